@@ -40,7 +40,8 @@ def interval_line(summary: Summary) -> Iterator[str]:
 
 def percentiles_table(summary: Summary) -> Table:
     """Return percentiles beside their intervals, a row for each time that the charts show."""
-    shown = table("Percentiles and their 95 % intervals, ms; ?: too few requests to say", *(text for name in SHOWN for text in (name, "from - to")))
+    title = "Percentiles and their 95 % intervals, ms; ?: too few requests to say"
+    shown = table(title, *(text for name in SHOWN for text in (name, "from - to")))
     labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
     labels |= {json_name(part): label_of(part, summary.correlation.breakdown) for part in TTFT_PARTS}
     labels["itl_ms"] = "gaps between chunks"
