@@ -28,6 +28,7 @@ from methodology.percentiles import times_in_order
 
 LABELS = "ABCDEF"
 STATISTICS = ("mean", "p50", "p90", "p99")
+TIMES = dict.fromkeys(("ttft_ms", *map(json_name, TTFT_PARTS), "tpot_ms", "itl_ms", "e2e_ms"), STATISTICS)
 LEAST_PART = 0.05  # of the change of the mean: less of a part is not named
 CAUTION = (
     "The intervals are about the requests of these runs alone: of means by Student's t, of percentiles by order "
@@ -81,8 +82,8 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
         yield from (Prose(f"! {run.label}: {line}", "yellow") for line in alerts(summary))
     first, *others = runs
     for other in others:
-        yield from (Prose(line, "bold") for line in _against(first, other))
-    yield Prose(_same_requests(runs))
+        yield from (Prose(line, "bold") for line in against(first, other))
+    yield Prose(same_requests(runs))
     yield Prose(CAUTION)
     for run in runs:
         trust = [] if run.summary.watch else [generator_verdict(run.summary.self_check)]
@@ -90,7 +91,7 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
         yield Prose(f"{run.label}: {' '.join(trust)}")
 
 
-def _against(first: Compared, other: Compared) -> Iterator[str]:
+def against(first: Compared, other: Compared) -> Iterator[str]:
     """Yield the change of the mean TTFT, what parts make of it, and that of its p99."""
     changes = {statistic: _change(first, other, "ttft_ms", statistic) for statistic in ("mean", "p99")}
     if changes["mean"] is None:
@@ -141,19 +142,21 @@ def _signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{ms(value)}"
 
 
-def difference_tables(runs: Sequence[Compared]) -> Iterator[Table]:
-    """Yield for each run but the first a table of its times beside the first's, with the intervals of differences."""
+def difference_tables(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[str]] = TIMES) -> Iterator[Table]:
+    """Yield for each run but the first a table of its times beside the first's, with the intervals of differences.
+
+    `shown_of` are the statistics to show of each time. Rows in bold are of intervals that do not hold zero.
+    """
     first, *others = runs
     labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS if name.endswith("_ms")}
     labels |= {json_name(part): label_of(part, first.summary.correlation.breakdown) for part in TTFT_PARTS}
     labels["itl_ms"] = "gaps between chunks"
-    names = ("ttft_ms", *map(json_name, TTFT_PARTS), "tpot_ms", "itl_ms", "e2e_ms")
     for other in others:
         head = (first.label, other.label, "difference", "from", "to")
         title = f"{other.label} against {first.label}, ms; 95 % intervals of differences, ?: too few requests to say"
         shown = table(title, *head)
-        for name in names:
-            for statistic in STATISTICS:
+        for name, statistics in shown_of.items():
+            for statistic in statistics:
                 before, after = first.ends(name, statistic), other.ends(name, statistic)
                 if before is None or after is None:
                     continue
@@ -205,7 +208,7 @@ def _settings(summary: Summary) -> Mapping[str, Any]:
     return versions | {name: value for name, value in summary.config.items() if name not in _METHOD}
 
 
-def _same_requests(runs: Sequence[Compared]) -> str:
+def same_requests(runs: Sequence[Compared]) -> str:
     sent = {run.summary.workload.requests_sha256 for run in runs}
     if None in sent:
         return "Whether the runs sent the same requests is not known."

@@ -116,7 +116,7 @@ def test_the_example_job_and_services_have_valid_commands():
     lines = [step["run"] for step in job["steps"] if "sidelight run" in step.get("run", "")]
     assert lines
     assert set(re.findall(r"--[a-z-]+", " ".join(lines))) <= known["run"]
-    (shown, _) = re.findall(r"```yaml\n(.+?)```", text("docs/how-to/gate-in-ci.md"), re.DOTALL)
+    (shown, *_) = re.findall(r"```yaml\n(.+?)```", text("docs/how-to/gate-in-ci.md"), re.DOTALL)
     assert [step for step in yaml.safe_load(shown) if step not in job["steps"]] == []
     watched = yaml.safe_load(text("examples/compose-watch.yaml"))["services"]
     composed = yaml.safe_load(text("dashboards/compose.yaml"))["services"]

@@ -11,6 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 
+from correlator.breakdown import TTFT_PARTS
+from exporter.comparison import (
+    CAUTION,
+    STATISTICS,
+    Compared,
+    against,
+    configuration_table,
+    difference_tables,
+    same_requests,
+)
 from exporter.report import without_controls
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.conclusion import conclusion
@@ -20,6 +30,7 @@ from exporter.report.load import overload, rate_lines
 from exporter.report.objectives import evidence
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
+from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult
 
@@ -27,22 +38,30 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 # GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.
 _MENTION = re.compile(r"([@#!]|\bGH-)(?=\w)", re.IGNORECASE)
 _APART = "\N{ZERO WIDTH SPACE}"
+# Of a change: all that is gated on, where it comes from, and the speed of a reply.
+CHANGES = {
+    "ttft_ms": STATISTICS,
+    **dict.fromkeys(map(json_name, TTFT_PARTS), ("mean",)),
+    **dict.fromkeys(("tpot_ms", "e2e_ms"), ("p50", "p99")),
+}
 _VERDICTS = {True: "met", False: "**missed**", None: "**not known**"}
 
 
-def as_markdown(summary: Summary) -> str:
-    """Return the page, ending in a newline."""
-    return "\n\n".join(filter(None, _blocks(without_controls(summary)))) + "\n"
+def as_markdown(summary: Summary, *, against_base: tuple[Compared, Compared] | None = None) -> str:
+    """Return the page, ending in a newline; with the change of the second of these runs, its own, against the first."""
+    return "\n\n".join(filter(None, _blocks(without_controls(summary), against_base))) + "\n"
 
 
-def _blocks(summary: Summary) -> Iterator[str]:
+def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) -> Iterator[str]:
     loaded = bool(summary.client.requests.sent)
     yield from (f"**{_escaped(line)}**" for line in (*damage_lines(summary.integrity), *overload(summary)))
     if summary.client.slo:
         yield from _objectives(summary.client.slo.objectives)
-    yield "\n".join(f"- {_escaped(alert)}" for alert in alerts(summary))
+    yield "\n".join(f"- ! {_escaped(alert)}" for alert in alerts(summary))
     if loaded:
         yield from map(_escaped, conclusion(summary))
+        if against_base:
+            yield from _change(*against_base)
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
@@ -58,10 +77,23 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
     yield _rows([("objective", "", "measured"), ("---", "---", "---"), *rows])
 
 
+def _change(base: Compared, run: Compared) -> Iterator[str]:
+    """Yield by how much the run's times differ from those of another, and what else does."""
+    yield f"**Change against run {_escaped(base.summary.run_id)}**"
+    doubts = (*damage_lines(base.summary.integrity), *overload(base.summary), *alerts(base.summary))
+    yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
+    yield _escaped(" ".join(against(base, run)))
+    yield _escaped(f"{same_requests((base, run))} {CAUTION}")
+    yield from map(_table, difference_tables((base, run), CHANGES))
+    yield _table(configuration_table((base, run)))
+
+
 def _table(table: Table) -> str:
     """Return a table with its title above; labels to the left, numbers to the right; "" of one without rows."""
     columns = shown_columns(table)
-    rows = list(zip(*([_escaped(plain(cell)) for cell in column.cells] for column in columns), strict=True))
+    cells = zip(*([_escaped(plain(cell)) for cell in column.cells] for column in columns), strict=True)
+    bold = [row.style == "bold" for row in table.rows]
+    rows = [[f"**{cell}**" for cell in row] if is_bold else row for row, is_bold in zip(cells, bold, strict=True)]
     if not rows:
         return ""
     head = [_escaped(plain(column.header)) for column in columns]

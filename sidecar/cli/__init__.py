@@ -240,7 +240,7 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
 
 
 @app.command(group=INSPECT)
-def report(
+def report(  # noqa: PLR0913  an argument is an option
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory; of several, one page is written.")],
     *others: Annotated[Path, Parameter(show=False)],
     formats: Formats = (),
@@ -252,6 +252,9 @@ def report(
     output: Annotated[
         Path | None, option(OUTPUT, "Where the page of several runs is written. Default: comparison.html.")
     ] = None,
+    base: Annotated[
+        Path | None, option(OUTPUT, "Say in report.md by how much the run differs from the one in this directory.")
+    ] = None,
     verbose: Verbose = False,
 ) -> int:
     """Derive the results of a run again from its directory, also of an interrupted or crashed run.
@@ -262,6 +265,10 @@ def report(
     stay as they are.
 
     sidelight report runs/before runs/after --output difference.html
+
+    For a pull request, its comment with the change against the main branch:
+
+    sidelight report run --base main-run
     """
     del verbose
     from sidecar.report import derive  # noqa: PLC0415  as above
@@ -272,7 +279,7 @@ def report(
     check_spans(spans)
     check_exports(exports)
     if others:
-        if as_json or trace_url or set(formats) - {"html"} or exports != ExportOptions():
+        if as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions():
             raise ConfigurationError("report: of several runs, only --formats html and --output can be given")
         from sidecar.report import comparison  # noqa: PLC0415  as above
 
@@ -281,6 +288,10 @@ def report(
     if output is not None:
         raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
     derived = derive.derive(run_directory, formats, trace_url=trace_url)
+    if base is not None:
+        from sidecar.report import comparison  # noqa: PLC0415  as above
+
+        comparison.write_change(derived, base)
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))
     else:

@@ -1,4 +1,4 @@
-"""Several runs beside each other: read, summarised and written as one page; their directories stay as they are."""
+"""Several runs beside each other, written as one page; or a run's change against a base, in its `report.md`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from rich.console import Group
 
+from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
 from exporter.html import as_comparison
-from exporter.html.data import Recorded
 from exporter.report import without_controls
 from rundir.columns import take
 from rundir.printable import printable
 from sidecar.directory import write_text
 from sidecar.errors import ConfigurationError
 from sidecar.progress import Terminal
-from sidecar.report.derive import evaluate, recorded
+from sidecar.report.derive import MARKDOWN, Derived, evaluate, recorded
 
 DEFAULT_OUTPUT = Path("comparison.html")
 
@@ -28,28 +28,41 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     nothing; CannotWrite.
     """
     _check(paths)
-    compared: list[Compared] = []
-    records: list[Recorded] = []
-    for label, path in zip(LABELS, paths, strict=False):
-        derived = evaluate(path)
-        run = derived.run
-        if not derived.summary.client.requests.sent:
-            raise ConfigurationError(f"{path}: no requests were measured in it, so there is nothing to compare")
-        rows = run.requests.phase == "measure"
-        compared.append(
-            Compared(
-                label=label,
-                name=printable(path.resolve().name),
-                summary=without_controls(derived.summary),
-                measured=take(run.requests, rows),
-                parts=take(derived.times.parts, rows),
-            )
-        )
-        records.append(recorded(derived))
-    write_text(output, as_comparison(compared, records))
+    read = [_evaluated(path) for path in paths]
+    compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
+    write_text(output, as_comparison(compared, [recorded(derived) for derived in read]))
     console = Terminal(highlight=False)
     console.print(Group(*comparison(compared)))
     console.print(f"\nWritten: {output}", soft_wrap=True)
+
+
+def write_change(derived: Derived, base: Path) -> None:
+    """Write `report.md` of a run with its change against another one, whose directory stays as it is.
+
+    Raises ConfigurationError where that is the run itself, or sent nothing; CannotWrite.
+    """
+    _check([base, derived.run.path])
+    pair = _compared("the base", _evaluated(base)), _compared("This run", derived)
+    write_text(derived.run.path / MARKDOWN, as_markdown(derived.summary, against_base=pair))
+
+
+def _evaluated(path: Path) -> Derived:
+    derived = evaluate(path)
+    if not derived.summary.client.requests.sent:
+        raise ConfigurationError(f"{path}: no requests were measured in it, so there is nothing to compare")
+    return derived
+
+
+def _compared(label: str, derived: Derived) -> Compared:
+    run = derived.run
+    rows = run.requests.phase == "measure"
+    return Compared(
+        label=label,
+        name=printable(run.path.resolve().name),
+        summary=without_controls(derived.summary),
+        measured=take(run.requests, rows),
+        parts=take(derived.times.parts, rows),
+    )
 
 
 def _check(paths: Sequence[Path]) -> None:

@@ -63,6 +63,7 @@ from sidecar.report.warnings import warnings
 from sidecar.report.watched import watched_traffic, watched_window
 
 SUMMARY = "summary.json"
+MARKDOWN = "report.md"
 OPENMETRICS = "openmetrics.txt"
 DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 # What evaluating raises where a manifest or a record says something that no run does.
@@ -71,7 +72,7 @@ _MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a s
 # Reports that are made of the summary alone: by format, their file and what writes them.
 REPORTS = {
     "text": ("report.txt", text.as_text),
-    "markdown": ("report.md", as_markdown),
+    "markdown": (MARKDOWN, as_markdown),
     "junit": ("junit.xml", as_junit),
 }
 UNTESTED = "no test of the draft was run; this is a plain measurement"

@@ -92,7 +92,7 @@ def test_the_comment_has_the_conclusion_the_objectives_and_the_tables():
         "| ttft\\_p90\\<1ms | **missed** | 24.0 ms over 4 requests |",
         "| ttft\\_p91\\<1ms | met | 24.0 ms over 4 requests |",
     ]
-    assert lines[7].startswith("- The load generator was slow")
+    assert lines[7].startswith("- ! The load generator was slow")
     assert lines[9].startswith("TTFT was 200 ms in the mean")
     assert "| queue | 150.0 | 150.0 | 150.0 | 75 % | engine spans |" in lines
     assert "█" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from processes import Ended
 
 from exporter.report.format import ms
 from sidecar.errors import ConfigurationError
-from sidecar.report.comparison import compare
+from sidecar.report.comparison import compare, write_change
 from sidecar.report.derive import evaluate
 
 NODE = shutil.which("node")
@@ -132,3 +133,40 @@ def test_what_cannot_be_compared_is_refused(runs: tuple[Path, Path], sidelight: 
     assert not page.exists()
     ended = sidelight("report", *runs, "--json")
     assert (ended.code, "of several runs" in ended.err) == (2, True)
+
+
+def test_a_comment_says_the_change_against_a_base(
+    runs: tuple[Path, Path], sidelight: Callable[..., Ended], tmp_path: Path
+):
+    """Between the conclusion and the run's own tables. Neither the run itself nor an empty folder can be a base."""
+    base, run = runs
+    before = files_of(base)
+    ended = sidelight("report", run, "--base", base)
+    assert (ended.code, before) == (0, files_of(base)), ended.err
+    comment = (run / "report.md").read_text(encoding="utf-8")
+    base_id = evaluate(base).summary.run_id
+    order = [
+        f"**Change against run {base_id}**",
+        "This run against the base: the mean TTFT is ",
+        "All runs sent the same",
+    ]
+    places = [
+        comment.index(text) for text in (*order, "| TTFT, p99 |", "**What differs in the", "**Where the TTFT went")
+    ]
+    assert places == sorted(places)
+    assert "- ! In the base: Gaps between chunks may be wrong by up to 19.4 ms" in comment
+    for wrong, reason in ((run, "is named twice"), (tmp_path, "no manifest.json here")):
+        with pytest.raises(ConfigurationError, match=reason):
+            write_change(evaluate(run), wrong)
+
+
+def test_a_difference_that_is_no_chance_is_bold(tmp_path: Path):
+    """In the comment, as in the page: its interval does not hold zero."""
+    base, run = copied("two_engines", tmp_path / "base"), copied("vllm_plain", tmp_path / "run")
+    write_change(evaluate(run), base)
+    comment = (run / "report.md").read_text(encoding="utf-8")
+    differences = comment[comment.index("**This run against") : comment.index("**What differs in")]
+    rows = [[cell.strip(" *") for cell in line.split("|")] for line in differences.splitlines()[4:] if line]
+    no_chance = [row[1] for row in rows if "?" not in row and row[5][0] == row[6][0]]
+    assert no_chance == ["TTFT, mean", "outside the engine, mean", "prefill, mean"]
+    assert no_chance == re.findall(r"^\| \*\*(.+?)\*\*", differences, re.MULTILINE)
