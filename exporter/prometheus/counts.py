@@ -25,7 +25,15 @@ from correlator.breakdown import (
 from correlator.estimate.table import QUALITIES
 from correlator.gateways import FIRST_OUTPUT, GatewayPart
 from correlator.requests import RequestColumns
-from exporter.prometheus.snapshot import LATENCY_BOUNDS_S, Cumulative, PartCounts, add, bucketize, traced
+from exporter.prometheus.snapshot import (
+    E2E_PART_BOUNDS_S,
+    PART_BOUNDS_S,
+    Cumulative,
+    PartCounts,
+    add,
+    bucketize,
+    traced,
+)
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
@@ -37,10 +45,10 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     """Return the counts of no requests: series of these sources are there from the start, so that Prometheus sees
     their first rise; those of others come with their first request.
     """
-    empty, sources = bucketize([], LATENCY_BOUNDS_S), tuple(sources)
+    empty, of_whole, sources = bucketize([], PART_BOUNDS_S), bucketize([], E2E_PART_BOUNDS_S), tuple(sources)
     return PartCounts(
         ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
-        e2e={(part.name, source): empty for part in E2E_PARTS for source in sources},
+        e2e={(part.name, source): of_whole for part in E2E_PARTS for source in sources},
         inner={(part.name, source): empty for part in INNER for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
@@ -66,10 +74,11 @@ def counted(
     ended = (whole.source != "none") & np.isfinite(whole.e2e_s)
     source = np.where(parts.covered, parts.source, np.where(ended, whole.source, SOURCES[-1]))
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
+    of_ttft, of_e2e = np.where(parts.covered, parts.source, ""), np.where(ended, whole.source, "")
     return PartCounts(
-        ttft=_observed(before.ttft, TTFT_PARTS, parts, np.where(parts.covered, parts.source, ""), requests),
-        e2e=_observed(before.e2e, E2E_PARTS, whole, np.where(ended, whole.source, "")),
-        inner=_observed(before.inner, INNER, whole, np.where(ended, whole.source, "")),
+        ttft=_observed(before.ttft, TTFT_PARTS, parts, of_ttft, PART_BOUNDS_S, requests),
+        e2e=_observed(before.e2e, E2E_PARTS, whole, of_e2e, E2E_PART_BOUNDS_S),
+        inner=_observed(before.inner, INNER, whole, of_e2e, PART_BOUNDS_S),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
         gateways=_more(before.gateways, map(_first_output, parts.gateways[source != SOURCES[-1]].tolist())),
@@ -82,6 +91,7 @@ def _observed(
     kinds: Sequence[Part],
     parts: Parts,
     source: npt.NDArray[np.str_] | Texts,
+    bounds_s: tuple[float, ...],
     requests: RequestColumns | None = None,
 ) -> dict[tuple[str, str], Cumulative]:
     after = dict(before)
@@ -91,9 +101,9 @@ def _observed(
             # Stamps are late by a little: a sum on the page must not fall for that.
             values_s = np.maximum(part.of(parts)[rows], 0.0)
             if requests is None:
-                new = bucketize(values_s, LATENCY_BOUNDS_S)
+                new = bucketize(values_s, bounds_s)
             else:
-                new = traced(values_s, LATENCY_BOUNDS_S, requests.trace_id[rows], requests.first_token_ns[rows])
+                new = traced(values_s, bounds_s, requests.trace_id[rows], requests.first_token_ns[rows])
             key = (part.name, name)
             after[key] = add(after[key], new) if key in after else new
     return after

@@ -335,7 +335,8 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         yield GaugeMetricFamily("sidelight_breakdown_pending", what, value=counts.pending)
     what = "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
     what += "other, gateway_request of gateway, before it called the next server."
-    yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), counts.inner.items())
+    inner = {key: histogram for key, histogram in counts.inner.items() if any(histogram.counts)}
+    yield _histograms("sidelight_inner_part_seconds", what, ("part", "source"), inner.items())
     for name, what, label, numbers in (
         ("sidelight_requests", "Requests by where their breakdown is from.", "source", counts.requests),
         ("sidelight_breakdown_quality", "Requests by how good their breakdown is.", "quality", counts.quality),

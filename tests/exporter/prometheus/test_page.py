@@ -8,6 +8,8 @@ import shutil
 import socket
 import subprocess
 import time
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 
 import aiohttp
@@ -21,11 +23,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import BOUND_S
 
-from exporter.prometheus.page import LivePage
+from correlator.live.reasons import REASONS
+from exporter.prometheus.counts import nothing_counted
+from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import (
+    E2E_PART_BOUNDS_S,
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
+    PART_BOUNDS_S,
     TOKEN_BOUNDS_S,
     ClientCounts,
     Cumulative,
@@ -141,6 +147,42 @@ def test_names_and_labels_are_the_contract() -> None:
         if not name.endswith(("_sum", "_count"))
     }
     assert exposed == CONTRACT
+
+
+def test_latencies_have_ten_buckets_a_decade_and_those_of_objectives() -> None:
+    """Where they lie; neighbours differ by a third at most, so that a percentile of buckets is never far off."""
+    for bounds_s, low_s, high_s in ((LATENCY_BOUNDS_S, 0.01, 100.0), (TOKEN_BOUNDS_S, 0.001, 1.0)):
+        assert {low_s, 0.05, 0.1, 0.25, 0.5, 0.75, high_s} <= set(bounds_s)
+        inside = [bound for bound in bounds_s if low_s <= bound <= high_s]
+        assert len(inside) == 1 + 10 * round(math.log10(high_s / low_s))
+        assert all(after <= before * 4 / 3 + 1e-12 for before, after in pairwise(inside))
+    assert (1.0, 2.5, 5.0, 10.0) == tuple(bound for bound in (1.0, 2.5, 5.0, 10.0) if bound in LATENCY_BOUNDS_S)
+
+
+def test_a_page_has_at_most_1500_series() -> None:
+    """Of a run with four engines of as many buckets as vLLM's, spans, estimates and objectives; and of such a watch."""
+    known = snapshots.snapshot(3)
+    engine_s = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, *map(float, range(5, 20)))  # 22 bounds, as vLLM has them
+    histograms = {name: snapshots.observed(1, 1.0, engine_s) for name in ENGINE_HISTOGRAMS}
+    bounds = ("estimate", "low", "high")
+    levels = ("0.5", "0.9", "0.95", "0.99")
+    quantiles = dict.fromkeys(product(ENGINE_HISTOGRAMS, levels, bounds), 1.0)
+    engines = tuple(
+        replace(known.engines[0], endpoint=f"http://{host}/metrics", histograms=histograms, quantiles=quantiles)
+        for host in "abcd"
+    )
+    parts = replace(
+        nothing_counted(sources=("trace", "histogram")),
+        inner={("engine_frontend", "trace"): bucketize([1.0], PART_BOUNDS_S)},
+        pending=1,
+    )
+    run = replace(known, engines=engines, parts=parts, watch=None)
+    assert known.client is not None
+    client = ClientCounts(requests=known.client.requests, ttft=known.client.ttft, e2e=known.client.e2e)
+    missing = dict.fromkeys(REASONS, 1)
+    watch = replace(known, engines=engines, parts=replace(parts, missing=missing), client=client, generator=None)
+    sizes = [len(samples_of(page_of(snapshot))) for snapshot in (run, watch)]
+    assert max(sizes) <= 1500, sizes
 
 
 def test_promtool_accepts_the_page() -> None:
@@ -298,10 +340,12 @@ def test_different_bounds_do_not_add() -> None:
         add(bucketize([], (1.0,)), bucketize([], (2.0,)))
 
 
-@pytest.mark.parametrize("bounds_s", [LATENCY_BOUNDS_S, TOKEN_BOUNDS_S, LATENESS_BOUNDS_S])
+@pytest.mark.parametrize(
+    "bounds_s", [LATENCY_BOUNDS_S, TOKEN_BOUNDS_S, LATENESS_BOUNDS_S, PART_BOUNDS_S, E2E_PART_BOUNDS_S]
+)
 def test_standard_bounds_make_histograms(bounds_s: tuple[float, ...]) -> None:
-    """The standard bounds ascend, are finite and few enough to be scraped each second."""
-    assert len(bucketize([], bounds_s).counts) <= 25
+    """The standard bounds ascend and are finite; how many series they make has a test above."""
+    assert all(low_s < high_s for low_s, high_s in pairwise((0.0, *bounds_s, math.inf)))
 
 
 def test_the_latest_request_of_a_bucket_is_its_exemplar() -> None:
