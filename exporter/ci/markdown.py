@@ -83,7 +83,7 @@ def _change(base: Compared, run: Compared) -> Iterator[str]:
     doubts = (*damage_lines(base.summary.integrity), *overload(base.summary), *alerts(base.summary))
     yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
     yield _escaped(" ".join(against(base, run)))
-    yield _escaped(f"{same_requests((base, run))} {CAUTION}")
+    yield _escaped(f"{same_requests((base, run))} In bold: the interval does not hold zero. {CAUTION}")
     yield from map(_table, difference_tables((base, run), CHANGES))
     yield _table(configuration_table((base, run)))
 
