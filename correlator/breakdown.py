@@ -25,12 +25,14 @@ from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from rundir.columns import Bools, Floats, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")
+ROUNDING = 1e-12  # of a whole: what is left of it by floating point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One part of a request's time: its name in metrics and files, and what people read.
 
+    label       where nothing is known of gateways; with a breakdown at hand, `summary.breakdown.label_of` says more
     column      of `Parts`, without its unit; the name where nothing else is stated
     within      the name of the part that holds it; "" of those that add up to the whole
     error       the column of `Attribution` whose standard error is that of its estimate, "" for none; `clocks` for that
@@ -45,14 +47,22 @@ class Part:
     error: str = ""
     by_client: bool = False
 
+    @property
+    def words(self) -> str:
+        """Return its name as `merged` and the names of spans have it."""
+        return self.name.replace("_", " ")
+
     def of(self, parts: Parts) -> Floats:
         """Return this part of each request [n], s."""
         values: Floats = getattr(parts, f"{self.column or self.name}_s")
         return values
 
 
+# What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
+OUTSIDE_ENGINE = "outside the engine"
+NETWORK = "network"
 _BEFORE_TOKEN = (
-    Part(name="network", label="network", error="network"),
+    Part(name=NETWORK, label=OUTSIDE_ENGINE, error="network"),
     Part(name="gateway", label="gateway", error="network"),
     Part(name="queue", label="queue", error="queue"),
     Part(name="prefill", label="prefill", error="prefill"),
@@ -65,7 +75,7 @@ E2E_PARTS = (
     DECODE,
     Part(name="other", label="other", column="e2e_other", error="engine_frontend"),
 )
-ENGINE_FRONTEND = Part(name="engine_frontend", label="engine frontend", within="other", error="engine_frontend")
+ENGINE_FRONTEND = Part(name="engine_frontend", label="API server", within="other", error="engine_frontend")
 SCHEDULER_INTAKE = Part(name="scheduler_intake", label="scheduler intake", within="other")
 GATEWAY_REQUEST = Part(name="gateway_request", label="before its call", within="gateway")
 # The most that gateways can have taken, where the first output of the outermost is not known.
@@ -81,11 +91,10 @@ INNER_PARTS = (
     SCHEDULER_INTAKE,
     Part(name="blank_output", label="blank output", within="other", by_client=True),
 )
-# What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
-OUTSIDE_ENGINE = "outside the engine"
-NETWORK = "network"
 # Before the TTFT begins.
 SEND = Part(name="send", label="send", by_client=True)
+# What people read for a part by its name.
+LABELS = {part.name: part.label for part in (*E2E_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +119,8 @@ class Parts:
                             scheduler_intake_s (from its API process to its scheduler, before the queue; NaN: in
                             engine_frontend_s), blank_output_s (first output to first token that is not blank), and
                             what `merged` names
-    decode_s                first to last token by the engine
+    decode_s                first to last token by the engine, else by the client
+    decode_source           whose decode_s is, one of SOURCES, or client
     e2e_other_s             the rest of e2e_s, decode_s taken out too: of other_s what was not decoding, and how much
                             longer than the engine's first token its last was on the way
     error_s                 standard error of the least certain part; 0 exact, NaN without a source
@@ -146,6 +156,7 @@ class Parts:
     e2e_other_s: Floats
     error_s: Floats
     source: Texts
+    decode_source: Texts
     merged: Texts
     reason: Texts
     quality: Texts
@@ -206,8 +217,9 @@ def break_down(
     wait_s = span_s(requests.submit_ns, output_ns)
     engine = _engine_times(joined, attribution, wait_s, e2e_s)
     passed = _gateways(gateways, joined, engine, wait_s, known)
-    network_s = engine.outside_s - np.nan_to_num(passed.gateway_s)
+    network_s = _cleared(engine.outside_s - np.nan_to_num(passed.gateway_s), e2e_s)
     before_s = _sum(network_s, passed.gateway_s, engine.queue_s, engine.prefill_s)
+    decode_s, decode_source = _decode(requests, joined.decode_s, source := _sources(joined, known))
     # What took less than the round trip, by an estimate or a late stamp, was a shorter one.
     trip_s = unknown_s if round_trip_s is None else np.minimum(round_trip_s, np.maximum(network_s, 0.0))
     parts = Parts(
@@ -223,11 +235,12 @@ def break_down(
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
         **{name: column for name, column in engine._asdict().items() if name != "outside_s"},
         blank_output_s=span_s(output_ns, requests.first_token_ns),
-        decode_s=joined.decode_s,
-        other_s=np.where(known, ttft_s - before_s, np.nan),
-        e2e_other_s=np.where(known, e2e_s - _sum(before_s, joined.decode_s), np.nan),
+        decode_s=decode_s,
+        other_s=np.where(known, _cleared(ttft_s - before_s, ttft_s), np.nan),
+        e2e_other_s=np.where(known, _cleared(e2e_s - _sum(before_s, decode_s), e2e_s), np.nan),
         error_s=_errors_s(exact, attribution),
-        source=_sources(joined, known),
+        source=source,
+        decode_source=decode_source,
         merged=_merged(known & np.isfinite(ttft_s), network_s, engine),
         reason=_reasons(exact, known, joined, attribution),
         quality=np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality).astype(np.object_),
@@ -266,11 +279,21 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     frontend_s = np.where(exact, frontend_s - np.nan_to_num(intake_s), attribution.engine_frontend_s)
     return _EngineTimes(
         outside_s=outside_s,
-        engine_frontend_s=np.where(np.isnan(outside_s), np.nan, frontend_s),
+        engine_frontend_s=np.where(np.isnan(outside_s), np.nan, _cleared(frontend_s, wait_s)),
         scheduler_intake_s=intake_s,
         queue_s=np.where(exact, joined.queue_s, attribution.queue_s),
         prefill_s=np.where(exact, joined.prefill_s, attribution.prefill_s),
     )
+
+
+def _decode(requests: RequestColumns, engine_s: Floats, source: Texts) -> tuple[Floats, Texts]:
+    """Return from the first to the last token, and who measured it: the client where no source of a request does."""
+    client_s = np.where(
+        source == "none", np.nan, e2e_ns(requests.first_token_ns, requests.last_token_ns, requests.end_ns) / 1e9
+    )
+    decode_s = np.where(np.isnan(engine_s), client_s, engine_s)
+    whose = np.where(np.isnan(engine_s), "client", source)
+    return decode_s, np.where(np.isnan(decode_s), "none", whose).astype(np.object_)
 
 
 def _gateways(
@@ -332,7 +355,7 @@ def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
 
 def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
     """Name what other_s holds because no source tells it apart."""
-    labels = ("network", "queue", "prefill", ENGINE_FRONTEND.label)
+    labels = (NETWORK, "queue", "prefill", ENGINE_FRONTEND.words)
     columns_s = (network_s, engine.queue_s, engine.prefill_s, engine.engine_frontend_s)
     unknown = np.isnan(np.column_stack(columns_s)) & rows[:, None]
     patterns, place = np.unique(unknown, axis=0, return_inverse=True)
@@ -350,6 +373,11 @@ def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attributio
     neither = np.array([why if guess == NO_FIRST else f"{guess}; {why}" for guess, why in both], dtype=np.object_)
     estimated = np.where(attribution.reason != "", attribution.reason, joined.reason)
     return np.where(exact, joined.reason, np.where(known, estimated, neither))
+
+
+def _cleared(left_s: Floats, whole_s: Floats) -> Floats:
+    """Return what is left of a whole, nothing where it is what rounding leaves."""
+    return np.where(np.abs(left_s) <= ROUNDING * np.abs(whole_s), 0.0, left_s)
 
 
 def _sum(*parts_s: Floats) -> Floats:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, SCHEDULER_INTAKE, TTFT_PARTS
+from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, LABELS, NETWORK, SCHEDULER_INTAKE, TTFT_PARTS
 
 Kind = Literal["tile", "lines", "stack", "heatmap", "table", "bars"]
 Steps = tuple[tuple[float | None, str], ...]
 
 # What people read for a part, in every panel, and its colour there; a part that a dashboard shows has one.
-NAMES = {part.name: part.label for part in (*E2E_PARTS, ENGINE_FRONTEND, SCHEDULER_INTAKE)} | {NETWORK: OUTSIDE_ENGINE}
+NAMES = LABELS
 PART_COLOURS = {
     NETWORK: "blue",
     "gateway": "light-blue",

@@ -103,6 +103,7 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         **{name: _real(1e3 * part.of(parts)) for name, part in PARTS.items()},
         "gateways": pa.array([[_gateway(part) for part in row] for row in parts.gateways], pa.list_(GATEWAY)),
         "breakdown_source": pa.array(parts.source, pa.string()),
+        "decode_source": pa.array(parts.decode_source, pa.string()),
         "breakdown_error_ms": _real(1e3 * parts.error_s),
         "breakdown_quality": pa.array(parts.quality, pa.string()),
         "breakdown_merged": _texts(parts.merged),

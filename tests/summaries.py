@@ -91,7 +91,15 @@ def parts(source: str = "trace", *, ttft_ms: float = 200.0, merged: str = "", re
         f"{name[:-3]}_s": np.full(SIZE, value / 1e3) for name, value in {**client, **server, "error_ms": error}.items()
     }
     quality = {"histogram": "shared", "none": "none"}.get(source, "exact")
-    texts = {"source": source, "merged": merged, "reason": reason, "quality": quality, "engine_span_id": ""}
+    decode_source = "trace" if source == "trace" else "none"
+    texts = {
+        "source": source,
+        "decode_source": decode_source,
+        "merged": merged,
+        "reason": reason,
+        "quality": quality,
+        "engine_span_id": "",
+    }
     columns: dict[str, npt.NDArray[Any]] = {}
     for name in Parts.__dataclass_fields__:
         if name in texts:

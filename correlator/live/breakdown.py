@@ -69,6 +69,7 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
     _discard(parts, inconsistent)
     _discard(whole, inconsistent)
+    whole = _with_decode(whole, parts)
     reason = _reasons(requests, parts, joined, inconsistent)
     return Ended(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
 
@@ -80,6 +81,17 @@ def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> E
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
     reason = np.where(parts.covered, "", why).astype(np.object_)
     return Ended(requests=requests, attribution=attribution, parts=parts, whole=parts, reason=reason)
+
+
+def _with_decode(whole: Parts, parts: Parts) -> Parts:
+    """Return the parts of the whole time with the clients' decode in place of what no engine's span says."""
+    rows = (whole.source != "none") & (parts.decode_source == "client")
+    return replace(
+        whole,
+        decode_s=np.where(rows, parts.decode_s, whole.decode_s),
+        decode_source=np.where(rows, "client", whole.decode_source).astype(np.object_),
+        e2e_other_s=whole.e2e_other_s - np.where(rows, parts.decode_s, 0.0),
+    )
 
 
 def _inconsistent(parts: Parts, other_s: Floats) -> Bools:

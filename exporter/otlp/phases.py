@@ -42,6 +42,8 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
         yield from _server_phases(parts, place, submit_ns=submit_ns, output_ns=output_ns)
     if 0 <= output_ns < token_ns:
         yield Phase(name="blank output", start_ns=output_ns, end_ns=token_ns, source="client", placed="client's stamps")
+    if parts.decode_source[place] == "client":
+        yield from _laid([("decode", parts.decode_s[place])], token_ns, "client", "client's stamps")
 
 
 def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
@@ -55,8 +57,8 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     inside = [
         ("gateway", parts.gateway_s[place]),
         (parts.merged[place], _merged_s(parts, place)),
-        (ENGINE_FRONTEND.label, parts.engine_frontend_s[place]),
-        (SCHEDULER_INTAKE.label, parts.scheduler_intake_s[place]),
+        (ENGINE_FRONTEND.words, parts.engine_frontend_s[place]),
+        (SCHEDULER_INTAKE.words, parts.scheduler_intake_s[place]),
         ("queue", parts.queue_s[place]),
         ("prefill", parts.prefill_s[place]),
     ]
@@ -67,7 +69,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
     if stamped and output_ns >= 0:
         yield from _laid([(_LABELS["response_network"], response_s)], output_ns - _ns(response_s), source, placed)
     decode_ns = engine_ns if stamped else output_ns if output_ns >= 0 else inner[-1].end_ns if inner else -1
-    if decode_ns >= 0:
+    if decode_ns >= 0 and parts.decode_source[place] != "client":
         yield from _laid([("decode", parts.decode_s[place])], decode_ns, source, placed)
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
 from correlator.breakdown import (
+    DECODE,
     E2E_PARTS,
     GATEWAY_AT_MOST,
     GATEWAY_REQUEST,
@@ -112,7 +113,10 @@ class E2eBreakdown(Struct, frozen=True, kw_only=True):
     gateway_ms: Annotated[E2ePart, doc("In a gateway whose span was joined.", "ms")]
     queue_ms: Annotated[E2ePart, doc("Wait in the engine's queue.", "ms")]
     prefill_ms: Annotated[E2ePart, doc("First scheduling to first token.", "ms")]
-    decode_ms: Annotated[E2ePart, doc("First to last token, by the engine.", "ms")]
+    decode_ms: Annotated[
+        E2ePart,
+        doc("First to last token, by the engine; by the client where no source of the request states it.", "ms"),
+    ]
     other_ms: Annotated[
         E2ePart, doc("The rest; below 0 where the first token took longer to arrive than the last.", "ms")
     ]
@@ -332,6 +336,8 @@ def _sources(parts: Parts, part: Part) -> Texts:
     """Return each request's source of a part; what a gateway took before its call, its own spans state."""
     if part.name == GATEWAY_REQUEST.name:
         return np.full(len(parts), "trace", dtype=np.object_)
+    if part.name == DECODE.name:
+        return parts.decode_source
     if part.name == "gateway":
         return np.where(np.isfinite(parts.gateway_at_most_s), "trace", parts.source).astype(np.object_)
     return parts.source

@@ -133,7 +133,7 @@ def places(shares: Mapping[str, float | None], merged: Mapping[str, int], reques
 
 def in_words(merged: str) -> str:
     """Return what stands merged in a part, in words that need no glossary."""
-    return merged.replace(ENGINE_FRONTEND.label, "the API server")
+    return merged.replace(ENGINE_FRONTEND.words, f"the {ENGINE_FRONTEND.label}")
 
 
 def percent(ratio: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from correlator.breakdown import NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Parts
+from correlator.breakdown import NETWORK, TTFT_PARTS, Parts
 from correlator.gateways import FirstBy, GatewayPart, GatewaySpan
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
@@ -77,7 +77,7 @@ def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None, around: Surround
 def _parts(parts: Parts) -> Iterator[Line]:
     """Give the parts of this request's TTFT."""
     is_apart = not math.isnan(parts.gateway_s[0])
-    labels = {part: OUTSIDE_ENGINE if part.label == NETWORK and not is_apart else part.label for part in TTFT_PARTS}
+    labels = {part: NETWORK if part.name == NETWORK and is_apart else part.label for part in TTFT_PARTS}
     known = [(label, float(part.of(parts)[0])) for part, label in labels.items()]
     said = ", ".join(f"{label} {_ms(part_s)}" for label, part_s in known if not math.isnan(part_s))
     if said:

@@ -192,6 +192,25 @@ def test_a_span_gives_every_part():
     assert 0.0005 == parts.network_split_error_s[0]
 
 
+def test_what_rounding_leaves_of_a_whole_is_nothing():
+    """0.3 - 0.1 - 0.2 is not 0 in floating point: no view shows a part of 3e-17 s."""
+    row = {**SPAN, "queue_s": 0.1, "prefill_s": 0.2, "ttft_s": 0.3}
+    parts = break_down(requests({"first_output": 300.0, "first_token": 300.0}), joined(row), nothing(1, ""))
+
+    assert [0.0, 0.0, 0.0] == [parts.network_s[0], parts.engine_frontend_s[0], parts.other_s[0]]
+
+
+def test_decoding_is_the_clients_where_no_source_says_it():
+    """First to last token, which would be in other; not of a reply in one piece, nor where nothing else is known."""
+    silent, whole = {**SPAN, "decode_s": np.nan}, dict.fromkeys(("first_output", "first_token", "last_token"), -10.0)
+    parts = break_down(requests({}, {}, whole, {}), joined(SPAN, silent, silent, {}), nothing(4, ""))
+
+    assert ["trace", "client", "none", "none"] == parts.decode_source.tolist()
+    assert seconds(0.395, 0.4) == parts.decode_s[:2].tolist()
+    assert seconds(0.025, 0.02) == parts.e2e_other_s[:2].tolist()
+    assert np.isnan(parts.decode_s[2:]).all()
+
+
 def test_blank_output_is_a_part_of_other():
     """The engine spoke at 100 ms, but nothing that shows before 130."""
     parts = break_down(requests({"first_token": 130.0}), joined(SPAN), nothing(1, ""))

@@ -23,7 +23,7 @@ SOURCES = {
 }
 GATEWAY_SPANS = "gateway's spans"
 LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
-FRONTEND = "API server: tokenise, wait, output"
+FRONTEND = f"{ENGINE_FRONTEND.label}: tokenise, wait, output"
 
 
 def breakdown_table(

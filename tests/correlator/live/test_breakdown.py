@@ -63,6 +63,16 @@ def test_the_whole_is_broken_down_beside_the_ttft():
     )
 
 
+def test_decoding_is_the_clients_where_no_engine_says_it():
+    """From its first token to the end of its span, 700 ms; the parts add up to the whole all the same."""
+    silent = engine()
+    del silent.attributes[next(n for n, pair in enumerate(silent.attributes) if pair.key.endswith("model_decode"))]
+    whole = ended(call(first_ms=300, end_ms=1000), silent).whole
+    assert ("client", 700.0) == (whole.decode_source[0], pytest.approx(1e3 * whole.decode_s[0]))
+    inside_s = whole.queue_s + whole.prefill_s + whole.decode_s + whole.e2e_other_s
+    assert float(whole.e2e_s[0]) == pytest.approx(float((whole.network_s + inside_s)[0]))
+
+
 def test_a_gateway_without_a_first_token_is_not_separated_from_the_network():
     """What it took of the TTFT is not what it took of the whole."""
     table = ended(call(first_ms=300), gateway("gateway", "client"), engine(parent="gateway"))

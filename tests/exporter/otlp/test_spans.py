@@ -67,7 +67,7 @@ def parts_of(*rows: dict[str, Any]) -> Parts:
     columns: dict[str, Any] = {}
     for column in fields(Parts):
         default, kind = {"Floats": (np.nan, np.float64), "Ints": (-1, np.int64)}.get(
-            str(column.type), ("none" if column.name == "source" else "", np.object_)
+            str(column.type), ("none" if column.name.endswith("source") else "", np.object_)
         )
         name = f"{column.name[:-2]}_ms" if kind is np.float64 else column.name
         values = np.array([row.get(name, default) for row in rows], dtype=kind)
@@ -232,6 +232,14 @@ def test_phases_without_stamps_follow_each_other():
     assert ("histogram", "tight", 1.5) == tuple(
         attributes[f"sidelight.{name}"] for name in ("source", "quality", "error_ms")
     )
+
+
+def test_decoding_that_only_the_client_measured_is_by_its_stamps():
+    """From the first token that is not blank: the engine's own time of it is not known."""
+    row = {**TRACED, "decode_source": "client", "decode_ms": 115.0}
+    shown = laid(spans(source_of((REQUEST, row)), 0))
+    assert ("decode", 175, 290, "client", "client's stamps") == shown[-1]
+    assert 1 == sum(name == "decode" for name, *_ in shown)
 
 
 @pytest.mark.parametrize("source", ["trace", "response"])
