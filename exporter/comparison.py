@@ -65,12 +65,12 @@ class Compared:
 
 
 def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
-    """Yield the answer, what differs between the runs, and how far each is to be trusted."""
+    """Yield the answer, what the runs were and differ in, and by how much their times differ."""
     yield from answer(runs)
     yield Text("")
-    yield from difference_tables(runs)
     yield runs_table(runs)
     yield configuration_table(runs)
+    yield from difference_tables(runs)
 
 
 def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
@@ -82,22 +82,24 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
         yield from (Prose(f"! {run.label}: {line}", "yellow") for line in alerts(summary))
     first, *others = runs
     for other in others:
-        yield from (Prose(line, "bold") for line in against(first, other))
+        yield Prose(" ".join(against(first, other)), "bold")
     yield Prose(same_requests(runs))
     yield Prose(CAUTION)
     for run in runs:
         trust = [] if run.summary.watch else [generator_verdict(run.summary.self_check)]
         trust += [sustained(run.summary)] if run.summary.methodology.stability.verdict else []
-        yield Prose(f"{run.label}: {' '.join(trust)}")
+        if trust:
+            yield Prose(f"{run.label}: {' '.join(trust)}")
 
 
 def against(first: Compared, other: Compared) -> Iterator[str]:
     """Yield the change of the mean TTFT, what parts make of it, and that of its p99."""
-    changes = {statistic: _change(first, other, "ttft_ms", statistic) for statistic in ("mean", "p99")}
-    if changes["mean"] is None:
-        yield f"{other.label} against {first.label}: no TTFT in {' and '.join(_without_ttft(first, other))}."
+    mean_change, p99_change = (_change(first, other, "ttft_ms", statistic) for statistic in ("mean", "p99"))
+    if mean_change is None:
+        without = " and ".join(run.label for run in (first, other) if run.ends("ttft_ms", "mean") is None)
+        yield f"{other.label} against {first.label}: no TTFT is known of {without}."
         return
-    yield f"{other.label} against {first.label}: the mean TTFT is {changes['mean']}."
+    yield f"{other.label} against {first.label}: the mean TTFT is {mean_change}."
     parts = [
         (end[0], label_of(part, other.summary.correlation.breakdown))
         for part in TTFT_PARTS
@@ -106,13 +108,10 @@ def against(first: Compared, other: Compared) -> Iterator[str]:
     largest = max((abs(change) for change, _ in parts), default=0.0)
     named = sorted((part for part in parts if abs(part[0]) >= LEAST_PART * largest > 0), key=lambda part: -abs(part[0]))
     if named:
-        yield f"By part: {', '.join(f'{label} {_moved(change)}' for change, label in named)}."
-    if changes["p99"]:
-        yield f"Its p99 is {changes['p99']}."
-
-
-def _without_ttft(*runs: Compared) -> list[str]:
-    return [run.label for run in runs if run.ends("ttft_ms", "mean") is None]
+        some = any(run.summary.correlation.coverage.none for run in (first, other))
+        whose = ", over the requests with a breakdown" if some else ""
+        yield f"By part{whose}: {', '.join(f'{label} {_moved(change)}' for change, label in named)}."
+    yield f"The p99 is {p99_change}."
 
 
 def _change(first: Compared, other: Compared, name: str, statistic: str) -> str | None:
@@ -209,6 +208,7 @@ def _settings(summary: Summary) -> Mapping[str, Any]:
 
 
 def same_requests(runs: Sequence[Compared]) -> str:
+    """Say whether the runs sent the same requests."""
     sent = {run.summary.workload.requests_sha256 for run in runs}
     if None in sent:
         return "Whether the runs sent the same requests is not known."

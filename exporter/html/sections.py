@@ -60,12 +60,12 @@ def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
     yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>"
     yield _section("answer", "", answer(runs))
+    yield _section("about", "Runs", [runs_table(runs), configuration_table(runs)])
     yield _section("differences", "Differences", [*difference_tables(runs)])
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
     yield _section("time", "Over time, each run from its own start", behind=("By time", behind))
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), percentiles_table(run.summary))]
     yield _section("spread", "How times are spread", behind=("Percentiles", behind))
-    yield _section("about", "Runs", [runs_table(runs), configuration_table(runs)])
 
 
 def _answer(summary: Summary) -> Iterator[RenderableType]:
