@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,27 @@ class EngineView:
             self.first = counts
         self.handled = handled
         return replace(counts, own_s=_own_s(counts, self.first))
+
+
+def stated(views: Sequence[EngineView], version: str) -> tuple[EngineCounts, ...]:
+    """Return what pages show; the leading engine has the version that it said elsewhere, as in the report."""
+    leading = _leading(views)
+    return tuple(
+        replace(view.counts, version=version)
+        if version and leading is not None and view.counts.engine == leading.name
+        else view.counts
+        for view in views
+    )
+
+
+def about_engine(views: Sequence[EngineView], version: str) -> dict[str, str]:
+    """Return the name of the leading engine and its version, by label."""
+    leading = _leading(views)
+    return {} if leading is None else {"engine": leading.name, "version": version or leading.version or ""}
+
+
+def _leading(views: Sequence[EngineView]) -> Engine | None:
+    return engines.leading_engine((view.known.engine, view.known.sources) for view in views if view.known.engine)
 
 
 def known_of(layout: tuple[Series, ...]) -> Known:

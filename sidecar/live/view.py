@@ -26,7 +26,7 @@ from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
 from sidecar.directory import News, RunLogs
 from sidecar.directory.failures import ErrorCount
-from sidecar.live.engine import EngineView
+from sidecar.live.engine import EngineView, about_engine, stated
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
 from sidecar.progress import View
 
@@ -41,9 +41,12 @@ RATE_S = 5.0  # the output rate is of so long ago
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What a run is about: what is measured, its objectives, and labels of every series."""
+    """What a run is about: what is measured, the version that its engine said at `/version`, its objectives, and labels
+    of every series.
+    """
 
     about: Mapping[str, str] = field(default_factory=dict)
+    engine_version: str = ""
     slo: Slo | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -161,6 +164,7 @@ class LiveRun:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         quantiles = self._quantiles.latest if self._quantiles else {}
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
+        pages, version = list(self._engines.values()), self._described.engine_version
         elapsed_s = self._measured_s()
         client = tally.client_counts(
             in_flight=self._in_flight,
@@ -181,10 +185,10 @@ class LiveRun:
                 live_errors=self.errors,
             ),
             engines=tuple(
-                replace(engine.counts, quantiles=quantiles.get(url, {})) for url, engine in self._engines.items()
+                replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in stated(pages, version)
             ),
             parts=None if self._parts is None else replace(self._parts.counts, pending=self._parts.pending),
-            about={**self._described.about, **self._engine_about()},
+            about={**self._described.about, **about_engine(pages, version)},
             labels={"run_id": self._run_id, **self._described.tags},
         )
 
@@ -232,11 +236,6 @@ class LiveRun:
         start_ns = self._starts_ns.get(phase)
         until_ns = self._ends_ns.get(phase, self._clock.now_ns())
         return 0 if start_ns is None else bisect_right(offsets_ns, until_ns - start_ns)
-
-    def _engine_about(self) -> dict[str, str]:
-        """Return the engine that the pages show, the first of several."""
-        known = (engine.counts for engine in self._engines.values() if engine.counts.engine)
-        return next(({"engine": counts.engine, "version": counts.version} for counts in known), {})
 
     def _stream(self) -> None:
         """Count what replies that go on have brought."""

@@ -20,7 +20,7 @@ from rundir.columns import take
 from scraper.series.table import EndpointSeries
 from sidecar import VERSION
 from sidecar.directory import WRITTEN, Run
-from sidecar.live.engine import EngineView, known_of
+from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidecar.options.load import tags_of
@@ -71,7 +71,7 @@ def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = 
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
             ),
-            engines=tuple(_counts(endpoint, view, at_ns) for endpoint, view in engines),
+            engines=stated([_at(endpoint, view, at_ns) for endpoint, view in engines], _version(run)),
             parts=replace(counts, pending=0),
         )
         yield at_ns, final(shown, run, parts, summary) if at_ns == moments[-1] else shown
@@ -97,10 +97,13 @@ def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
     """Return what the live page said of the run."""
     config, target = run.manifest["config"], run.manifest.get("target") or {}
     urls = config.get("url") or [""]
-    known = (view.known.engine for view in engines if view.known.engine)
-    engine = next(({"engine": engine.name, "version": engine.version or ""} for engine in known), {})
     stated = {"model": target.get("model"), "workload": config.get("workload"), "url": urls[0]}
-    return {**{name: str(value or "") for name, value in stated.items()}, **engine}
+    return {**{name: str(value or "") for name, value in stated.items()}, **about_engine(engines, _version(run))}
+
+
+def _version(run: Run) -> str:
+    """Return the version that the engine said at `/version`."""
+    return str((run.manifest.get("target") or {}).get("version") or "")
 
 
 def _stream(tally: Tally, log: RequestLog, before_ns: int, at_ns: int) -> None:
@@ -138,12 +141,12 @@ def _view(endpoint: EndpointSeries) -> EngineView:
     return EngineView(counts=EngineCounts(endpoint=endpoint.url), known=known_of(endpoint.series))
 
 
-def _counts(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineCounts:
-    """Return what the last page by then showed, nothing before the first."""
+def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
+    """Show the last page by then, nothing before the first, and return the view."""
     place = int(np.searchsorted(endpoint.response_ns, at_ns, side="right")) - 1
     if place >= 0:
         view.show(endpoint.values[place])
-    return view.counts
+    return view
 
 
 def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptions, progress: Progress) -> None:

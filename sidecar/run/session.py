@@ -103,7 +103,7 @@ async def _run(
         run_id, path = await stack.enter_async_context(recorded)
         # They end before the manifest is closed, which states the ends of their logs.
         await stack.enter_async_context(children.pop_all())
-        live = reading.enter_context(_live(options, path, run_id, clock, model))
+        live = reading.enter_context(_live(options, path, run_id, clock, prepared))
         session = Session(
             run_id=run_id,
             path=path,
@@ -148,12 +148,13 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
         yield
 
 
-def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str) -> LiveRun:
+def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: Prepared) -> LiveRun:
     """Return the reader of a run's logs."""
     from loadgen.requests.slo import parse_slo  # noqa: PLC0415  as in run
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
     from sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
 
+    model = prepared.target.model
     return LiveRun(
         path,
         run_id=run_id,
@@ -163,6 +164,7 @@ def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, model: str
         protocol=options.endpoint,
         described=Described(
             about={"model": model, "workload": str(options.workload or ""), "url": masked(options.url[0])},
+            engine_version=prepared.about["target"]["version"] or "",
             slo=parse_slo(options.slo) if options.slo else None,
             tags=options.tags,
         ),

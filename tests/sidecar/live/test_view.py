@@ -65,6 +65,22 @@ def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_s
     assert b'sidelight_live_errors_total{run_id="r"} 2.0' in page.render().splitlines()
 
 
+def test_an_engine_has_the_version_that_it_said_elsewhere(tmp_path: Path):
+    """vLLM's page states none; the one behind the first URL is the leading engine's alone, as in the report."""
+    raw = tmp_path / RAW
+    raw.mkdir()
+    log = ScrapeLog(raw / "scrapes-0.log")
+    log.append(scraped(10**9, "# TYPE dynamo_frontend_queued_requests gauge\ndynamo_frontend_queued_requests 1\n"))
+    log.append(scraped(10**9, PAGE.replace("running", "waiting"), url=URL))
+    log.close()
+    described = Described(engine_version="0.32.0")
+    with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5, described=described) as live:
+        live.poll()
+        snapshot = live.snapshot()
+    assert {"dynamo": "", "vllm": "0.32.0"} == {engine.engine: engine.version for engine in snapshot.engines}
+    assert {"engine": "vllm", "version": "0.32.0"} == snapshot.about
+
+
 def test_objectives_stand_as_the_requests_that_ended_have_them(tmp_path: Path):
     """Of the measured phase alone; before anything ended only their bounds are known."""
     raw = tmp_path / RAW

@@ -116,6 +116,19 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     assert max(times) <= max(events) + 60
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_the_engine_is_the_reports(name: str, tmp_path: Path):
+    """By name and version, which vLLM's page does not state."""
+    run = derived(name, tmp_path)
+    engine = run.summary.server.engine
+    assert engine is not None
+    assert engine.version
+    info = [point.labels for point in samples(run) if point.name in ("sidelight_run_info", "sidelight_engine_info")]
+    assert {(engine.name, engine.version)} == {
+        (labels["engine"], labels["version"]) for labels in info if labels["engine"]
+    }
+
+
 def test_every_series_bears_the_run_and_its_tags(tmp_path: Path):
     """As on the live page: else two runs that are sent to one Prometheus are one series there."""
     whole = derived("vllm_plain", tmp_path)
