@@ -19,6 +19,7 @@ class Requests:
     Stamps and tokens are -1 where unknown. Names are those of `RequestLog`, which has these columns and more.
     """
 
+    index: Ints
     endpoint_url: Texts
     trace_id: Texts
     status: Texts

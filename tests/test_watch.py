@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -20,8 +21,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from packed_columns import read
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
+from server_sent import Sent, listening
 from waiting import BOUND_S
 
 from rundir.access import Access
@@ -162,8 +165,12 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
             await watch.send(request(number)[:2], over="grpc")
             await watch.send(request(number)[2:], over="http")
         counts = await watch.until(lambda page: page[TRACE] == 10)
-        await watch.send([call(trace=b"nobody but this.", clock_ms=now_ms())])
-        result = await watch.end()
+        async with asyncio.timeout(BOUND_S), listening(watch.page.replace("/metrics", "/live")) as events:
+            shown = [await anext(events)]
+            await watch.send([call(trace=b"nobody but this.", clock_ms=now_ms())])
+            result = await watch.end()
+            shown += [event async for event in events]
+    assert_shown(shown)
     sums = {
         part: counts[f'sidelight_ttft_part_seconds_sum{{part="{part}",source="trace"}}']
         for part in ("network", "gateway", "queue", "prefill", "other")
@@ -178,6 +185,15 @@ async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):
     run = open_run(tmp_path / "watch")
     assert ("complete", 11, 0) == (run.status, len(run.requests), run.receiver_deaths)
     assert_reported(tmp_path / "watch", result)
+
+
+def assert_shown(events: list[Sent]) -> None:
+    """A browser that came after ten requests got them with their parts, and what came until the end of the watch."""
+    rows = [read(table) for event in events if event.name == "rows" for table in event.data["tables"]]
+    queue_ms = [queue for table in rows for queue in table.get("queue", ())]
+    assert [50.0] * 10 == pytest.approx([queue for queue in queue_ms if not math.isnan(queue)])
+    assert 11 == sum(len(table["sent"]) for table in rows)
+    assert "The watch has ended" in events[-1].data["note"]
 
 
 def assert_reported(path: Path, result: str) -> None:

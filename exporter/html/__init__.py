@@ -17,12 +17,13 @@ from typing import Any
 
 from exporter.comparison import Compared
 from exporter.html.data import Recorded, page_data
-from exporter.html.sections import comparison_sections, sections
+from exporter.html.sections import comparison_sections, live_sections, sections
 from exporter.report import without_controls
 from exporter.summary.result import Summary
 
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "compare.js", "page.js")
+LIVE_SCRIPTS = (*SCRIPTS[:-2], "live.js", "page.js")
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -44,6 +45,7 @@ _PAGE = """<!doctype html>
 </html>
 """
 _POLICY = "default-src 'none'; style-src {style}; script-src {script}; base-uri 'none'; form-action 'none'"
+_LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
 
 
 def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str:
@@ -62,10 +64,29 @@ def as_comparison(runs: Sequence[Compared], recorded: Sequence[Recorded]) -> str
     return _page(f"Sidelight: {len(runs)} runs compared", comparison_sections(runs), {"runs": data})
 
 
-def _page(title: str, content: Iterable[str], data: Mapping[str, Any]) -> str:
-    style, script = _assets(STYLES), _assets(SCRIPTS)
+@cache
+def live_page() -> str:
+    """Return the page that a browser is served while a run or a watch goes: it connects to where it came from alone."""
+    return _page("Sidelight", live_sections(), {"live": True}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY)
+
+
+def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
+    """Return what `as_html` puts into a page, for one that is open."""
+    content = "\n".join(sections(without_controls(summary)))
+    return {"sections": content, "data": page_data(summary, recorded, trace_url=trace_url)}
+
+
+def _page(
+    title: str,
+    content: Iterable[str],
+    data: Mapping[str, Any],
+    *,
+    scripts: tuple[str, ...] = SCRIPTS,
+    policy: str = _POLICY,
+) -> str:
+    style, script = _assets(STYLES), _assets(scripts)
     return _PAGE.format(
-        policy=_POLICY.format(style=_hash(style), script=_hash(script)),
+        policy=policy.format(style=_hash(style), script=_hash(script)),
         title=escape(title),
         style=style,
         sections="\n".join(content),

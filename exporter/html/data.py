@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Recorded:
 def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
     """Return everything that the script reads, as an object of JSON; times are ms since the start of the window."""
     log = recorded.requests
-    sent_ns = np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns)
+    sent_ns = sent_ns_of(log)
     rows = np.argsort(sent_ns, kind="stable")
     log, parts, sent_ns = take(log, rows), take(recorded.parts, rows), sent_ns[rows]
     start_ns, are_derived = summary.window.start_ns, _has_derived_ids(summary.run_id, log)
@@ -63,40 +63,67 @@ def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> d
         "percentiles": dict(_percentiles(summary)),
         "engine": _engine_percentiles(summary),
         "threshold": _threshold(summary),
-        "requests": pack(_request_columns(log, parts, sent_ns, start_ns, recorded, with_ids=not are_derived)),
+        "requests": pack({
+            **request_columns(log, sent_ns, start_ns, with_ids=not are_derived),
+            **_load_columns(log, recorded.endpoints),
+            **part_columns(parts),
+        }),
         "gaugesAt": pack({f"{kind}{at}": column for at, (*_, times, values) in enumerate(engines)
                           for kind, column in (("time", times), ("value", values))}),
         "gaps": pack({"itl": number_column(_quantiles(request_metrics(take(log, _measured(log))).itl_ms), 1e-3)}),
     }  # fmt: skip
 
 
-def _request_columns(
-    log: RequestLog, parts: Parts, sent_ns: Ints, start_ns: int, recorded: Recorded, *, with_ids: bool
-) -> dict[str, Column]:
+def sent_ns_of(log: RequestLog) -> Ints:
+    """Return when requests were sent, -1 of those that were not."""
+    return np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns)
+
+
+def gauge_unit(name: str) -> float:
+    """Return the unit that the values of a gauge are rounded to."""
+    return RATIO_UNIT if name == "kv_cache_usage" else 1.0
+
+
+def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: bool) -> dict[str, Column]:
+    """Return what the client knows of requests, in the order in which they were sent; their ids where asked for."""
     metrics = request_metrics(log)
-    loads = met_at_submission(log, recorded.endpoints)
-    times: dict[str, Floats] = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms}
-    times |= {part.name: 1e3 * part.of(parts) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
-    times |= {"error": 1e3 * parts.error_s, "late": schedule_lateness_ms(log)}
+    times = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms, "late": schedule_lateness_ms(log)}
     texts = {
         "phase": log.phase, "class": log.workload_class, "address": log.endpoint_url, "status": log.status,
-        "message": log.error, "finish": log.finish_reason, "source": parts.source, "quality": parts.quality,
-        "merged": parts.merged, "reason": parts.reason,
+        "message": log.error, "finish": log.finish_reason,
         **({"request_id": log.request_id, "trace_id": log.trace_id} if with_ids else {}),
     }  # fmt: skip
     return {
         "sent": ascending_column((sent_ns - start_ns) / 1e6, TIME_UNIT_MS),
-        **{name: number_column(values, TIME_UNIT_MS) for name, values in times.items() if np.isfinite(values).any()},
+        **_time_columns(times),
         "index": number_column(counts(log.index)),
         "input": number_column(input_tokens(log)),
         "output": number_column(counts(log.output_tokens)),
         "cached": number_column(counts(log.cached_tokens)),
-        **{
-            GAUGES[name]: number_column(load, RATIO_UNIT if name == "kv_cache_usage" else 1.0)
-            for name, load in loads.items()
-            if name in GAUGES and not isinstance(load, Missing)
-        },
         **{name: text_column(values) for name, values in texts.items()},
+    }
+
+
+def part_columns(parts: Parts) -> dict[str, Column]:
+    """Return the parts of requests' TTFT and how they are known."""
+    times = {part.name: 1e3 * part.of(parts) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
+    texts = {"source": parts.source, "quality": parts.quality, "merged": parts.merged, "reason": parts.reason}
+    return _time_columns(times | {"error": 1e3 * parts.error_s}) | {
+        name: text_column(values) for name, values in texts.items()
+    }
+
+
+def _time_columns(times_ms: Mapping[str, Floats]) -> dict[str, Column]:
+    """Return columns of times; none of one that is known of no request."""
+    return {name: number_column(values, TIME_UNIT_MS) for name, values in times_ms.items() if np.isfinite(values).any()}
+
+
+def _load_columns(log: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, Column]:
+    """Return the engines' gauges as each request met them."""
+    return {
+        GAUGES[name]: number_column(load, gauge_unit(name))
+        for name, load in met_at_submission(log, endpoints).items()
+        if name in GAUGES and not isinstance(load, Missing)
     }
 
 
@@ -117,9 +144,8 @@ def _engines(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[tup
             sample = samples[name]
             if isinstance(sample, Missing) or not np.isfinite(sample.amount).any():
                 continue
-            unit = RATIO_UNIT if name == "kv_cache_usage" else 1.0
             at_ms = ascending_column((sample.at_ns - start_ns) / 1e6, TIME_UNIT_MS)
-            yield url, name, label, at_ms, number_column(sample.amount, unit)
+            yield url, name, label, at_ms, number_column(sample.amount, gauge_unit(name))
 
 
 def _marks(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[dict[str, Any]]:

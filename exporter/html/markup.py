@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,14 +21,35 @@ def blocks(renderables: Iterable[RenderableType]) -> str:
 
 
 def _block(renderable: RenderableType) -> str:
+    if isinstance(renderable, Group):
+        return blocks(renderable.renderables)
     if isinstance(renderable, Table):
-        return _table(renderable)
-    text, style = (
-        (renderable.text, renderable.style)
-        if isinstance(renderable, Prose)
-        else (plain(renderable), _style(renderable))
+        return _table(renderable) if renderable.show_header else _grid(renderable)
+    text = _text(renderable)
+    return f"<p{_class(text.style)}>{'<br>'.join(map(_line, text.split()))}</p>" if text.plain.strip() else ""
+
+
+def _text(renderable: RenderableType) -> Text:
+    if isinstance(renderable, Prose):
+        return Text(renderable.text, style=renderable.style)
+    return renderable if isinstance(renderable, Text) else Text(str(renderable))
+
+
+def _line(text: Text) -> str:
+    """Return a line, in which what is emphasised is an element."""
+    edges = sorted({edge for span in text.spans for edge in (span.start, span.end)})
+    pieces = text.divide(edges) if edges else [text]
+    styles = (_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)
+    return "".join(
+        f"<span{style}>{escape(piece.plain)}</span>" if style else escape(piece.plain)
+        for piece, style in zip(pieces, styles, strict=True)
     )
-    return f"<p{_class(style)}>{'<br>'.join(map(escape, text.splitlines()))}</p>" if text.strip() else ""
+
+
+def _grid(table: Table) -> str:
+    """Return a table without headings: a line a row."""
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return blocks(Text("  ").join(filter(None, map(_text, row))) for row in rows)
 
 
 def _table(table: Table) -> str:
@@ -52,10 +73,6 @@ def _table(table: Table) -> str:
     return (
         f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
     )
-
-
-def _style(renderable: RenderableType) -> str:
-    return str(renderable.style) if isinstance(renderable, Text) else ""
 
 
 def _class(style: object) -> str:

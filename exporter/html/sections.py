@@ -68,6 +68,15 @@ def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     yield _section("spread", "How times are spread", behind=("Percentiles", behind))
 
 
+def live_sections() -> Iterator[str]:
+    """Yield the sections of the live page, which its script fills."""
+    yield "<header></header>"
+    yield _section("answer", "", [Text("This page needs JavaScript: its charts are drawn as requests end.")])
+    yield _section("time", "The last 15 minutes")
+    yield _section("requests", "Every request that ended")
+    yield _section("spread", "How times are spread")
+
+
 def _answer(summary: Summary) -> Iterator[RenderableType]:
     """Yield what the report for terminals begins with, and the rates."""
     yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))

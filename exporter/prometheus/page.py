@@ -22,6 +22,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from exporter.prometheus.events import EventStream
 from exporter.prometheus.snapshot import (
     OTHER_SIGNALS,
     REFUSED,
@@ -98,10 +99,12 @@ class LivePage(Collector):
 
     Before the first `update` the page is empty. A scrape sees one snapshot as a whole, never parts of two. `scraped_s`
     are when the last scrapes came, by the monotonic clock, `scraped` is set by each, and `latest` is what they see.
+    Browsers are sent `stream`.
     """
 
     def __init__(self) -> None:
         self.latest: Snapshot | None = None
+        self.stream = EventStream()
         self.scraped_s: deque[float] = deque(maxlen=SCRAPES_KEPT)
         self.scraped = asyncio.Event()
         self.registry = CollectorRegistry()

@@ -1,26 +1,39 @@
-"""Serve the live page over HTTP: /metrics for Prometheus, /healthz and /readyz for container orchestration."""
+"""Serve the live page over HTTP: / for browsers, /metrics for Prometheus, /healthz and /readyz for orchestration."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from exporter.prometheus.events import EventStream
 from exporter.prometheus.page import LivePage
 
 SHUTDOWN_TIMEOUT_S = 1.0
+WRITE_TIMEOUT_S = 30.0  # of a browser that reads nothing
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 @asynccontextmanager
 async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[], str] = str) -> AsyncIterator[str]:
     """Serve the page while the context is open and yield its URL, e.g. "http://127.0.0.1:9464/metrics".
 
-    Port 0 takes a free one; the URL names the port that was taken. /metrics is Prometheus text 0.0.4, or OpenMetrics
-    where the scraper's Accept header asks for it; /healthz answers "ok" as long as the event loop runs; /readyz
-    answers "ready", or 503 and what `unready` says while that is not empty. Leaving waits at most a second for a scrape
-    that is under way.
+    Port 0 takes a free one; the URL names the port that was taken. / is the live page, fed by `page.stream`, for
+    browsers that ask for this machine by an address, localhost or `host`. /metrics is Prometheus text 0.0.4, or
+    OpenMetrics where the scraper's Accept header asks for it; /healthz answers "ok" as long as the event loop runs;
+    /readyz answers "ready", or 503 and what `unready` says while that is not empty. Leaving waits at most a second for
+    a scrape that is under way.
 
     Raises OSError: the address cannot be listened on (port in use, no such host).
     """
@@ -33,6 +46,8 @@ async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[],
         return web.Response(text=f"{not_ready or 'ready'}\n", status=503 if not_ready else 200)
 
     application.router.add_get("/readyz", ready)
+    application.router.add_get("/", _for_known_names(host, _show_page))
+    application.router.add_get("/live", _for_known_names(host, _sending(page.stream)))
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:
@@ -44,3 +59,54 @@ async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[],
 
 async def _healthy(_: web.Request) -> web.Response:
     return web.Response(text="ok\n")
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _for_known_names(host: str, answer: Handler) -> Handler:
+    """Return what answers only requests that name this machine by an address, a name of the loopback, or `host`.
+
+    Another name may be that of a page of others, made to lead here so that it can read ours (DNS rebinding).
+    """
+
+    async def checked(request: web.Request) -> web.StreamResponse:
+        with suppress(ValueError):
+            name = (urlsplit(f"//{request.host}").hostname or "").rstrip(".")
+            if name in (host.lower(), "localhost") or name.endswith(".localhost") or _is_address(name):
+                return await answer(request)
+        text = "this name is not known here: open the page by the address of this machine, or by http://localhost\n"
+        return web.Response(text=text, status=403, headers=_HEADERS)
+
+    return checked
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(ip_address(name))
+    return False
+
+
+async def _show_page(_: web.Request) -> web.Response:
+    from exporter.html import live_page  # noqa: PLC0415  which the first request of a run need not wait for
+
+    return web.Response(text=live_page(), content_type="text/html", headers=_HEADERS)
+
+
+def _sending(stream: EventStream) -> Handler:
+    async def send(request: web.Request) -> web.StreamResponse:
+        if stream.is_full:
+            return web.Response(text="too many browsers show this page\n", status=503, headers=_HEADERS)
+        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with suppress(ConnectionError, TimeoutError):
+            async with aclosing(stream.events(request.headers.get("Last-Event-ID", ""))) as events:
+                async for event in events:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await response.write(event)
+                return response
+        if request.transport is not None:
+            request.transport.abort()
+        return response
+
+    return send

@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from correlator.breakdown import break_down
+from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.spans import bearing_id, same_id
@@ -21,11 +21,11 @@ from correlator.gateways import nested
 from correlator.live.estimate import WINDOW_S, EstimateWindow
 from correlator.live.gateways import GatewaySpans
 from correlator.live.traces import own_copy
-from correlator.requests import Requests, of_log
+from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
 from loadgen.requests.table import RequestLog
-from rundir.columns import concat, take
+from rundir.columns import Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import request_spans
@@ -43,6 +43,7 @@ class LiveParts:
         self._listens = self._has_gateways = False
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
+        self._released: list[tuple[Ints, Parts]] = []
 
     @property
     def pending(self) -> int:
@@ -77,11 +78,20 @@ class LiveParts:
         if due:
             self._join(concat(due), now_ns)
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self.counts = counted(self.counts, estimated.parts, requests=estimated.requests)
+            self._count(estimated.requests, estimated.parts)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
         self._gateways.forget(before_ns)
+
+    def released(self) -> list[tuple[Ints, Parts]]:
+        """Return the parts that were counted since the last call, with the indices of their requests."""
+        released, self._released = self._released, []
+        return released
+
+    def _count(self, requests: RequestColumns, parts: Parts) -> None:
+        self.counts = counted(self.counts, parts, requests=requests)
+        self._released.append((requests.index, parts))
 
     def _has_come(self, log: RequestLog) -> bool:
         """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
@@ -114,7 +124,7 @@ class LiveParts:
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
-            self.counts = counted(self.counts, take(exact, known[may]), requests=take(log, known))
+            self._count(take(log, known), take(exact, known[may]))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~known & ~waits)
         if len(rest):

@@ -9,6 +9,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from correlator.breakdown import Parts
+from exporter.html import as_parts
+from exporter.html.data import Recorded
+from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
@@ -98,6 +101,19 @@ def verdicts(summary: Summary) -> dict[str, bool]:
     load, trusted = summary.methodology.stability.verdict, summary.self_check.trusted
     judged = {"load": load == "stable" if load in {"stable", "growing"} else None, "generator": trusted}
     return {of: verdict for of, verdict in judged.items() if verdict is not None}
+
+
+def recorded(run: Run, parts: Parts) -> Recorded:
+    """Return what a page shows of a run beside its summary."""
+    phases = [(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases]
+    return Recorded(requests=run.requests, parts=parts, endpoints=run.endpoints, phases=phases)
+
+
+def final_event(run: Run, parts: Parts, summary: Summary) -> bytes:
+    """Return what browsers are sent in the end: the report."""
+    trace_url = str(run.manifest["config"].get("trace_url") or "")
+    note = f"The run has ended: this is its report. Its files are in {run.path}."
+    return event("final", {"note": note, **as_parts(summary, recorded(run, parts), trace_url=trace_url)})
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

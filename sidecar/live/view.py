@@ -26,11 +26,13 @@ from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
 from sidecar.directory import News, RunLogs
 from sidecar.directory.failures import ErrorCount
+from sidecar.live.browsers import Browsers
 from sidecar.live.engine import EngineView, about_engine, stated
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
 from sidecar.progress import View
 
 if TYPE_CHECKING:
+    from exporter.prometheus.events import EventStream
     from sidecar.live.breakdown import LiveParts
     from sidecar.live.quantiles import QuantileView
 
@@ -41,20 +43,22 @@ RATE_S = 5.0  # the output rate is of so long ago
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What a run is about: what is measured, the version that its engine said at `/version`, its objectives, and labels
-    of every series.
+    """What a run is about: what is measured, the version that its engine said at `/version`, its objectives, labels of
+    every series, and where traces are looked at.
     """
 
     about: Mapping[str, str] = field(default_factory=dict)
     engine_version: str = ""
     slo: Slo | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    trace_url: str = ""
 
 
 class LiveRun:
     """Shows a run while it goes; owns the reader of its logs. A context manager.
 
-    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown.
+    An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown. Browsers
+    are sent over `stream` what came.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class LiveRun:
         loaded: bool = True,
         protocol: str = "chat",
         described: Described = Described(),
+        stream: EventStream | None = None,
     ) -> None:
         self._run_id = run_id
         self._clock = clock
@@ -88,6 +93,7 @@ class LiveRun:
         self._engines: dict[str, EngineView] = {}
         self._quantiles: QuantileView | None = None
         self._parts: LiveParts | None = None
+        self._browsers = Browsers(stream, run_id=run_id, trace_url=described.trace_url) if stream else None
         self._shown = False  # somebody wants snapshots
         self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
 
@@ -213,6 +219,11 @@ class LiveRun:
         (began_ns, before), (ended_ns, now) = self._received[0], self._received[-1]
         return (now - before) * 1e9 / (ended_ns - began_ns) if now > before and ended_ns > began_ns else None
 
+    def publish(self) -> None:
+        """Send browsers what came."""
+        if self._browsers is not None:
+            self._browsers.publish(self.view, self._clock.now_ns())
+
     @property
     def _in_flight(self) -> int:
         """Return how many requests are in flight by the workers' own counts, before those by what they wrote."""
@@ -252,6 +263,8 @@ class LiveRun:
     def _show_page(self, scrape: Row | FailureRecord) -> None:
         engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
         engine.take(scrape)
+        if self._browsers is not None:
+            self._browsers.scraped(scrape, engine.counts.gauges)
 
     def _break_down(self, news: News) -> None:
         if self._shown and self._parts is None and len(news.requests):
@@ -268,6 +281,9 @@ class LiveRun:
                 self._parts.scraped(scrape)
             self._parts.spans(news.spans)
             self._parts.poll(now_ns)
+            released, start_ns = self._parts.released(), self._starts_ns.get("measure")
+            if self._browsers is not None and start_ns is not None:
+                self._browsers.take(measured, released, in_flight=self._in_flight, start_ns=start_ns, now_ns=now_ns)
 
     def _estimate_quantiles(self) -> None:
         if self._shown and "measure" in self._starts_ns:

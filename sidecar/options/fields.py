@@ -140,8 +140,8 @@ Listen = Annotated[
     str | None,
     option(
         OUTPUT,
-        "HOST:PORT of the live Prometheus page; port 0 picks a free port, 'off' disables the page. Default: "
-        "127.0.0.1:9464, or a free port if that one is taken.",
+        "HOST:PORT of the live page for browsers (/) and for Prometheus (/metrics); port 0 picks a free port, 'off' "
+        "disables it. Default: 127.0.0.1:9464, or a free port if that one is taken.",
     ),
 ]
 Formats = Annotated[

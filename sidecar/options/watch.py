@@ -63,9 +63,13 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         MASKED_URLS,
     ] = ()
     scrape_interval: ScrapeInterval = 1.0
-    listen: Annotated[str, option(OUTPUT, "HOST:PORT of /metrics, /healthz and /readyz; port 0 picks a free port.")] = (
-        "127.0.0.1:9464"
-    )
+    listen: Annotated[
+        str,
+        option(
+            OUTPUT,
+            "HOST:PORT of the live page for browsers (/), of /metrics, /healthz and /readyz; port 0 picks a free port.",
+        ),
+    ] = "127.0.0.1:9464"
     keep: Annotated[str, option(OUTPUT, "Maximum age of raw logs, e.g. 90s, 30m, 1h, 2d. Older ones are deleted.")] = (
         "1h"
     )

@@ -15,8 +15,9 @@ from rundir.columns import take
 from rundir.printable import printable
 from sidecar.directory import write_text
 from sidecar.errors import ConfigurationError
+from sidecar.live.final import recorded
 from sidecar.progress import Terminal
-from sidecar.report.derive import MARKDOWN, Derived, evaluate, recorded
+from sidecar.report.derive import MARKDOWN, Derived, evaluate
 
 DEFAULT_OUTPUT = Path("comparison.html")
 
@@ -30,7 +31,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     _check(paths)
     read = [_evaluated(path) for path in paths]
     compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
-    write_text(output, as_comparison(compared, [recorded(derived) for derived in read]))
+    write_text(output, as_comparison(compared, [recorded(derived.run, derived.times.parts) for derived in read]))
     console = Terminal(highlight=False)
     console.print(Group(*comparison(compared)))
     console.print(f"\nWritten: {output}", soft_wrap=True)

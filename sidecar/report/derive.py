@@ -19,7 +19,6 @@ from exporter import tables
 from exporter.ci.junit import as_junit
 from exporter.ci.markdown import as_markdown
 from exporter.html import as_html
-from exporter.html.data import Recorded
 from exporter.report.heading import urls_of
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
@@ -55,6 +54,7 @@ from scraper.window.window import Window
 from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
 from sidecar.directory.opening import open_run
 from sidecar.errors import CannotWrite, ConfigurationError, DamagedRun
+from sidecar.live.final import recorded
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
 from sidecar.report.correlation import Correlated, correlated, correlation_of
@@ -159,18 +159,8 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url
         steps = history(run, derived.times.parts, summary)
         write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(steps)))
     if "html" in wanted:
-        write_text(path / "report.html", as_html(summary, recorded(derived), trace_url=str(trace_url)))
-
-
-def recorded(derived: Derived) -> Recorded:
-    """Return what a page draws of a run."""
-    run = derived.run
-    return Recorded(
-        requests=run.requests,
-        parts=derived.times.parts,
-        endpoints=run.endpoints,
-        phases=[(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases],
-    )
+        drawn = recorded(run, derived.times.parts)
+        write_text(path / "report.html", as_html(summary, drawn, trace_url=str(trace_url)))
 
 
 def as_json(summary: Summary) -> str:

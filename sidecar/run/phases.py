@@ -203,6 +203,7 @@ async def watching(session: Session) -> AsyncIterator[None]:
             session.progress.update(session.live.view())
             if session.page is not None:
                 session.page.update(session.live.snapshot())
+                session.live.publish()
         if session.live.errors and not warned:
             warned = True
             with suppress(OSError):  # a terminal that is gone is what failed

@@ -11,6 +11,7 @@ import errno
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     Finish = Callable[[Run], tuple[T, Parts, Summary]]
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
+BROWSERS_S = 5.0  # in which a browser takes the report
 
 
 async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
@@ -67,9 +69,11 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
             run = live.logs.run()
             result, parts, summary = finish(run)
         if page is not None and page.latest is not None:
-            from sidecar.live.final import final, linger  # noqa: PLC0415  what a run need not wait for
+            from sidecar.live.final import final, final_event, linger  # noqa: PLC0415  what a run need not wait for
 
+            page.stream.end(cache(lambda: final_event(run, parts, summary)))
             await linger(page, final(page.latest, run, parts, summary), options.linger)
+            await page.stream.until_left(BROWSERS_S)
         return result
 
 
@@ -103,7 +107,7 @@ async def _run(
         run_id, path = await stack.enter_async_context(recorded)
         # They end before the manifest is closed, which states the ends of their logs.
         await stack.enter_async_context(children.pop_all())
-        live = reading.enter_context(_live(options, path, run_id, clock, prepared))
+        live = reading.enter_context(_live(options, path, run_id, clock, prepared, page))
         session = Session(
             run_id=run_id,
             path=path,
@@ -148,7 +152,9 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
         yield
 
 
-def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: Prepared) -> LiveRun:
+def _live(
+    options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: Prepared, page: LivePage | None
+) -> LiveRun:
     """Return the reader of a run's logs."""
     from loadgen.requests.slo import parse_slo  # noqa: PLC0415  as in run
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
@@ -167,7 +173,9 @@ def _live(options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: 
             engine_version=prepared.about["target"]["version"] or "",
             slo=parse_slo(options.slo) if options.slo else None,
             tags=options.tags,
+            trace_url=options.trace_url or "",
         ),
+        stream=None if page is None else page.stream,
     )
 
 
@@ -332,6 +340,6 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
         if listen is not None or error.errno != errno.EADDRINUSE:
             raise ConfigurationError(f"--listen {listen}: {reason_of(error)}; choose another port, or 0") from error
         url = await stack.enter_async_context(serving(page, host, 0))
-        progress.warn(f"port {port} is taken, so the live Prometheus page is at {url}")
-    progress.stage(f"live Prometheus page: {url}")
+        progress.warn(f"port {port} is taken, so the live page is at {url}")
+    progress.stage(f"live page: {url.removesuffix('metrics')} (for Prometheus: {url})")
     return page

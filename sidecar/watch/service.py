@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
+from exporter.html.live import LiveColumns, event, state_event
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
@@ -47,6 +48,7 @@ SUMMARY_EVERY_S = 60.0
 CLOCK_EVERY_S = 1.0
 # What is reported on at the end: some 15,000 requests of three spans, which take 4 s. Who ends a service waits 10 s.
 SPAN_BYTES_AT_END = 4_000_000
+BROWSERS_S = 1.0  # in which a browser takes the end
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
 
@@ -66,6 +68,7 @@ class Watch:
     progress: Progress
     view: WatchView
     page: LivePage
+    columns: LiveColumns
     not_ready_reason: list[str]
     begun_ns: int
     wall_ns: Callable[[], int] = time.time_ns
@@ -110,7 +113,10 @@ async def watch(
         )
         run_id, path = await stack.enter_async_context(recorded)
         raw, is_shown = path / run_directory.RAW, progress.mode == "panel"
-        view = stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, is_shown=is_shown))
+        columns = LiveColumns(run_id, clock.now_ns(), is_by_clock=True)
+        view = stack.enter_context(
+            WatchView(raw, run_id=run_id, pages=options.metrics, is_shown=is_shown, columns=columns)
+        )
         shared = Watch(
             path=path,
             clock=clock,
@@ -119,10 +125,12 @@ async def watch(
             progress=progress,
             view=view,
             page=page,
+            columns=columns,
             not_ready_reason=not_ready_reason,
             begun_ns=clock.now_ns(),
             wall_ns=wall_ns,
         )
+        progress.stage(f"live page: {url.removesuffix('metrics')}")
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(shared))
         record(shared, "phase_start", phase="measure")
@@ -131,6 +139,9 @@ async def watch(
             progress.close()
             record(shared, "phase_end", phase="measure")
             await asyncio.to_thread(_look, shared, all_of_it=True)
+        page.stream.publish(columns.rows(), b"")
+        page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
+        await page.stream.until_left(BROWSERS_S)
         record(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
@@ -298,6 +309,7 @@ async def _look_on(shared: Watch) -> None:
         async with shared.looking:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
+            await _publish(shared)
             half_known, breaks = shared.view.half_known_gateways(), shared.view.fresh_breaks()
         for service in half_known:  # which the report says of its own
             shared.progress.warn(
@@ -312,6 +324,21 @@ async def _look_on(shared: Watch) -> None:
             if shared.progress.mode != "panel":
                 shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.restarts))
         await unless_stopped_for(shared.stop, POLL_S)
+
+
+async def _publish(shared: Watch) -> None:
+    """Send browsers what came, when it is time to; what a terminal shows too while one is connected."""
+    stream = shared.page.stream
+    if not stream.is_due:
+        return
+    with shared.view.failures.guard():
+        state = b""
+        if stream.is_watched:
+            shared.view.show()
+            lines = [panel(await asyncio.to_thread(_state, shared)).renderable]
+            facts = shared.columns.facts(shared.clock.now_ns())
+            state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)
+        stream.publish(shared.columns.rows(), state)
 
 
 async def _draw_on(shared: Watch) -> None:

@@ -20,6 +20,7 @@ from correlator.live.breakdown import Ended
 from correlator.live.reasons import DEFECT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
+from exporter.html.live import LiveColumns
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -55,10 +56,19 @@ SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 class WatchView:
     """Owns the tails of a watch's logs. A context manager; `poll` and `state` may run in a thread, one call at a time.
 
-    Where it `is_shown`, it keeps the requests of the last minutes too, for `state`.
+    Where it `is_shown`, it keeps the requests of the last minutes too, for `state`. `columns` are filled for browsers.
     """
 
-    def __init__(self, raw: Path, *, run_id: str, pages: Collection[str] = (), is_shown: bool = False) -> None:
+    def __init__(
+        self,
+        raw: Path,
+        *,
+        run_id: str,
+        pages: Collection[str] = (),
+        is_shown: bool = False,
+        columns: LiveColumns | None = None,
+    ) -> None:
+        self._columns = columns
         self._lately = Lately() if is_shown else None
         self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
@@ -102,6 +112,10 @@ class WatchView:
             missing={**self._parts.missing, DEFECT: lost},
         )
 
+    def show(self) -> None:
+        """Keep the requests of the last minutes from now on, for `state`."""
+        self._lately = self._lately or Lately()
+
     def missed(self, back_ns: int) -> None:
         """Say that until then there was no receiver."""
         self._requests.missed(back_ns)
@@ -112,6 +126,8 @@ class WatchView:
         self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
         if self._lately is not None:
             self._lately.clock_moved(moved_ns)
+        if self._columns is not None:
+            self._columns.clock_moved(moved_ns)
         self._pages.clear()  # stamps before and after cannot be compared
         self._quantiles.clock_moved()
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
@@ -175,6 +191,8 @@ class WatchView:
         )
         if self._lately is not None:
             self._lately.take(ended, now_ns)
+        if self._columns is not None:
+            self._columns.known(ended.requests, ended.parts)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:
         """Delete what is beyond the limits, of what was read."""
@@ -267,7 +285,10 @@ class WatchView:
         scrape = self._readers[path].take(payload)
         if scrape is None or scrape.url not in self._wanted:
             return
-        self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url))).take(scrape)
+        engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
+        engine.take(scrape)
+        if self._columns is not None:
+            self._columns.scraped(scrape, engine.counts.gauges)
         if scrape.url not in self._pages:
             self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=round(WINDOW_S * 1e9))
         self._pages[scrape.url].append(scrape)

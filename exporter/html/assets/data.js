@@ -57,14 +57,13 @@ function textOf(columns, name, row) {
 /* Add what follows from the columns: which requests have a breakdown, and of each what no source tells apart. */
 function derive(columns, parts) {
   const ttft = columns.ttft ? columns.ttft.values : new Float64Array(columns.sent.values.length).fill(NaN);
-  const none = columns.source.texts.indexOf("none");
-  const covered = Uint8Array.from(ttft, (value, row) => value === value && columns.source.values[row] !== none);
+  const covered = Uint8Array.from(ttft, (value, row) => value === value && !["none", ""].includes(textOf(columns, "source", row)));
   const other = Float64Array.from(ttft, (value, row) => (covered[row] ? value : NaN));
   for (const { name } of parts) {
     if (name === "other" || !columns[name]) continue;
     columns[name].values.forEach((value, row) => { other[row] -= value || 0; });
   }
-  return Object.assign(columns, { covered: { values: covered }, other: { values: other } });
+  return Object.assign(columns, { ttft: { values: ttft }, covered: { values: covered }, other: { values: other } });
 }
 
 /* What is worked out of columns once, by a name; of others in their place, anew. */

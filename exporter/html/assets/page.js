@@ -2,22 +2,26 @@
 /* Put the charts where the page has places for them. Without this, its tables stand open. */
 
 async function openPage() {
-  const places = (name) => document.querySelector(`#${name} .charts`);
   await Promise.all((DATA.runs || [DATA]).map(openRun));
-  if (DATA.runs) comparisonCharts(places("time"), places("spread"), DATA.runs);
-  else if (DATA.columns.sent.values.length) {
-    timeCharts(places("time"), DATA);
-    waterfall(places("requests"), DATA);
-    spreadCharts(places("spread"), DATA);
-    causeCharts(places("causes"), DATA);
-  }
+  if (DATA.runs) comparisonCharts(placeOfCharts("time"), placeOfCharts("spread"), DATA.runs);
+  else if (DATA.columns.sent.values.length) drawCharts(DATA);
   for (const section of document.querySelectorAll("section")) {
     const details = section.querySelector("details");
     if (details && section.querySelector("canvas")) details.open = false;
   }
   paintAll();
-  redraw();
   document.documentElement.dataset.ready = "true";
+}
+
+const placeOfCharts = (section) => document.querySelector(`#${section} .charts`);
+
+/* Put the charts in their places, where the page has them. */
+function drawCharts(run) {
+  for (const [name, draw] of Object.entries({ time: timeCharts, requests: waterfall, spread: spreadCharts, causes: causeCharts })) {
+    const place = placeOfCharts(name);
+    place?.replaceChildren();
+    if (place) draw(place, run);
+  }
 }
 
 /* The size of the window, the theme and paper change what is drawn. */
@@ -37,6 +41,7 @@ function redraw() {
   window.addEventListener("afterprint", onPaper(false));
 }
 
-openPage().catch((error) => {
+redraw();
+(DATA.live ? follow() : openPage()).catch((error) => {
   document.querySelector("main").prepend(element("p", { class: "warning" }, `The charts cannot be drawn: ${error.message}. The tables are complete.`));
 });

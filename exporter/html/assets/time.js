@@ -16,7 +16,7 @@ function timeCharts(place, run) {
 /* Charts [caption, height, rows] of runs on one axis, each run from its own start; `run.view` is what part is in sight. */
 function onOneAxis(place, runs, kinds, draw) {
   const [first] = runs, charts = [];
-  const all = () => [runs.length > 1 ? 0 : Math.min(0, first.columns.sent.values[0] ?? 0),
+  const all = () => [runs.length > 1 ? 0 : Math.min(first.begin || 0, first.columns.sent.values[0] ?? Infinity),
     Math.max(...runs.map(({ duration, columns }) => Math.max(duration, columns.sent.values.at(-1) ?? 0)))];
   const paint = () => {
     const [from, to] = first.view || all();
@@ -47,8 +47,8 @@ function zoomControls(view, show) {
     return button;
   };
   return element("div", { class: "controls", role: "group", "aria-label": "Zoom of the charts over time" },
-    by("Zoom in", 0.25, -0.25), by("Zoom out", -0.5, 0.5), by("Earlier", -0.5, -0.5), by("Later", 0.5, 0.5), by("Whole run", -Infinity, Infinity),
-    element("span", { class: "note" }, "or drag over a chart; a double click shows the whole run"));
+    by("Zoom in", 0.25, -0.25), by("Zoom out", -0.5, 0.5), by("Earlier", -0.5, -0.5), by("Later", 0.5, 0.5), by(DATA.live ? "All" : "Whole run", -Infinity, Infinity),
+    element("span", { class: "note" }, `or drag over a chart; a double click shows ${DATA.live ? "all, and goes on" : "the whole run"}`));
 }
 
 /* Rows to draw: a name for the colour, a label, `at(steps)` giving the value of each step, and whether it is stacked. */
@@ -87,8 +87,10 @@ function loadRows(run) {
   const ends = ({ columns }) => once(columns, "ends", () => Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row))
     .filter((value) => value === value).sort());
   const open = (at) => placeOf(run.columns.sent.values, at) - placeOf(ends(run), at);
-  const rows = [{ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open) }];
-  for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) rows.push(...gaugeRows(run, gauge, name, gauge, cell, (a, b) => a + b));
+  const add = (gauge, name) => gaugeRows(run, gauge, name, gauge, cell, (a, b) => a + b);
+  // Of what is in flight while a run goes, columns know nothing.
+  const rows = run.live ? add("in flight", "network") : [{ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open) }];
+  for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) rows.push(...add(gauge, name));
   return rows;
 }
 
@@ -98,7 +100,7 @@ const cacheRows = (run) => gaugeRows(run, "KV cache in use", "decode", "KV cache
 /* One row of a gauge, of all engines together; none where no engine has it. */
 function gaugeRows(run, gauge, name, label, text, fold) {
   const held = () => run.gauges.filter((read) => read.label === gauge);
-  const at = (steps) => highest(steps, timesOf(held()), (moment) => combined(held(), moment, fold));
+  const at = (steps) => highest(steps, timesOf(held()), (time) => combined(held(), time, fold));
   return held().length ? [{ name, label, text, at }] : [];
 }
 
@@ -139,10 +141,10 @@ function timeChart(place, height, rows, show, draw) {
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.05] } },
     cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
     axes: [
-      { ...grid, values: (_, values) => values.map((value) => `${cell(value)} s`) },
+      { ...grid, values: (_, values) => values.map(moment) },
       { ...grid, size: 70, space: 22, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
     ],
-    series: [{ label: "after the start", value: (_, value) => (value === null ? "-" : `${cell(value)} s`) }, ...order.map((row) => ({
+    series: [{ label: DATA.byClock ? "at, UTC" : "after the start", value: (_, value) => (value === null ? "-" : moment(value)) }, ...order.map((row) => ({
       label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
       fill: row.stacked ? () => colour(row.name) : undefined, points: { show: false },
       paths: row.stacked ? uPlot.paths.bars({ size: [1], align: -1 }) : uPlot.paths.stepped({ align: -1 }),
@@ -166,7 +168,7 @@ function timeChart(place, height, rows, show, draw) {
       const steps = stepsOf(from, to, count);
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
       const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
-      drawing.setAttribute("aria-label", `${caption}, from ${cell(from / 1000)} to ${cell(to / 1000)} s: ${most.join(", ")}. The table below has the numbers.`);
+      drawing.setAttribute("aria-label", `${caption}, from ${cell(from / 1000)} to ${cell(to / 1000)} s: ${most.join(", ")}.${DATA.live ? "" : " The table below has the numbers."}`);
       const sums = new Float64Array(count);
       const tops = new Map(stacked.map((row) => [row.label, shown[row.label].map((value, step) => (value === null ? null : (sums[step] += Math.max(0, value))))]));
       // A step's value stands at its right edge; the first edge has none of its own.
@@ -177,6 +179,9 @@ function timeChart(place, height, rows, show, draw) {
     },
   };
 }
+
+/* A place on the axis: seconds after the start; of a watch, which may go on for days, the time of day. */
+const moment = (seconds) => (DATA.byClock ? new Date(Date.parse(DATA.startsAt) + 1000 * seconds).toISOString().slice(11, 19) : `${cell(seconds)} s`);
 
 /* As many steps as the width has room for; of few requests fewer, so that most steps have one. */
 function stepCount(width, requests) {
@@ -200,8 +205,8 @@ function drawMarks(u, run) {
   }
   context.globalAlpha = 1;
   let last = null;
-  for (const { at: moment, kind } of marksOf(run)) {
-    const left = Math.round(u.valToPos(moment / 1000, "x", true));
+  for (const { at: time, kind } of marksOf(run)) {
+    const left = Math.round(u.valToPos(time / 1000, "x", true));
     if (left < box.left || left > box.left + box.width || (last && last.left === left && last.kind === kind)) continue;
     last = { left, kind };
     context.fillStyle = colour(kind === "scrape" ? "warning" : "alarm");

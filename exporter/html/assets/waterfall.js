@@ -5,21 +5,22 @@ const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX =
 const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
 
 function waterfall(place, run) {
-  const state = { filters: { phase: "measure" }, sort: "ttft", clock: false, columns: null, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1 };
+  const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1, chosen: "" });
   const detail = element("div", { class: "detail", "aria-live": "polite" });
   const list = element("div", { class: "scroll", tabindex: "0", role: "application",
-    "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside. The table below names the slowest." });
+    "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside." });
   const count = element("span", { class: "note", role: "status" });
   const view = canvas(list, LIST_PX, "", (context, width) => {
     if (state.columns !== run.columns) arrange();
     drawBars(context, width, state, run, list.scrollTop);
   });
   view.element.setAttribute("aria-hidden", "true");
-  const spacer = element("div");
+  const spacer = element("div"), colours = element("div");
   list.append(spacer);
   const choose = (at) => {
     if (!state.rows.length) return;
     state.at = Math.max(0, Math.min(state.rows.length - 1, at));
+    state.chosen = identity(run.columns, state.rows[state.at]);
     const top = state.at * state.tall;
     const room = LIST_PX - AXIS_PX - state.tall;
     if (top < list.scrollTop) list.scrollTop = top;
@@ -35,10 +36,12 @@ function waterfall(place, run) {
     state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
     spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
     count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests`;
-    state.at = -1;
+    state.at = state.chosen ? state.rows.findIndex((row) => identity(columns, row) === state.chosen) : -1;
+    colours.replaceChildren(partsLegend(run));
   };
   const refresh = () => {
     list.scrollTop = 0;
+    state.chosen = "";
     detail.replaceChildren(element("p", { class: "note" }, "Choose a request to see all its numbers."));
     arrange();
     view.paint();
@@ -53,17 +56,20 @@ function waterfall(place, run) {
     event.preventDefault();
     choose(state.at < 0 ? 0 : state.at + steps[event.key]);
   });
-  place.append(controls(run, state, refresh), partsLegend(run),
+  place.append(controls(run, state, refresh), colours,
     element("div", { class: "pair" }, element("div", {}, list, count), detail));
   refresh();
 }
+
+/* What a request is known by when others come and rows are numbered anew: no two begin and end at the same times. */
+const identity = (columns, row) => `${valueOf(columns, "sent", row)} ${valueOf(columns, "e2e", row)}`;
 
 function controls(run, state, refresh) {
   const { columns } = run;
   const set = (change) => (value) => { change(value); refresh(); };
   const keys = [["ttft", "TTFT"], ["sent", "start"], ["e2e", "end-to-end time"], ...partsOf(run).map(({ name, label }) => [name, label])];
   const filters = FILTERS.filter(([name]) => columns[name]?.texts.filter((text) => text).length > 1).map(([name, label]) =>
-    choice(label, [["", "all"], ...columns[name].texts.filter((text) => text).map((text) => [text, text])], state.filters[name] || "",
+    choice(label, [["", "all"], ...columns[name].texts.filter((text) => text).sort().map((text) => [text, text])], state.filters[name] || "",
       set((value) => { state.filters[name] = value; })));
   return element("div", { class: "controls", role: "group", "aria-label": "Which requests, in which order" },
     choice("sorted by", keys, state.sort, set((value) => { state.sort = value; })), ...filters,
@@ -73,7 +79,7 @@ function controls(run, state, refresh) {
 function partsLegend(run) {
   const { columns } = run, entries = partsOf(run).map(({ name, label }) => [name, label]);
   const rows = [...columns.sent.values.keys()], errors = ascending(rows, (row) => valueOf(columns, "error", row) || NaN);
-  if (rows.some((row) => !isCovered(columns, row))) entries.push(["rest", "no breakdown"]);
+  if (rows.some((row) => !isCovered(columns, row))) entries.push(["rest", run.live ? "no breakdown, or not yet" : "no breakdown"]);
   entries.push(["decode", "after the first token (by the clock)"]);
   if (errors.length) entries.push(["ink", `line with ends: how far an estimated bound of the parts may be off (its standard error, ${ms(quantile(errors, 0.5))} ms in the median)`]);
   if (rows.some((row) => isFailed(columns, row))) entries.push(["alarm", "red end: did not succeed"]);

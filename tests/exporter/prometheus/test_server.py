@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import aiohttp
+from contextlib import AsyncExitStack
 
+import aiohttp
+import pytest
+from server_sent import listening
+
+from exporter.prometheus.events import MOST_BROWSERS
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 
@@ -27,3 +32,38 @@ async def test_a_page_without_a_readiness_check_is_ready():
     """A run's page is there from its start."""
     async with serving(LivePage(), "127.0.0.1", 0) as url:
         assert (200, "ready\n") == await asked(url, "/readyz")
+
+
+@pytest.mark.parametrize("path", ["/", "/live"])
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("127.0.0.1", 200), ("localhost:9464", 200), ("[::1]:9464", 200), ("10.0.0.7", 200), ("a.localhost", 200),
+        ("attacker.example", 403), ("127.0.0.1.attacker.example", 403), ("localhost.attacker.example:80", 403),
+        ("[::1", 403), ("", 403),
+    ],
+)  # fmt: skip
+async def test_the_live_page_answers_to_names_of_this_machine_alone(path: str, name: str, status: int):
+    """A page of others whose name leads here cannot read it; Prometheus may use whatever name it has."""
+    page = LivePage()
+    page.stream.end(lambda: b"event: final\ndata: {}\n\n")
+    async with serving(page, "127.0.0.1", 0) as url, aiohttp.ClientSession() as session:
+        async with session.get(url.replace("/metrics", path), headers={"Host": name}) as reply:
+            assert status == reply.status
+            assert ("no-store", "nosniff") == (reply.headers["Cache-Control"], reply.headers["X-Content-Type-Options"])
+            assert "Access-Control-Allow-Origin" not in reply.headers
+        async with session.get(url, headers={"Host": "attacker.example"}) as reply:
+            assert reply.status == 200
+
+
+async def test_browsers_are_sent_events_and_no_more_of_them_than_there_is_room_for():
+    """One that comes back says which event it had last."""
+    page = LivePage()
+    for number in range(3):
+        page.stream.publish(b'event: rows\ndata: {"number": %d}\n\n' % number, b"")
+    async with serving(page, "127.0.0.1", 0) as url, AsyncExitStack() as stack:
+        live = url.replace("/metrics", "/live")
+        for last in range(MOST_BROWSERS):
+            browser = await stack.enter_async_context(listening(live, **{"Last-Event-ID": str(last % 2)}))
+            assert last % 2 + 1 == (await anext(browser)).data["number"]
+        assert (503, "too many browsers show this page\n") == await asked(url, "/live")

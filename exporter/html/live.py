@@ -1,0 +1,164 @@
+"""What the live page is sent: the columns of what came since, and what a terminal says, as server-sent events.
+
+Columns are made as the report makes them. What is known of requests is handed in; nothing is counted here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import RenderableType
+
+from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts, gateway_label, network_label
+from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack
+from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
+from exporter.html.markup import blocks
+from exporter.report.format import Prose, duration
+from loadgen.requests.table import RequestLog
+from rundir.clock import iso_ms
+from rundir.columns import Ints, concat, take
+from scraper.series.log import FailureRecord, Row
+
+SHOWN_S = 900.0  # as the headings of the page say
+MOST_GAUGES, MOST_MARKS = 64, 1000
+LEVEL = 6  # of DEFLATE: 9 is 3 % smaller and takes three times as long
+
+
+@dataclass(slots=True, kw_only=True)
+class _News:
+    """What came since the last event, as `LiveColumns` takes it in."""
+
+    ended: list[RequestLog] = field(default_factory=list)
+    counted: list[tuple[Ints, Parts]] = field(default_factory=list)
+    known: list[tuple[RequestLog, Parts]] = field(default_factory=list)
+    gauges: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
+    marks: list[dict[str, Any]] = field(default_factory=list)
+
+
+class LiveColumns:
+    """Owns what came since the last event. Times are shown since `start_ns`; `is_by_clock`: as the time of day."""
+
+    def __init__(self, run_id: str, start_ns: int, *, is_by_clock: bool = False, trace_url: str = "") -> None:
+        self._start_ns = start_ns
+        self._facts = {
+            "run": run_id,
+            "byClock": is_by_clock,
+            "traceUrl": trace_url,
+            "parts": list(map(_described, TTFT_PARTS)),
+            "inner": list(map(_described, (*INNER_PARTS, DECODE))),
+        }
+        self._news = _News()
+
+    def clock_moved(self, moved_ns: int) -> None:
+        """Go on by a clock that was set by so much."""
+        self._start_ns += moved_ns
+
+    def ended(self, log: RequestLog) -> None:
+        """Take in requests of a run that ended, whose parts may come later."""
+        if len(log):
+            self._news.ended.append(log)
+
+    def counted(self, index: Ints, parts: Parts) -> None:
+        """Take in the parts of requests of a run, by their index."""
+        if len(index):
+            self._news.counted.append((index, parts))
+
+    def known(self, log: RequestLog, parts: Parts) -> None:
+        """Take in requests that ended, with their parts. Their index is not used."""
+        if len(log):
+            self._news.known.append((log, parts))
+
+    def in_flight(self, count: int, now_ns: int) -> None:
+        """Take in how many requests the client has in flight."""
+        self._news.gauges.setdefault(("client", "in_flight"), []).append((now_ns, count))
+
+    def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
+        """Take in what an engine's page said, or that it did not answer."""
+        at_ns = (scrape.request_ns + scrape.response_ns) // 2
+        if isinstance(scrape, FailureRecord):
+            if len(self._news.marks) < MOST_MARKS:
+                text = f"{scrape.url}: {scrape.error}"
+                self._news.marks.append({"at": (at_ns - self._start_ns) / 1e6, "kind": "scrape", "text": text})
+            return
+        for name in GAUGES.keys() & gauges.keys():
+            if (scrape.url, name) in self._news.gauges or len(self._news.gauges) < MOST_GAUGES:
+                self._news.gauges.setdefault((scrape.url, name), []).append((at_ns, gauges[name]))
+
+    def rows(self) -> bytes:
+        """Return the event of what came since the last one, b"" where nothing did."""
+        news, self._news = self._news, _News()
+        return b"" if news == _News() else event("rows", _rows(news, self._start_ns))
+
+    def facts(self, now_ns: int) -> dict[str, Any]:
+        """Return what the page's script knows of the run beside its rows."""
+        now_ms = (now_ns - self._start_ns) / 1e6
+        begin_ms = max(0.0, now_ms - 1e3 * SHOWN_S)
+        return {**self._facts, "startsAt": iso_ms(self._start_ns), "duration": now_ms, "begin": begin_ms}
+
+
+def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str, Any], *, kept_s: float) -> bytes:
+    """Return the event of what the page says now, above charts of what is `kept_s`."""
+    paragraphs = list(lines)
+    if kept_s < SHOWN_S:
+        text = f"Only the last {duration(kept_s)} are shown: more requests ended before than the page keeps."
+        paragraphs.append(Prose(text, "yellow"))
+    return event("state", {"facts": facts, "title": title, "lines": blocks(paragraphs)})
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event; JSON has no line breaks of its own."""
+    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _described(part: Part) -> dict[str, str]:
+    return {"name": part.name, "label": part.label, "within": part.within}
+
+
+def _rows(news: _News, start_ns: int) -> dict[str, Any]:
+    tables: list[dict[str, Column]] = []
+    labels: dict[str, str] = {}
+    if news.ended:
+        tables.append(_in_order(concat(news.ended), start_ns, with_ids=False)[0])
+    if news.counted:
+        parts = concat([parts for _, parts in news.counted])
+        index = np.concatenate([index for index, _ in news.counted])
+        tables.append({"index": number_column(index.astype(np.float64)), **part_columns(parts)})
+        labels = _labels(parts)
+    if news.known:
+        columns, rows = _in_order(concat([log for log, _ in news.known]), start_ns, with_ids=True)
+        parts = take(concat([parts for _, parts in news.known]), rows)
+        del columns["index"]
+        tables.append(columns | part_columns(parts))
+        labels = _labels(parts)
+    gauges, readings = [], dict[str, Column]()
+    for at, ((address, name), read) in enumerate(news.gauges.items()):
+        times_ns, values = map(np.array, zip(*read, strict=True))
+        gauges.append({"name": name, "label": GAUGES.get(name, "in flight"), "address": address})
+        readings[f"time{at}"] = ascending_column((times_ns - start_ns) / 1e6, TIME_UNIT_MS)
+        readings[f"value{at}"] = number_column(values.astype(np.float64), gauge_unit(name))
+    return {
+        "tables": [pack(columns, level=LEVEL) for columns in tables],
+        "labels": labels,
+        "gauges": gauges,
+        "gaugesAt": pack(readings, level=LEVEL),
+        "marks": news.marks,
+    }
+
+
+def _in_order(log: RequestLog, start_ns: int, *, with_ids: bool) -> tuple[dict[str, Column], Ints]:
+    """Return the columns of requests in the order in which they were sent, and which rows these are."""
+    sent_ns = sent_ns_of(log)
+    rows = np.argsort(sent_ns, kind="stable")
+    rows = rows[sent_ns[rows] >= 0]
+    return request_columns(take(log, rows), sent_ns[rows], start_ns, with_ids=with_ids), rows
+
+
+def _labels(parts: Parts) -> dict[str, str]:
+    """Return what people read for the parts whose names depend on what is known of the requests."""
+    if not parts.covered.any():
+        return {}
+    return {"network": network_label(parts, parts.covered), "gateway": gateway_label(parts, parts.covered)}

@@ -1,0 +1,59 @@
+"""What browsers are shown of a run while it goes: what the live view knows, as events of the live page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from exporter.prometheus.events import EventStream
+from loadgen.requests.table import RequestLog
+from rundir.columns import Ints
+from scraper.series.log import FailureRecord, Row
+from sidecar.progress import View, panel
+
+if TYPE_CHECKING:
+    from correlator.breakdown import Parts
+    from exporter.html.live import LiveColumns
+
+
+class Browsers:
+    """Owns the columns of a run's measured phase on their way to browsers.
+
+    They are made with the first request that ended: what they import would have kept it waiting.
+    """
+
+    def __init__(self, stream: EventStream, *, run_id: str, trace_url: str) -> None:
+        self._stream, self._run_id, self._trace_url = stream, run_id, trace_url
+        self._columns: LiveColumns | None = None
+
+    def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
+        """Take in what an engine's page said."""
+        if self._columns is not None:
+            self._columns.scraped(scrape, gauges)
+
+    def take(
+        self, ended: RequestLog, parts: Sequence[tuple[Ints, Parts]], *, in_flight: int, start_ns: int, now_ns: int
+    ) -> None:
+        """Take in requests of the measured phase, which began at `start_ns`, and the parts of some by their index."""
+        if self._columns is None:
+            from exporter.html.live import LiveColumns  # noqa: PLC0415  as the class says
+
+            self._columns = LiveColumns(self._run_id, start_ns, trace_url=self._trace_url)
+        self._columns.ended(ended)
+        self._columns.in_flight(in_flight, now_ns)
+        for index, broken_down in parts:
+            self._columns.counted(index, broken_down)
+
+    def publish(self, view: Callable[[], View], now_ns: int) -> None:
+        """Send what came, when it is time to; and what a terminal says while a browser is connected."""
+        if not self._stream.is_due:
+            return
+        rows = b"" if self._columns is None else self._columns.rows()
+        state = b""
+        if self._stream.is_watched:
+            from exporter.html.live import state_event  # noqa: PLC0415  as the class says
+
+            facts = {} if self._columns is None else self._columns.facts(now_ns)
+            lines = [panel(view()).renderable]
+            state = state_event(f"Sidelight run {self._run_id}", lines, facts, kept_s=self._stream.kept_s)
+        self._stream.publish(rows, state)
