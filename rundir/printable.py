@@ -1,9 +1,13 @@
-"""Text that others wrote, as a person may see it: model names, versions, errors of servers, manifests of others."""
+"""Text as a person may see it: what others wrote (model names, versions, errors of servers, manifests), numbers as a
+row of blocks, and what stands for both on a terminal that has only ASCII.
+"""
 
 from __future__ import annotations
 
 import codecs
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # Controls of terminals, of the direction of text and of lines; what has no width; halves of characters; what is never a
@@ -13,7 +17,8 @@ _UNSEEN = re.compile(
 )
 
 # Blocks of bars and sparklines, rules and signs of tables, for terminals whose encoding lacks them.
-_LOOKALIKES = str.maketrans(dict(zip("▁▂▃▄▅▆▇█─≤≥±", "_.:-=+*#-<>~", strict=True)))
+_LOOKALIKES = str.maketrans(dict(zip("▁▂▃▄▅▆▇█─≤≥±░▒▓▞·…", "_.:-=+*#-<>~.:%/..", strict=True)))
+_BLOCKS = "▁▂▃▄▅▆▇█"
 IN_ASCII = "sidelight.ascii"
 
 
@@ -30,6 +35,13 @@ codecs.register_error(IN_ASCII, _in_ascii)
 def printable(text: str) -> str:
     """Return a text without anything that a terminal obeys or a reader cannot see: \\x1b instead of the escape."""
     return _UNSEEN.sub(_escaped, text)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Return a block for each value, its height the share of the largest: the lowest is zero, a blank is unknown."""
+    most = max((value for value in values if value is not None), default=0.0)
+    heights = (None if value is None else math.ceil(7 * max(0.0, value / (most or 1.0))) for value in values)
+    return "".join(" " if height is None else _BLOCKS[height] for height in heights)
 
 
 def printable_all(value: Any) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -14,7 +12,6 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 TEXTS = {"", "known from", "class"}  # columns of words
 
 
@@ -74,13 +71,6 @@ def spoken(value: float | None) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1e3:,.1f} s"
     return f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
-
-
-def sparkline(values: Sequence[float | None]) -> str:
-    """Return a block for each value, its height the share of the largest: the lowest is zero, a blank is unknown."""
-    most = max((value for value in values if value is not None), default=0.0)
-    heights = (None if value is None else math.ceil(7 * max(0.0, value / (most or 1.0))) for value in values)
-    return "".join(" " if height is None else BLOCKS[height] for height in heights)
 
 
 def percent(ratio: float | None) -> str:

@@ -50,6 +50,19 @@ class LiveParts:
         """Return how many requests have ended and are not counted yet."""
         return sum(len(log) for _, log in self._fresh) + self._window.sizes["waiting"]
 
+    @property
+    def broken_down(self) -> int:
+        """Return how many requests the parts of the TTFT are known of."""
+        return round(sum(sum(observed.counts) for (part, _), observed in self.counts.ttft.items() if part == "other"))
+
+    @property
+    def mean_ms(self) -> dict[str, float]:
+        """Return the mean of each part of their TTFT; nothing before there is one."""
+        means_ms = dict.fromkeys((part for part, _ in self.counts.ttft), 0.0)
+        for (part, _), observed in self.counts.ttft.items():
+            means_ms[part] += 1e3 * observed.sum_s / (self.broken_down or 1)
+        return means_ms if self.broken_down else {}
+
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
 

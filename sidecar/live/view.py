@@ -28,8 +28,9 @@ from sidecar.directory import News, RunLogs
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import EngineView, about_engine, stated
+from sidecar.live.lately import Flow, Peaks
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
-from sidecar.progress import View
+from sidecar.progress.panel import BAR, Standing, View
 
 if TYPE_CHECKING:
     from exporter.prometheus.events import EventStream
@@ -95,6 +96,8 @@ class LiveRun:
         self._parts: LiveParts | None = None
         self._browsers = Browsers(stream, run_id=run_id, trace_url=described.trace_url) if stream else None
         self._shown = False  # somebody wants snapshots
+        self.shows_parts = False  # somebody wants the parts of the TTFT in views
+        self._flow, self._waiting = Flow(), Peaks(columns=BAR)
         self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
 
     def __enter__(self) -> Self:
@@ -108,6 +111,7 @@ class LiveRun:
         self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
         self._received = deque([(self._phase_ns, self._tallies[phase].received)])
         self._starts_ns[phase] = self._phase_ns
+        self._flow.counts.clear()
 
     def leave(self) -> None:
         """End the phase: nothing of it is scheduled any more."""
@@ -145,12 +149,19 @@ class LiveRun:
         now_ns = self._clock.now_ns()
         ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
         elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
+        sent, waiting = self._submitted(self._phase), self._gauge("requests_waiting")
+        scheduled = self._scheduled(self._phase)
+        offered_per_s, served_per_s = self._flow.rates(
+            now_ns / 1e9, sent if scheduled is None else scheduled, tally.statuses["ok"]
+        )
+        lateness_s, parts = tally.lateness_quantiles_s().get("0.99"), self._parts
+        slo = self.slo() if self._described.slo else None
         return View(
             phase=self._phase,
             loaded=self._loaded,
             elapsed_s=elapsed_s,
             planned_s=self._planned_s if self._phase == "measure" else None,
-            sent=self._submitted(self._phase),
+            sent=sent,
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],
             in_flight=self._in_flight,
@@ -158,8 +169,18 @@ class LiveRun:
             ttft_p50_ms=1e3 * ttft_s["0.5"] if ttft_s else None,
             ttft_p99_ms=1e3 * ttft_s["0.99"] if ttft_s else None,
             running=self._gauge("requests_running"),
-            waiting=self._gauge("requests_waiting"),
+            waiting=waiting,
             kv_cache_usage_ratio=self._gauge("kv_cache_usage"),
+            offered_per_s=offered_per_s,
+            served_per_s=served_per_s,
+            lateness_p99_ms=None if lateness_s is None else 1e3 * lateness_s,
+            ttft_parts_ms={} if parts is None else parts.mean_ms,
+            broken_down=0 if parts is None else parts.broken_down,
+            waiting_lately=self._waiting.take(now_ns / 1e9, waiting),
+            objectives=[
+                Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)
+                for each in (slo.objectives if slo else ())
+            ],
             silent={url: why for url, engine in self._engines.items() if (why := engine.silence(self._stale_s))},
         )
 
@@ -267,7 +288,7 @@ class LiveRun:
             self._browsers.scraped(scrape, engine.counts.gauges)
 
     def _break_down(self, news: News) -> None:
-        if self._shown and self._parts is None and len(news.requests):
+        if (self._shown or self.shows_parts) and self._parts is None and len(news.requests):
             # Not before the first request has ended, which this import would have kept waiting; best in the warm-up.
             from sidecar.live.breakdown import LiveParts  # noqa: PLC0415
 

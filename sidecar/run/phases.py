@@ -195,6 +195,7 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
 async def watching(session: Session) -> AsyncIterator[None]:
     """Show the run while the block goes on."""
     warned = False
+    session.live.shows_parts = session.progress.mode in ("panel", "json")
 
     def look() -> None:
         nonlocal warned

@@ -20,10 +20,11 @@ from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 from rundir.printable import printable
-from sidecar.progress import cell, number, row
+from sidecar.progress.panel import cell, number, row, waiting_row
 from sidecar.watch.lately import Recent
 
 MOST_ENGINES, MOST_REASONS = 4, 3
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class WatchState:
 
     `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for the next estimate. Spans and
     what became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
-    why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break.
+    why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
+    `waiting_lately` has the most that waited in all engines in each column of the last minutes.
     """
 
     elapsed_s: float
@@ -62,13 +64,14 @@ class WatchState:
     receiver_down: str = ""
     errors: int = 0
     breaks: Sequence[str] = ()
+    waiting_lately: Sequence[float | None] = ()
 
 
 def panel(state: WatchState) -> Panel:
-    """Return the panel; it takes any width."""
+    """Return the panel; it takes any width, and keeps it from refresh to refresh."""
     body = Group(*_lines(state))
     title = Text(f"sidelight watch  {_time(state.elapsed_s)}")
-    return Panel(body, title=title, title_align="left", border_style="cyan", expand=False)
+    return Panel(body, title=title, title_align="left", border_style="cyan", width=WIDTH)
 
 
 def _lines(state: WatchState) -> Iterator[RenderableType]:
@@ -78,6 +81,8 @@ def _lines(state: WatchState) -> Iterator[RenderableType]:
     yield from (_engine(engine) for engine in state.engines[:MOST_ENGINES])
     if len(state.engines) > MOST_ENGINES:
         yield Text(f"and {len(state.engines) - MOST_ENGINES} more pages", style="dim")
+    if state.engines:
+        yield waiting_row(state.waiting_lately)
     yield from _breakdown(state.recent)
     yield from (Text(printable(f"! In the last minute {text}"), style="yellow") for text in state.breaks)
     yield from _without(state.recent)

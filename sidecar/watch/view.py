@@ -45,7 +45,9 @@ from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
+from sidecar.live.lately import Peaks
 from sidecar.live.quantiles import QuantileView
+from sidecar.progress.panel import BAR
 from sidecar.watch.lately import WINDOW_S, Lately
 from sidecar.watch.panel import EngineState, WatchState
 
@@ -70,6 +72,7 @@ class WatchView:
     ) -> None:
         self._columns = columns
         self._lately = Lately() if is_shown else None
+        self._waiting = Peaks(columns=BAR, column_s=WINDOW_S / BAR)
         self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
@@ -250,10 +253,13 @@ class WatchView:
             raise ValueError("the requests of the last minutes are not kept")
         self._restarted_ns |= self._requests.estimates.restarted_ns()
         received = self.receiver_counts()
+        engines = [self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()]
+        queues = [engine.waiting for engine in engines if engine.waiting is not None]
         return WatchState(
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
-            engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()],
+            engines=engines,
+            waiting_lately=self._waiting.take(now_ns / 1e9, sum(queues) if queues else None),
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],

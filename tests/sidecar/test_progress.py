@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 from rich.console import Console
 
-from sidecar.progress import Mode, Progress, Terminal, View, line, mode_for, panel
+from correlator.breakdown import TTFT_PARTS
+from sidecar.progress import Mode, Progress, Terminal, mode_for
+from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
 
 VIEW = View(
     loaded=True,
@@ -26,15 +29,25 @@ VIEW = View(
     running=7.0,
     waiting=3.0,
     kv_cache_usage_ratio=0.213,
+    offered_per_s=6.0,
+    served_per_s=5.43,
+    lateness_p99_ms=0.412,
+    ttft_parts_ms={"network": 1.3, "gateway": 0.0, "queue": 168.4, "prefill": 60.1, "other": 17.7},
+    broken_down=41,
+    waiting_lately=[None, 0.0, 0.0, 1.0, 2.5, 5.0, 3.1],
+    objectives=[
+        Standing(objective="tpot_p99<50ms", met=True, value=18.1, unit="ms"),
+        Standing(objective="ttft_p99<300ms", met=False, value=1524.1, unit="ms"),
+    ],
 )
-UNKNOWN = {field.name for field in dataclasses.fields(View) if "None" in str(field.type)}
+UNKNOWN = {field.name for field in dataclasses.fields(View) if str(field.type).endswith("| None")}
 BARE = dataclasses.replace(VIEW, **dict.fromkeys(UNKNOWN))
 
 
-def rendered(view: View) -> str:
+def rendered(view: View, width: int = 120) -> str:
     """Return the panel as text."""
     text = StringIO()
-    Console(file=text, width=120, color_system=None).print(panel(view))
+    Console(file=text, width=width, color_system=None).print(panel(view))
     return text.getvalue()
 
 
@@ -62,14 +75,57 @@ def test_the_panel_shows_both_sides():
         "ok 48",
         "failed 3",
         "in flight 10",
-        "tokens/s 1234",
-        "TTFT p50 9.4 ms",
+        "up to 0.41 ms late (p99)",
+        "offered 6 ",
+        "served 5.4",
+        "tokens 1234",
+        "p50 9.4 ms",
         "p99 140 ms",
+        "mean of 41 248 ms",
+        "░ outside 1.3 ms",
+        "█ queue 168 ms",
+        "▓ prefill 60 ms",
+        "▒ other 18 ms",
+        "ttft_p99<300ms MISSED (1524 ms)",
+        "tpot_p99<50ms met (18 ms)",
         "running 7",
         "waiting 3",
         "KV cache 21 %",
+        "▁▁▃▅█▆  up to 5",
     ):
         assert words in shown
+    assert shown.index("MISSED") < shown.index("met (")
+
+
+def moments() -> Iterator[View]:
+    """Give a run from its first moment on: nothing known, then small and large numbers."""
+    yield dataclasses.replace(BARE, ttft_parts_ms={}, waiting_lately=[], broken_down=0)
+    yield BARE
+    yield VIEW
+    yield dataclasses.replace(
+        VIEW, elapsed_s=3600.0, planned_s=10.0, sent=12_345_678, ok=9_876_543, failed=12_345, in_flight=4321,
+        output_tokens_per_s=123_456.7, ttft_p50_ms=123_456.0, ttft_p99_ms=9_999.0, running=4096.0, waiting=65_536.0,
+        lateness_p99_ms=12_345.0, ttft_parts_ms=dict.fromkeys(PARTS, 123_456.0), broken_down=9_999_999,
+        waiting_lately=[65_536.0] * BAR, offered_per_s=12_345.6, served_per_s=12_345.6,
+        objectives=[dataclasses.replace(VIEW.objectives[0], value=None, met=None)] * 9,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_panel_keeps_its_size(width: int):
+    """From refresh to refresh, whatever its numbers: 80 columns, or what a narrower terminal has."""
+    frames = [rendered(view, width).splitlines() for view in moments()]
+    assert {min(width, 80)} == {len(row) for frame in frames for row in frame}
+    assert 1 == len({len(frame) for frame in frames})
+
+
+def test_the_bar_has_as_many_blocks_whatever_the_parts_are():
+    """None of a part that is not there; the parts are those of a report, each with a block of its own."""
+    assert set(PARTS) == {part.name for part in TTFT_PARTS}
+    for parts_ms in ({"queue": 1.0}, dict.fromkeys(PARTS, 1.0), {"network": 1e-9, "prefill": 2.0, "other": 1.0}):
+        bar = rendered(dataclasses.replace(VIEW, ttft_parts_ms=parts_ms)).splitlines()[5]
+        assert BAR == sum(bar.count(glyph) for _, glyph, _ in PARTS.values())
+    assert "·" * BAR in rendered(dataclasses.replace(VIEW, ttft_parts_ms={}))
 
 
 def test_a_line_says_the_same():

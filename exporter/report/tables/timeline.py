@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from msgspec import UnsetType
 from rich.text import Text
 
-from exporter.report.format import cell, duration, sparkline, spoken
+from exporter.report.format import cell, duration, spoken
 from exporter.summary.timeline import Timeline
+from rundir.printable import sparkline
 
 LABEL = 9
 

@@ -16,14 +16,15 @@ from exporter.prometheus.page import LivePage
 from loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import RequestFold
-from rundir.clock import anchor
+from rundir.clock import Clock, anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
-from sidecar.directory import RAW
+from sidecar.directory import MANIFEST, RAW
 from sidecar.live.view import Described, LiveRun
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"
+LOOKS = 5  # at the growing logs
 
 
 def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(tmp_path: Path):
@@ -153,6 +154,36 @@ def test_first_tokens_of_recorded_runs_are_those_of_the_table(name: str):
     assert len({first.index for first in said}) == len(said)
     open_tokens = sum(fold.streamed.values())
     assert 0 <= open_tokens <= np.diff(table.chunk_start)[table.status == "in_flight"].sum()
+
+
+def test_a_view_has_the_parts_of_the_page_without_one(tmp_path: Path):
+    """Where a panel wants them: the means of what the page counts, of requests whose spans came."""
+    recorded = GOLDEN / "vllm_spans"
+    manifest = json.loads((recorded / MANIFEST).read_text(encoding="utf-8"))
+    ended_ns, run_id = manifest["ended_ns"], manifest["run_id"]
+    (tmp_path / RAW).mkdir()
+    clock = Clock(offset_ns=ended_ns, monotonic_ns=lambda: 0)
+    described = Described(slo=parse_slo("ttft_p99<1s"))
+    with LiveRun(tmp_path, run_id=run_id, clock=clock, planned_s=None, stale_s=9.0, described=described) as live:
+        live.shows_parts = True
+        live.enter("measure", start_ns=ended_ns - 10**9)
+        for look in range(LOOKS):
+            for log in (recorded / RAW).iterdir():
+                data = log.read_bytes()
+                step = len(data) if log.name.startswith("plan-") else -(-len(data) // LOOKS)
+                with (tmp_path / RAW / log.name).open("ab") as file:
+                    file.write(data[look * step : (look + 1) * step])
+            live.poll()
+        view, counts = live.view(), live.snapshot().parts
+    assert counts is not None
+    sums_s = {part: 0.0 for part, _ in counts.ttft}
+    for (part, _), observed in counts.ttft.items():
+        sums_s[part] += observed.sum_s
+    assert 0 < view.broken_down == sum(counts.requests.values())
+    assert {part: pytest.approx(1e3 * sum_s / view.broken_down) for part, sum_s in sums_s.items()} == view.ttft_parts_ms
+    assert sum(view.ttft_parts_ms.values()) > 1
+    assert view.lateness_p99_ms is not None
+    assert [("ttft_p99<1s", True)] == [(each.objective, each.met) for each in view.objectives]
 
 
 def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_workers_say(tmp_path: Path):

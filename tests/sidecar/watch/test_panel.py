@@ -179,6 +179,20 @@ def test_a_narrow_terminal_gets_no_line_that_is_too_long(width: int, tmp_path: P
     assert width >= max(map(len, shown(state, width=width).splitlines()))
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_its_width_stays_and_the_queue_of_the_last_minutes_is_drawn(width: int, tmp_path: Path):
+    """Of all engines together, the latest to the right; as wide whatever it holds."""
+    (tmp_path / "raw").mkdir()
+    logged(tmp_path, traced(1))
+    pages = ScrapeLog(tmp_path / "scrapes-000000.log")
+    pages.append(scraped(NOON, PAGE.format(started=100), url=URL))
+    pages.close()
+    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True) as view:
+        frames = [shown(state, width=width) for state in (state_of(), looked(view, NOON + 2 * S))]
+    assert {min(width, 100)} == {len(row) for frame in frames for row in frame.splitlines()}
+    assert width == 60 or "█  up to 3 " in frames[1]
+
+
 def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch):
     """As after a hang-up: each write fails."""
     ours, theirs = os.openpty()

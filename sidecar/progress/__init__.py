@@ -10,44 +10,19 @@ import select
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from io import TextIOWrapper
 from typing import IO, Literal, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from rundir.printable import IN_ASCII, printable
+from sidecar.progress.panel import View, line, panel
 
 Mode = Literal["panel", "lines", "json", "quiet"]
 LINE_EVERY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """The numbers of one moment of a run; None is shown as a dash. Without load of our own only the engine is shown.
-
-    `silent` are the metrics pages that no longer answer, each with the reason.
-    """
-
-    phase: str
-    loaded: bool
-    elapsed_s: float
-    planned_s: float | None
-    sent: int
-    ok: int
-    failed: int
-    in_flight: int
-    output_tokens_per_s: float | None
-    ttft_p50_ms: float | None
-    ttft_p99_ms: float | None
-    running: float | None
-    waiting: float | None
-    kv_cache_usage_ratio: float | None
-    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_terminal(stream: IO[str]) -> bool:
@@ -195,69 +170,3 @@ class Progress:
             sys.stderr.flush()
         except OSError:
             discard(sys.stderr)
-
-
-def line(view: View) -> str:
-    client = (
-        f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
-        f"{number(view.output_tokens_per_s)} tokens/s, "
-        f"TTFT p50 {number(view.ttft_p50_ms)} p99 {number(view.ttft_p99_ms)} ms, "
-    )
-    return (
-        f"{view.phase} {_elapsed(view)}: {client if view.loaded else ''}"
-        f"engine running {number(view.running)} waiting {number(view.waiting)} "
-        f"KV {_percent(view.kv_cache_usage_ratio)}"
-    )
-
-
-def panel(view: View) -> Panel:
-    """Return the panel: the client's numbers, and under them the engine's."""
-    requests = row(
-        cell("sent", f"{view.sent}"),
-        cell("ok", f"{view.ok}", "green"),
-        cell("failed", f"{view.failed}", "red" if view.failed else ""),
-        cell("in flight", f"{view.in_flight}"),
-    )
-    latency = row(
-        cell("TTFT p50", f"{number(view.ttft_p50_ms)} ms"),
-        cell("p99", f"{number(view.ttft_p99_ms)} ms"),
-        cell("tokens/s", number(view.output_tokens_per_s)),
-    )
-    engine = row(
-        cell("running", number(view.running)),
-        cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
-        cell("KV cache", _percent(view.kv_cache_usage_ratio)),
-    )
-    body = Table.grid(padding=(0, 2))
-    if view.loaded:
-        body.add_row(Text("client", style="bold cyan"), requests)
-        body.add_row("", latency)
-    body.add_row(Text("engine", style="bold cyan"), engine)
-    heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
-    return Panel(Group(heading, body), title="sidelight", title_align="left", border_style="cyan", expand=False)
-
-
-def row(*cells: Text) -> Text:
-    return Text("   ").join(cells)
-
-
-def cell(label: str, value: str, style: str = "") -> Text:
-    return Text.assemble((f"{label} ", "dim"), (value, f"bold {style}".strip()))
-
-
-def _elapsed(view: View) -> str:
-    if view.planned_s is None:
-        return f"{view.elapsed_s:.0f} s"
-    if view.elapsed_s > view.planned_s:
-        return f"{view.planned_s:.0f} s, draining for {view.elapsed_s - view.planned_s:.0f} s"
-    return f"{view.elapsed_s:.0f} of {view.planned_s:.0f} s"
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:.0f} %"

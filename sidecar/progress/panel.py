@@ -1,0 +1,213 @@
+"""What `run` shows of one moment: a panel whose size stays from refresh to refresh on a terminal, a line elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.text import Text
+
+from rundir.printable import printable, sparkline
+
+WIDTH = 80  # at most; a narrower terminal cuts the ends of lines off
+LABEL, CELL = 8, 12
+BAR = 4 * CELL  # columns of bars and of sparklines
+# The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.
+PARTS = {
+    "network": ("outside", "░", "blue"),
+    "gateway": ("gateway", "▞", "magenta"),
+    "queue": ("queue", "█", "yellow"),
+    "prefill": ("prefill", "▓", "green"),
+    "other": ("other", "▒", "cyan"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How an objective stands: its value in its unit, None where it is not known yet."""
+
+    objective: str
+    met: bool | None
+    value: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The numbers of one moment of a run; None is shown as a dash. Without load of our own only the engine is shown.
+
+    Rates are of the last seconds; `offered_per_s` is that of the schedule, of a closed loop what was sent. The means of
+    TTFT's parts are of the `broken_down` requests of the measured phase. `waiting_lately` has the most that waited in
+    each of the last stretches of time. `silent` are the metrics pages that no longer answer, each with the reason.
+    """
+
+    phase: str
+    loaded: bool
+    elapsed_s: float
+    planned_s: float | None
+    sent: int
+    ok: int
+    failed: int
+    in_flight: int
+    output_tokens_per_s: float | None
+    ttft_p50_ms: float | None
+    ttft_p99_ms: float | None
+    running: float | None
+    waiting: float | None
+    kv_cache_usage_ratio: float | None
+    offered_per_s: float | None = None
+    served_per_s: float | None = None
+    lateness_p99_ms: float | None = None
+    ttft_parts_ms: Mapping[str, float] = field(default_factory=dict)
+    broken_down: int = 0
+    waiting_lately: list[float | None] = field(default_factory=list)
+    objectives: list[Standing] = field(default_factory=list)
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+
+def line(view: View) -> str:
+    client = (
+        f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
+        f"{number(view.output_tokens_per_s)} tokens/s, "
+        f"TTFT p50 {number(view.ttft_p50_ms)} p99 {number(view.ttft_p99_ms)} ms, "
+    )
+    return (
+        f"{view.phase} {_elapsed(view)}: {client if view.loaded else ''}"
+        f"engine running {number(view.running)} waiting {number(view.waiting)} "
+        f"KV {_percent(view.kv_cache_usage_ratio)}"
+    )
+
+
+def panel(view: View) -> Panel:
+    """Return the panel: the client's numbers, where its TTFT goes, and the engine's numbers. A run's has as many lines
+    from the first to the last.
+    """
+    heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
+    if view.lateness_p99_ms is not None:
+        heading.append(f"   requests leave up to {_ms(view.lateness_p99_ms)} late (p99)", style="dim")
+    rows = [*(_client(view) if view.loaded else ()), *_engine(view)]
+    for text in (heading, *rows):
+        text.no_wrap, text.overflow = True, text.overflow or "ellipsis"
+    return Panel(Group(heading, *rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
+
+
+def _client(view: View) -> Iterator[Text]:
+    yield _row(
+        "client",
+        cell("sent", f"{view.sent}"),
+        cell("ok", f"{view.ok}", "green"),
+        cell("failed", f"{view.failed}", "red" if view.failed else ""),
+        cell("in flight", f"{view.in_flight}"),
+    )
+    yield _row(
+        "per s",
+        cell("offered", number(view.offered_per_s)),
+        cell("served", number(view.served_per_s)),
+        cell("tokens", number(view.output_tokens_per_s)),
+    )
+    mean_ms = sum(view.ttft_parts_ms.values()) if view.ttft_parts_ms else None
+    yield _row(
+        "TTFT",
+        cell("p50", _ms(view.ttft_p50_ms)),
+        cell("p99", _ms(view.ttft_p99_ms)),
+        cell(f"mean of {view.broken_down}", _ms(mean_ms)),
+    )
+    yield _row("", _bar(view.ttft_parts_ms))
+    yield _row("", Text("  ").join(_legend(view.ttft_parts_ms)))
+    if view.objectives:
+        missed_first = sorted(view.objectives, key=lambda each: each.met is not False)
+        yield _row("SLO", Text("  ").join(map(_standing, missed_first)))
+
+
+def _engine(view: View) -> Iterator[Text]:
+    yield _row(
+        "engine",
+        cell("running", number(view.running)),
+        cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
+        cell("KV cache", _percent(view.kv_cache_usage_ratio)),
+    )
+    yield waiting_row(view.waiting_lately)
+
+
+def waiting_row(waiting: Sequence[float | None]) -> Text:
+    """Return how many requests waited of late, the latest to the right, and the most of them."""
+    most = max((value for value in waiting if value is not None), default=None)
+    row = _row("waiting", Text.assemble((sparkline(waiting).rjust(BAR), "yellow"), (f"  up to {number(most)}", "dim")))
+    row.no_wrap, row.overflow = True, "crop"
+    return row
+
+
+def _row(label: str, *cells: Text) -> Text:
+    """Return a line of cells that stand where they stood before, whatever their numbers."""
+    row = Text(f"{label:{LABEL}}", style="bold cyan")
+    for at, shown in enumerate(cells):
+        row.append_text(shown)
+        if at < len(cells) - 1:
+            row.append(" " * max(1, CELL - shown.cell_len))
+    return row
+
+
+def _bar(parts_ms: Mapping[str, float]) -> Text:
+    """Return a bar of fixed length of which each part has its share; dots where nothing is known yet."""
+    whole_ms, bar, end, begun_ms = sum(parts_ms.values()), Text(), 0, 0.0
+    for name, (_, glyph, colour) in PARTS.items() if whole_ms > 0 else ():
+        begun_ms += parts_ms.get(name, 0.0)
+        length = round(BAR * begun_ms / whole_ms) - end
+        bar.append(glyph * length, style=colour)
+        end += length
+    return bar if end else Text("·" * BAR, style="dim")
+
+
+def _legend(parts_ms: Mapping[str, float]) -> Iterator[Text]:
+    for name, (label, glyph, colour) in PARTS.items():
+        if mean_ms := parts_ms.get(name):
+            yield Text.assemble((glyph, colour), (f" {label} ", "dim"), (_ms(mean_ms), "bold"))
+
+
+def _standing(standing: Standing) -> Text:
+    verdict, style = {True: ("met", "green"), False: ("MISSED", "bold red"), None: ("not known", "")}[standing.met]
+    value = f" {_value(standing)}".rstrip()
+    return Text.assemble((f"{printable(standing.objective)} ", "dim"), (verdict, style), value)
+
+
+def _value(standing: Standing) -> str:
+    if standing.value is None:
+        return ""
+    if standing.unit == "ms":
+        return f"({_ms(standing.value)})"
+    return f"({_percent(standing.value)})" if standing.unit == "ratio" else f"({number(standing.value)})"
+
+
+def row(*cells: Text) -> Text:
+    return Text("   ").join(cells)
+
+
+def cell(label: str, value: str, style: str = "") -> Text:
+    return Text.assemble((f"{label} ", "dim"), (value, f"bold {style}".strip()))
+
+
+def _elapsed(view: View) -> str:
+    if view.planned_s is None:
+        return f"{view.elapsed_s:.0f} s"
+    if view.elapsed_s > view.planned_s:
+        return f"{view.planned_s:.0f} s, draining for {view.elapsed_s - view.planned_s:.0f} s"
+    return f"{view.elapsed_s:.0f} of {view.planned_s:.0f} s"
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _ms(value: float | None) -> str:
+    """Return a time in at most seven characters."""
+    if value is None:
+        return "-"
+    return f"{value / 1e3:.1f} s" if value >= 9_999.5 else f"{value:.0f} ms" if value >= 99.95 else f"{value:.2g} ms"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:.0f} %"
