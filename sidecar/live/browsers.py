@@ -9,7 +9,7 @@ from exporter.prometheus.events import EventStream
 from loadgen.requests.table import RequestLog
 from rundir.columns import Ints
 from scraper.series.log import FailureRecord, Row
-from sidecar.progress import View, panel
+from sidecar.progress.panel import View, panel
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
