@@ -38,6 +38,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 # GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.
 _MENTION = re.compile(r"([@#!]|\bGH-)(?=\w)", re.IGNORECASE)
 _APART = "\N{ZERO WIDTH SPACE}"
+_LONGEST = 1000  # characters of a text: GitHub refuses a comment of over 65,536
 # Of a change: all that is gated on, where it comes from, and the speed of a reply.
 CHANGES = {
     "ttft_ms": STATISTICS,
@@ -107,4 +108,5 @@ def _rows(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escaped(text: str) -> str:
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     return _MENTION.sub(rf"\1{_APART}", _MARKUP.sub(r"\\\1", text))

@@ -117,3 +117,11 @@ def test_what_servers_said_links_to_nothing(field: str):
     assert re.findall(r"[@#!]\w|GH-\d|(?<!\\):/|www\.", text) == []
     assert text.count("GH-\N{ZERO WIDTH SPACE}12") == 2
     assert text.splitlines()[-1].startswith("sidelight ")
+
+
+def test_the_comment_is_never_too_long():
+    """GitHub refuses one of more than 65,536 characters, so that of a long text its beginning is shown."""
+    of = summary()
+    text = as_markdown(msgspec.structs.replace(of, config={**of.config, "model": "m" * 10**6}, warnings=["w" * 10**6]))
+    assert "w" * 900 in text
+    assert len(text) < 2**13
