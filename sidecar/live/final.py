@@ -18,8 +18,9 @@ from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCoun
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
+from scraper.window.window import Window
 from sidecar.directory import Run
-from sidecar.live.quantiles import histograms_of, stated
+from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Tally, reported_rates
 
 INTERVALS = 3  # of the scraper, within which its next scrape should come
@@ -47,11 +48,9 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
             e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
             inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
         )
-    pages = {page.url: page for page in summary.server.endpoints}
-    engines = tuple(
-        replace(engine, quantiles=stated(histograms_of(pages[engine.endpoint]))) if engine.endpoint in pages else engine
-        for engine in latest.engines
-    )
+    window = Window(start_ns=summary.window.start_ns, end_ns=summary.window.end_ns)
+    quantiles = {endpoint.url: estimated(endpoint, window) for endpoint in run.endpoints}
+    engines = tuple(replace(engine, quantiles=quantiles.get(engine.endpoint, {})) for engine in latest.engines)
     return replace(
         latest,
         phase="done",

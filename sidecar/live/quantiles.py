@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import thread_time
 
+import numpy as np
+
 from exporter.prometheus.page import ENGINE_HISTOGRAMS
 from exporter.prometheus.snapshot import EngineQuantiles
+from rundir.stats import Missing
 from scraper.engines import canonical, detect
+from scraper.quantiles import read
 from scraper.series.table import EndpointSeries, SeriesTable
-from scraper.window.quantities import Histogram, Quantities
-from scraper.window.statistics import described_parts
+from scraper.window.aggregate import Part, histograms
+from scraper.window.statistics import fits_of
 from scraper.window.window import Window, select_scrapes
+from sidecar.live.tally import QUANTILES
 
-LEVELS = {"p50": "0.5", "p90": "0.9", "p95": "0.95", "p99": "0.99"}
 EVERY_S = 5.0
-MOST_SHARE = 0.004  # of a processor
+MOST_SHARE = 0.006  # of a processor
 
 
 @dataclass(slots=True)
@@ -42,31 +47,25 @@ class QuantileView:
         self._due_ns = 0
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def estimated(endpoint: EndpointSeries, window: Window) -> EngineQuantiles:
-    """Return the quantiles that an endpoint's pages show of a window; none where the page is of another program."""
+    """Return the quantiles that an endpoint's pages show of a window, as its report states them, but those that it
+    calls unresolved; none where the page is of another program.
+    """
     engine = detect(endpoint.series)
-    if engine is None:
+    selection = select_scrapes(endpoint, window, max(1, window.end_ns - window.start_ns))
+    if engine is None or isinstance(selection, Missing):
         return {}
     sources = canonical(endpoint.series, engine.name)
-    selection = select_scrapes(endpoint, window, max(1, window.end_ns - window.start_ns))
-    described, _ = described_parts(endpoint, selection, {of: sources[of] for of in ENGINE_HISTOGRAMS})
-    return stated({of: histogram for of, (_, histogram) in described.items()})
-
-
-def histograms_of(page: Quantities) -> dict[str, Histogram]:
-    """Return what a report has of a page's histograms."""
-    known = {of: getattr(page, of) for of in ENGINE_HISTOGRAMS}
-    return {of: histogram for of, histogram in known.items() if isinstance(histogram, Histogram)}
-
-
-def stated(histograms: Mapping[str, Histogram]) -> EngineQuantiles:
-    """Return the quantiles of a report's histograms and the ends of their intervals, but those that are unresolved."""
     shown: dict[tuple[str, str, str], float] = {}
-    for of, histogram in histograms.items():
-        intervals, unresolved = histogram.intervals or {}, histogram.unresolved or ()
-        for name, quantile in LEVELS.items():
-            if name in intervals and name not in unresolved:
-                low, high = intervals[name].low, intervals[name].high
-                bounds = {"estimate": getattr(histogram.stats, name), "low": low, "high": high}
-                shown |= {(of, quantile, bound): value for bound, value in bounds.items() if isinstance(value, float)}
+    for of in ENGINE_HISTOGRAMS:
+        source = sources[of]
+        if isinstance(source, Missing):
+            continue
+        increase = histograms([Part(endpoint=endpoint, selection=selection, source=source)])
+        if not isinstance(increase, Missing) and math.isfinite(increase.count):
+            estimates = read(fits_of(increase), list(map(float, QUANTILES)))
+            for bound, values_s in (("estimate", estimates.values), ("low", estimates.low), ("high", estimates.high)):
+                known = np.isfinite(values_s) & ~estimates.wide
+                shown |= {(of, QUANTILES[at], bound): float(values_s[at]) for at in np.flatnonzero(known)}
     return shown
