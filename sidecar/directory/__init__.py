@@ -99,14 +99,14 @@ class Run:
     watched: Replayed | None = None
     offsets_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    def scheduled_by(self, phase: str, at_ns: int) -> int | None:
-        """Return how many requests of a phase were to be sent by a moment; None where nothing is scheduled."""
+    def scheduled_by(self, phase: str, at_ns: int | None = None) -> int | None:
+        """Return how many requests of a phase were to be sent by a moment, or by its end; None without a schedule."""
         offsets_ns = self.offsets_ns.get(phase)
         began = next((each for each in self.phases if each.name == phase), None)
         if offsets_ns is None or began is None:
             return None
-        until_ns = at_ns if began.end_ns is None else min(at_ns, began.end_ns)
-        return bisect_right(offsets_ns, until_ns - began.start_ns)
+        ends_ns = [end_ns for end_ns in (at_ns, began.end_ns) if end_ns is not None]
+        return bisect_right(offsets_ns, min(ends_ns) - began.start_ns) if ends_ns else len(offsets_ns)
 
     @property
     def status(self) -> str:

@@ -71,7 +71,7 @@ def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: Cl
     client = tally.client_counts(
         in_flight=0,
         submitted=int((log.submit_ns >= 0).sum()),
-        scheduled=run.scheduled_by("measure", int(log.end_ns.max(initial=0))),
+        scheduled=run.scheduled_by("measure"),
         slo=slo,
     )
     return replace(

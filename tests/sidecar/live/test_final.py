@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN, names
 from logs import request_log
+from msgspec import structs
 
 from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
 from exporter.prometheus.server import serving
@@ -121,6 +122,24 @@ def counters(snapshot: Snapshot) -> dict[str, float]:
         if family.name.startswith("sidelight_client") and family.type in ("counter", "histogram")
         for sample in family.samples
     }
+
+
+def test_what_was_due_counts_to_the_end_of_the_phase(tmp_path: Path):
+    """Of a run that was stopped too: the live view counts until then, and a counter must not fall."""
+    shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    run = open_run(tmp_path / "run")
+    phase = next(phase for phase in run.phases if phase.name == "measure")
+    assert run.scheduled_by("measure") == len(run.offsets_ns["measure"])
+    stop_ns = phase.start_ns + run.offsets_ns["measure"][3]
+    stopped = [
+        structs.replace(event, at_ns=stop_ns)
+        if event.name == "phase_end" and event.data["phase"] == "measure"
+        else event
+        for event in run.events
+    ]
+    assert replace(run, events=tuple(stopped)).scheduled_by("measure") == 4
+    assert run.scheduled_by("measure", stop_ns - 1) == 3
+    assert run.scheduled_by("warmup-of-no-run") is None
 
 
 def test_a_request_that_fails_behind_its_first_token_leaves_the_percentiles():
