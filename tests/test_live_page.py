@@ -51,7 +51,7 @@ async def test_a_browser_sees_a_run_go_and_end_with_its_report(tmp_path: Path):
     assert set(counted) <= set(ended)
     assert {"waiting", "running", "in flight"} <= {gauge["label"] for event in rows for gauge in event.data["gauges"]}
     assert [str(number) for number in range(len(rows))] == [event.identity for event in rows]
-    assert any("in flight" in event.data["lines"] for event in live if event.name == "state")
+    assert any("in flight" in event.data["html"] for event in live if event.name == "state")
     derived = derive(tmp_path / "run")
     report = as_parts(derived.summary, recorded(derived.run, derived.times.parts))
     assert final.name == "final"

@@ -24,6 +24,7 @@ from rundir.columns import Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 
 SHOWN_S = 900.0  # as the headings of the page say
+MINUTE_NS = 60_000_000_000
 MOST_GAUGES, MOST_MARKS = 64, 1000
 LEVEL = 6  # of DEFLATE: 9 is 3 % smaller and takes three times as long
 
@@ -43,7 +44,9 @@ class LiveColumns:
     """Owns what came since the last event. Times are shown since `start_ns`; `is_by_clock`: as the time of day."""
 
     def __init__(self, run_id: str, start_ns: int, *, is_by_clock: bool = False, trace_url: str = "") -> None:
-        self._start_ns = start_ns
+        # Ticks of an axis by the clock stand at whole minutes and their parts.
+        self._start_ns = start_ns - start_ns % MINUTE_NS if is_by_clock else start_ns
+        self._begun_ns = start_ns
         self._facts = {
             "run": run_id,
             "byClock": is_by_clock,
@@ -56,6 +59,7 @@ class LiveColumns:
     def clock_moved(self, moved_ns: int) -> None:
         """Go on by a clock that was set by so much."""
         self._start_ns += moved_ns
+        self._begun_ns += moved_ns
 
     def ended(self, log: RequestLog) -> None:
         """Take in requests of a run that ended, whose parts may come later."""
@@ -95,9 +99,9 @@ class LiveColumns:
 
     def facts(self, now_ns: int) -> dict[str, Any]:
         """Return what the page's script knows of the run beside its rows."""
-        now_ms = (now_ns - self._start_ns) / 1e6
-        begin_ms = max(0.0, now_ms - 1e3 * SHOWN_S)
-        return {**self._facts, "startsAt": iso_ms(self._start_ns), "duration": now_ms, "begin": begin_ms}
+        begin_ns = max(self._begun_ns, now_ns - round(1e9 * SHOWN_S))
+        span = {"begin": (begin_ns - self._start_ns) / 1e6, "duration": (now_ns - self._start_ns) / 1e6}
+        return {**self._facts, "startsAt": iso_ms(self._start_ns), **span}
 
 
 def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str, Any], *, kept_s: float) -> bytes:
@@ -106,7 +110,7 @@ def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str,
     if kept_s < SHOWN_S:
         text = f"Only the last {duration(kept_s)} are shown: more requests ended before than the page keeps."
         paragraphs.append(Prose(text, "yellow"))
-    return event("state", {"facts": facts, "title": title, "lines": blocks(paragraphs)})
+    return event("state", {"facts": facts, "title": title, "html": blocks(paragraphs)})
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:

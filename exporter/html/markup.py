@@ -14,6 +14,9 @@ from rich.text import Text
 
 from exporter.report.format import Prose, plain, shown_columns
 
+# What is drawn of characters in a colour alone is drawn in that of the charts' part.
+PARTS = {"blue": "network", "magenta": "gateway", "yellow": "queue", "green": "prefill", "cyan": "other"}
+
 
 def blocks(renderables: Iterable[RenderableType]) -> str:
     """Return paragraphs and tables one after another; empty lines are left out."""
@@ -39,11 +42,15 @@ def _line(text: Text) -> str:
     """Return a line, in which what is emphasised is an element."""
     edges = sorted({edge for span in text.spans for edge in (span.start, span.end)})
     pieces = text.divide(edges) if edges else [text]
-    styles = (_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)
+    styles = (_span_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)
     return "".join(
         f"<span{style}>{escape(piece.plain)}</span>" if style else escape(piece.plain)
         for piece, style in zip(pieces, styles, strict=True)
     )
+
+
+def _span_class(style: str) -> str:
+    return f' class="{PARTS[style]}"' if style in PARTS else _class(style)
 
 
 def _grid(table: Table) -> str:

@@ -8,10 +8,13 @@ async function follow() {
   let planned = 0, spent = 0, shape = "";
   const notice = element("p", { class: "alarm", role: "status" });
   document.querySelector("header").after(notice);
-  document.querySelector("#answer").classList.add("live");
+  const lines = document.querySelector("#answer");
+  lines.classList.add("live");
+  lines.replaceChildren(element("p", {}, "The first numbers are waited for: a run is prepared before it begins."));
   const plan = () => {
-    if (!planned && !document.hidden) planned = setTimeout(() => requestAnimationFrame(draw), Math.max(REDRAW_MS, spent / SHARE_OF_TIME));
+    if (!planned && !document.hidden) planned = setTimeout(() => requestAnimationFrame(() => draw().catch(fail)), Math.max(REDRAW_MS, spent / SHARE_OF_TIME));
   };
+  const fail = (error) => { notice.textContent = `The charts cannot be drawn: ${error.message}. Load the page again to try anew.`; };
   const draw = async () => {
     const began = performance.now();
     const fresh = DATA.parts && await takeIn(DATA, arrived.splice(0));
@@ -25,12 +28,12 @@ async function follow() {
     if (fresh && arrived.length) plan();
   };
   const on = (name, take) => source.addEventListener(name, (event) => take(JSON.parse(event.data)));
-  on("state", ({ facts, title, lines }) => {
+  on("state", ({ facts, title, html }) => {
     if (DATA.run && facts.run !== DATA.run) location.reload();
     Object.assign(DATA, facts);
     document.title = title;
     document.querySelector("header").replaceChildren(element("p", {}, title));
-    document.querySelector("#answer").innerHTML = lines; // escaped as in a report
+    lines.innerHTML = html; // escaped as in a report
     document.documentElement.dataset.ready = "true";
     plan();
   });

@@ -41,7 +41,7 @@ function ticks(low, high, count) {
 
 /* What draws itself again when the size, the theme or the data change, for as long as its place is in the page. */
 let painted = [];
-const whenPainted = (place, paint) => { painted.push({ place, paint }); };
+const whenPainted = (place, paint, end = () => {}) => { painted.push({ place, paint, end }); };
 
 /* Add a canvas with a text alternative; `draw` gets its context and its size in CSS pixels. */
 function canvas(place, height, label, draw) {
@@ -64,6 +64,7 @@ function canvas(place, height, label, draw) {
 }
 
 function paintAll() {
+  for (const { place, end } of painted) if (!place.isConnected) end();
   painted = painted.filter(({ place }) => place.isConnected);
   for (const { paint } of painted) paint();
 }

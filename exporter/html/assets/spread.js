@@ -57,7 +57,7 @@ function distribution(place, caption, all) {
     }
   });
   const squares = curves.some((curve) => Object.keys(engineOf(curve)).length) ? " Squares: percentiles by the engine's own histograms, with their 90 % intervals." : "";
-  whole.append(words, element("p", { class: "note" }, `Dots: p50, p90 and p99 with their 95 % intervals; an arrow: too few requests to say how high. What is shorter than the axis stands at its left end.${squares}`));
+  whole.append(words, element("p", { class: "note" }, `Dots: p50, p90 and p99${curves.some(({ run, name }) => run.percentiles[name]) ? " with their 95 % intervals; an arrow: too few requests to say how high" : ""}. What is shorter than the axis stands at its left end.${squares}`));
 }
 
 /* Percentiles [share, value, low, high, needed] of a curve: the summary's own, where they are of the same requests. */

@@ -6,7 +6,7 @@ const STEP_PX = 7, MOST_STEPS = 240, FEWEST_STEPS = 12;
 function timeCharts(place, run) {
   const kinds = [
     ["TTFT by part: mean of the requests submitted in each step", 240, partRows(run)],
-    ["Requests: in flight at the client, running and waiting in the engines; the most in each step", 190, loadRows(run)],
+    [`Requests: ${DATA.byClock ? "" : "in flight at the client, "}running and waiting in the engines; the most in each step`, 190, loadRows(run)],
     ["KV cache in use, of the fullest engine; the most in each step", 120, cacheRows(run)],
   ];
   onOneAxis(place, [run], kinds, (u) => drawMarks(u, run));
@@ -29,12 +29,14 @@ function onOneAxis(place, runs, kinds, draw) {
     first.view = left > begin || right < end ? [left, right] : null;
     paint();
   };
-  place.append(zoomControls(() => first.view || all(), show));
+  const controls = zoomControls(() => first.view || all(), show);
+  place.append(controls);
   for (const [caption, height, rows] of kinds) {
     if (rows.length) charts.push(timeChart(figure(place, caption), height, rows, show, draw));
   }
   paint();
-  whenPainted(place, () => { for (const chart of charts) chart.fit(); paint(); });
+  const fit = () => { for (const chart of charts) chart.fit(); paint(); };
+  whenPainted(controls, fit, () => { for (const chart of charts) chart.end(); });
 }
 
 function zoomControls(view, show) {
@@ -141,7 +143,7 @@ function timeChart(place, height, rows, show, draw) {
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.05] } },
     cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
     axes: [
-      { ...grid, values: (_, values) => values.map(moment) },
+      { ...grid, values: (_, values) => values.map(moment), ...(DATA.byClock && { space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300] }) },
       { ...grid, size: 70, space: 22, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
     ],
     series: [{ label: DATA.byClock ? "at, UTC" : "after the start", value: (_, value) => (value === null ? "-" : moment(value)) }, ...order.map((row) => ({
@@ -162,6 +164,7 @@ function timeChart(place, height, rows, show, draw) {
   const drawing = chart.root.querySelector("canvas"), caption = place.firstChild.textContent;
   drawing.setAttribute("role", "img");
   return {
+    end: () => chart.destroy(), // it listens to the window
     fit: () => chart.setSize({ width: width(), height }),
     show: (from, to, requests) => {
       const count = stepCount(place.clientWidth, rows[0].mean ? Math.ceil(requests / 3) : Infinity);

@@ -151,15 +151,15 @@ def test_what_servers_said_stays_text():
     columns.scraped(failure(10**9, ATTACK), {})
     assert ATTACK == data_of(columns.rows())["marks"][0]["text"].removeprefix(f"{URL}: ")
     state = data_of(state_event(ATTACK, [Text.assemble(ATTACK, (ATTACK, "bold"))], columns.facts(0), kept_s=900))
-    assert "<img" not in state["lines"]
-    assert 2 == state["lines"].count("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;")
+    assert "<img" not in state["html"]
+    assert 2 == state["html"].count("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;")
     assert ATTACK == state["title"]
 
 
 def test_what_is_left_out_is_said():
     """Where more requests ended than are kept for a browser."""
     state = data_of(state_event("t", ["line"], {}, kept_s=123.0))
-    assert "Only the last 2 min 3 s are shown" in state["lines"]
+    assert "Only the last 2 min 3 s are shown" in state["html"]
 
 
 def test_the_live_page_connects_to_nothing_but_its_own_server():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
 from server_sent import listening
+from waiting import BOUND_S
 
+from exporter.prometheus import server
 from exporter.prometheus.events import MOST_BROWSERS
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
@@ -67,3 +70,18 @@ async def test_browsers_are_sent_events_and_no_more_of_them_than_there_is_room_f
             browser = await stack.enter_async_context(listening(live, **{"Last-Event-ID": str(last % 2)}))
             assert last % 2 + 1 == (await anext(browser)).data["number"]
         assert (503, "too many browsers show this page\n") == await asked(url, "/live")
+
+
+async def test_a_browser_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch):
+    """Once what it has not read fills the connection; it may come back."""
+    monkeypatch.setattr(server, "WRITE_TIMEOUT_S", 0.05)
+    page = LivePage()
+    async with serving(page, "127.0.0.1", 0) as url, asyncio.timeout(BOUND_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].removesuffix("/metrics")))
+        writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200" in await reader.readline()
+        writer.transport.pause_reading()
+        while page.stream.is_watched:
+            page.stream.publish(b"event: rows\ndata: {}\n\n".ljust(2**20), b"")
+            await asyncio.sleep(0)
+        writer.close()
