@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 
-# Reasons of skips that depend on the kernel or on the devices of a machine, each with what it lacks or has.
+# Reasons of skips that depend on the kernel, the devices or the release of a machine, each with what it lacks or has.
 OF_THE_MACHINE = (
     r"this kernel gives no receive stamps",  # SO_TIMESTAMPNS of sandboxed kernels
     r"this kernel tells no steal time",
     r"adjtimex was refused \(errno \d+\)",  # some containers
     r"chronyc is here",
     r"this machine has an NVIDIA driver",
+    r"this victoria-metrics is too old to take OTLP",  # Debian 12's
 )
 
 

@@ -81,7 +81,7 @@ def spans(source: SpanSource, place: int) -> list[Span]:
         kind=Span.SPAN_KIND_CLIENT,
         start_time_unix_nano=int(requests.dispatch_ns[place]),
         end_time_unix_nano=_end_ns(requests, place),
-        attributes=_attributes({**_conventional(source, place), **_ours(source, place)}),
+        attributes=attributes_of({**_conventional(source, place), **_ours(source, place)}),
         events=[
             Span.Event(time_unix_nano=int(at_ns), name=name)
             for name in ("first_token", "last_token")
@@ -99,7 +99,7 @@ def spans(source: SpanSource, place: int) -> list[Span]:
             kind=Span.SPAN_KIND_INTERNAL,
             start_time_unix_nano=phase.start_ns,
             end_time_unix_nano=phase.end_ns,
-            attributes=_attributes({"sidelight.source": phase.source, "sidelight.placed": phase.placed}),
+            attributes=attributes_of({"sidelight.source": phase.source, "sidelight.placed": phase.placed}),
         )
         for phase in phases(requests, source.parts, place)
         if phase.end_ns > phase.start_ns
@@ -109,13 +109,10 @@ def spans(source: SpanSource, place: int) -> list[Span]:
 
 def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
     requests = source.requests
-    url = urlsplit(requests.endpoint_url[place])
     protocol = PROTOCOLS[source.protocol]
     chunk_ms = float(requests.first_output_ns[place] - requests.submit_ns[place]) / 1e6
     return {
-        "gen_ai.operation.name": _operation(source.protocol),
-        "gen_ai.provider.name": source.provider or protocol.provider,
-        "gen_ai.request.model": source.model,
+        **operation_of(source, requests.endpoint_url[place]),
         "gen_ai.request.max_tokens": _count(requests.max_tokens[place]),
         "gen_ai.request.stream": protocol.streams,
         "gen_ai.conversation.id": f"{source.run_id}-{requests.session[place]}"
@@ -125,13 +122,23 @@ def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
         "gen_ai.response.finish_reasons": [reason] if (reason := requests.finish_reason[place]) else None,
         "gen_ai.response.time_to_first_chunk": chunk_ms / 1e3 if requests.first_output_ns[place] >= 0 else None,
         "gen_ai.usage.input_tokens": _count(requests.input_tokens[place]),
-        "gen_ai.usage.output_tokens": _counted(requests, place),
+        "gen_ai.usage.output_tokens": counted_output(requests, place),
         "gen_ai.usage.cache_read.input_tokens": _count(requests.cached_tokens[place]),
-        "server.address": url.hostname,
-        "server.port": url.port or _PORTS.get(url.scheme),
         # Over WebSocket and gRPC there is no HTTP status; ours stands for one.
         "http.response.status_code": _status_code(requests, place) if protocol.transport == "http" else None,
-        "error.type": _error_type(requests, place),
+        "error.type": error_type(requests, place),
+    }
+
+
+def operation_of(source: SpanSource, endpoint_url: str) -> dict[str, Value]:
+    """Return what spans and metrics say alike of an operation: what is done, by whom and where."""
+    url = urlsplit(endpoint_url)
+    return {
+        "gen_ai.operation.name": _operation(source.protocol),
+        "gen_ai.provider.name": source.provider or PROTOCOLS[source.protocol].provider,
+        "gen_ai.request.model": source.model,
+        "server.address": url.hostname,
+        "server.port": url.port or _PORTS.get(url.scheme),
     }
 
 
@@ -170,7 +177,7 @@ def _status(requests: RequestLog, place: int) -> Status | None:
     return Status(code=Status.STATUS_CODE_ERROR, message=_short(requests.error[place]) or requests.status[place])
 
 
-def _error_type(requests: RequestLog, place: int) -> str | None:
+def error_type(requests: RequestLog, place: int) -> str | None:
     """Return the status of HTTP where that is the error, else the kind that our errors begin with."""
     status, code = requests.status[place], _status_code(requests, place)
     if status == "ok":
@@ -184,7 +191,7 @@ def _status_code(requests: RequestLog, place: int) -> int | None:
     return int(requests.http_status[place]) or None
 
 
-def _counted(requests: RequestLog, place: int) -> int | None:
+def counted_output(requests: RequestLog, place: int) -> int | None:
     """Return what the server counted; None for what was estimated."""
     return _count(requests.output_tokens[place]) if requests.output_tokens_source[place] == "usage" else None
 
@@ -202,14 +209,22 @@ def _short(text: str) -> str:
 
 
 def _export(source: SpanSource, batch: Sequence[Span]) -> ExportTraceServiceRequest:
+    of_scope = ScopeSpans(scope=scope_of(source), spans=batch)
+    return ExportTraceServiceRequest(
+        resource_spans=[ResourceSpans(resource=resource_of(source), scope_spans=[of_scope])]
+    )
+
+
+def resource_of(source: SpanSource) -> Resource:
     about = {"service.name": "sidelight", "service.version": source.version, "sidelight.run_id": source.run_id}
-    scope = InstrumentationScope(name="sidelight", version=source.version)
-    of_scope = ScopeSpans(scope=scope, spans=batch)
-    of_resource = ResourceSpans(resource=Resource(attributes=_attributes(about)), scope_spans=[of_scope])
-    return ExportTraceServiceRequest(resource_spans=[of_resource])
+    return Resource(attributes=attributes_of(about))
 
 
-def _attributes(values: Mapping[str, Value]) -> list[KeyValue]:
+def scope_of(source: SpanSource) -> InstrumentationScope:
+    return InstrumentationScope(name="sidelight", version=source.version)
+
+
+def attributes_of(values: Mapping[str, Value]) -> list[KeyValue]:
     return [KeyValue(key=key, value=_any(value)) for key, value in values.items() if value is not None and value != ""]
 
 

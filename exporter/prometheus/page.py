@@ -146,13 +146,11 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 class Histograms(HistogramMetricFamily):
-    """Histograms of one name; `natives` has the exponential buckets of those that have any, by the place of their sum
-    among the samples. The page shows the classic ones.
-    """
+    """Histograms of one name; `histograms` has them as they came, by the places of their sums among the samples."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
         super().__init__(name, documentation, labels=labels)
-        self.natives: dict[int, Mapping[int, int]] = {}
+        self.histograms: dict[int, Cumulative] = {}
 
 
 def dated(
@@ -411,8 +409,7 @@ def _histograms(
                 for place, (bound, count) in enumerate(zip(upper, accumulate(histogram.counts), strict=True))
             ]
             family.add_metric(values, buckets, histogram.sum_s)
-            if histogram.native:
-                family.natives[len(family.samples) - 1] = histogram.native
+            family.histograms[len(family.samples) - 1] = histogram
     return family
 
 

@@ -67,10 +67,10 @@ def write_requests(
             for sample in family.samples:
                 point = Point(at_ms=at_ms, value=float(sample.value), exemplar=sample.exemplar)
                 series.setdefault(_labels(sample.name, sample.labels), []).append(point)
-            for place, buckets in family.natives.items() if native and isinstance(family, Histograms) else ():
-                of_sum = family.samples[place]
-                point = Point(at_ms=at_ms, value=float(of_sum.value), buckets=buckets)
-                series.setdefault(_labels(family.name, of_sum.labels), []).append(point)
+            for place, histogram in family.histograms.items() if native and isinstance(family, Histograms) else ():
+                if histogram.native:
+                    point = Point(at_ms=at_ms, value=histogram.sum_s, buckets=histogram.native)
+                    series.setdefault(_labels(family.name, family.samples[place].labels), []).append(point)
         rest = iter(series.items())
         while some := list(islice(rest, SERIES_A_REQUEST)):
             yield WriteRequest(series=tuple((labels, tuple(points)) for labels, points in some))

@@ -283,17 +283,16 @@ class Forwarder:
 
 
 def http_url(url: str, signal: str = TRACES) -> str:
-    """Return where an export is posted: /v1/traces, or the URL itself if it has a path, which is that of spans.
-
-    Other signals have their own name in place of `traces` at its end, "" where it has another end.
+    """Return where an export is posted: at /v1/ and its signal, or where the path of the URL ends in the name of one,
+    at that of its own. The URL itself, if it has another path, is that of spans, and "" is returned for others.
     """
     parts = urlsplit(url)
     path = parts.path if parts.path.strip("/") else f"/v1/{TRACES}"
-    if signal != TRACES:
-        begin, slash, name = path.rstrip("/").rpartition("/")
-        if name != TRACES:
-            return ""
-        path = f"{begin}{slash}{signal}"
+    begin, slash, name = path.rstrip("/").rpartition("/")
+    if name in SIGNALS:
+        path = path if name == signal else f"{begin}{slash}{signal}"
+    elif signal != TRACES:
+        return ""
     return urlunsplit(parts._replace(path=path))
 
 

@@ -97,9 +97,9 @@ class ExportOptions(RemoteWriteOptions):
         str | None,
         option(
             SPANS,
-            "After the run, send one span per request, with its phases, to this collector: grpc://HOST:PORT, or "
-            "http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). docs/reference/otlp.md lists the "
-            "attributes.",
+            "After the run, send one span per request, with its phases, and the run's metrics to this collector: "
+            "grpc://HOST:PORT, or http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). "
+            "docs/reference/otlp.md lists names and attributes.",
         ),
         MASKED_URL,
     ] = None

@@ -1,38 +1,64 @@
-"""`--otlp-export`: the spans of a run on their way to a collector. What fails is a warning: the results are on disk."""
+"""`--otlp-export`: a run's spans and metrics on their way to a collector. What fails is a warning: the results are on
+disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
-from exporter.otlp.send import send
+from exporter.otlp.metrics import metric_exports
+from exporter.otlp.send import Sent, send
 from exporter.otlp.spans import SpanSource, exports
-from rundir.access import Access, masked
+from rundir.access import Access, bare, masked
 from scraper import engines
 from sidecar.progress import Progress
 from sidecar.report.derive import Derived
+from sidecar.report.history import history
+
+# A collector of one signal alone does not know the path, or the service, of the other.
+_UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")
 
 
 def export_run(derived: Derived, url: str, access: Access, progress: Progress) -> None:
-    """Send the spans of every request of a run and report the outcome; a failing collector raises nothing."""
+    """Send the spans of every request of a run, and its metrics, and report the outcome; a failing collector raises
+    nothing. A URL whose path ends in /v1/metrics gets metrics alone.
+    """
     run = derived.run
     where = masked(url)
     if not len(run.requests):
         progress.warn(f"--otlp-export {where}: the run has no requests, so there are no spans to send")
         return
-    progress.stage(f"sending the spans of {len(run.requests):,} requests to {where}")
-    sent = asyncio.run(send(exports(span_source(derived)), url, access, report=progress.stage))
+    source = span_source(derived)
+    sent = None
+    if not urlsplit(bare(url)).path.rstrip("/").endswith("/v1/metrics"):
+        progress.stage(f"sending the spans of {len(run.requests):,} requests to {where}")
+        sent = asyncio.run(send(exports(source), url, access, report=progress.stage))
+        _report(sent, "span", derived, where, progress)
+    if sent is None or not sent.is_away:
+        start_ns = min((event.at_ns for event in run.events), default=0)
+        steps = history(run, derived.times.parts, derived.summary)
+        metrics = metric_exports(source, steps, start_ns=start_ns)
+        was_taken = sent is not None and not sent.given_up
+        sent = asyncio.run(send(metrics, url, access, report=progress.stage))
+        if was_taken and sent.given_up and not sent.taken and sent.reason.startswith(_UNKNOWN):
+            progress.stage(f"{where} takes no metrics ({sent.reason})")
+        else:
+            _report(sent, "metric point", derived, where, progress)
+
+
+def _report(sent: Sent, what: str, derived: Derived, where: str, progress: Progress) -> None:
     if sent.given_up:
-        taken = f"{sent.taken:,} spans were accepted" if sent.taken else "no span was accepted"
+        taken = f"{sent.taken:,} {what}s were accepted" if sent.taken else f"no {what} was accepted"
         progress.warn(
             f"--otlp-export {where}: {sent.reason}; {taken}; "
-            f"`sidelight report {run.path} --otlp-export URL` sends all again"
+            f"`sidelight report {derived.run.path} --otlp-export URL` sends all again"
         )
         return
-    progress.stage(f"{where} accepted {sent.taken:,} spans")
+    progress.stage(f"{where} accepted {sent.taken:,} {what}s")
     if sent.rejected:
-        progress.warn(
-            f"--otlp-export {where}: rejected {sent.rejected:,} spans: {sent.reason or 'it does not say why'}"
-        )
+        reason = sent.reason or "it does not say why"
+        progress.warn(f"--otlp-export {where}: rejected {sent.rejected:,} {what}s: {reason}")
 
 
 def span_source(derived: Derived) -> SpanSource:

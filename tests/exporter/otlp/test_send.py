@@ -145,7 +145,7 @@ async def test_a_wait_beyond_our_patience_is_not_begun():
     """A collector that asks for a pause of an hour is not asked again."""
     async with collector((503, {"Retry-After": "3600"})) as (url, came):
         sent = await send(EXPORTS, url, Access(), report=print)
-    assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503"), 1) == (sent, len(came))
+    assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503", is_away=True), 1) == (sent, len(came))
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 307])

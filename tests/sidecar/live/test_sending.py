@@ -22,12 +22,12 @@ async def samples(base_url: str, name: str) -> dict[str, list[tuple[float, str]]
     return {json.dumps(series["metric"]): series["values"] for series in reply["data"]["result"]}
 
 
-async def had(base_url: str, name: str, least: int) -> dict[str, list[tuple[float, str]]]:
-    """Wait until some series of a name has so many samples."""
+async def risen(base_url: str, name: str) -> dict[str, list[tuple[float, str]]]:
+    """Wait until some series of a name has risen; return the samples of all."""
     async with asyncio.timeout(BOUND_S):
         while True:
             came = await samples(base_url, name)
-            if max(map(len, came.values()), default=0) >= least:
+            if any(float(points[-1][1]) > float(points[0][1]) for points in came.values()):
                 return came
             await asyncio.sleep(0.1)
 
@@ -42,9 +42,9 @@ async def test_a_run_that_is_killed_half_way_is_completed_by_its_report(tmp_path
     async with promql.prometheus(scraping=[], directory=tmp_path, features="native-histograms") as base_url:
         write = ("--prometheus-write", f"{base_url}/api/v1/write", "--prometheus-native-histograms")
         with engine() as (url, _):
-            load = ("--rate", "20", "--duration", "100", "--warmup", "0", "--listen", "off")
+            load = ("--rate", "5", "--duration", "100", "--warmup", "0", "--listen", "off")
             with start("run", url, *load, *write, "--out", out) as process:
-                live = await had(base_url, count, 2)
+                live = await risen(base_url, count)
                 process.kill()
         report = await asyncio.to_thread(sidelight, "report", out, *write, path=out)
         assert (report.code, "!" in report.err) == (0, False), report.err

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -87,9 +89,9 @@ def test_report_sends_a_span_of_every_request(
     url = f"{wire}://127.0.0.1:{receiver.grpc_port if wire == 'grpc' else receiver.http_port}"
     done = sidelight("report", run, "--otlp-export", url)
     assert (0, plain.out) == (done.code, done.out)
-    assert [f"sending the spans of 3 requests to {url}", f"{url} accepted 6 spans"] == [
-        line.strip() for line in done.err.splitlines()
-    ]
+    *lines, last = (line.strip() for line in done.err.splitlines())
+    assert [f"sending the spans of 3 requests to {url}", f"{url} accepted 6 spans"] == lines
+    assert re.fullmatch(re.escape(url) + r" accepted \d+ metric points", last)
     spans = given[0].resource_spans[0].scope_spans[0].spans
     assert [(trace_id(RUN, index), span_id(RUN, index)) for index in range(3)] == [
         (span.trace_id.hex(), span.span_id.hex()) for span in spans if not span.parent_span_id
@@ -115,6 +117,41 @@ def test_a_collector_that_is_not_there_is_a_warning(
         f"`sidelight report {run} --otlp-export URL` sends all again"
     )
     assert {path.name for path in run.iterdir()} >= WRITTEN
+
+
+@pytest.mark.parametrize(
+    ("path", "lines"),
+    [
+        ("", ["{} accepted 6 spans", "{} takes no metrics (HTTP 404)"]),
+        ("/otlp/v1/metrics", ["{} accepted N metric points"]),
+        ("/refusing/v1/metrics", ["! --otlp-export {}: HTTP 400: no such tenant; no metric point was accepted; `..."]),
+    ],
+)
+def test_a_collector_of_one_signal_is_given_that(sidelight: Sidelight, tmp_path: Path, path: str, lines: list[str]):
+    """A store of traces does not know the path of metrics: no warning. A URL that ends in /v1/metrics gets no spans."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            known = {"/v1/traces": 200, "/otlp/v1/metrics": 200, "/refusing/v1/metrics": 400}
+            self.send_response(known.get(self.path, 404))
+            self.send_header("Content-Type", "text/plain")
+            self.end_headers()
+            self.wfile.write(b"" if known.get(self.path) == 200 else b"no such tenant" if self.path in known else b"")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    run = recorded(tmp_path / "run", 3)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}{path}"
+        done = sidelight("report", run, "--otlp-export", url)
+        server.shutdown()
+    said = re.sub(r"`.*", "`...", re.sub(r"accepted \d\d+ m", "accepted N m", done.err))
+    assert [line.format(url) for line in lines] == [
+        line.strip() for line in said.splitlines() if "sending the spans" not in line
+    ]
 
 
 def test_a_run_without_requests_says_that_there_are_no_spans(sidelight: Sidelight, tmp_path: Path):

@@ -1,0 +1,278 @@
+"""A run as OTLP metrics: OpenTelemetry's GenAI metrics of its requests, and its live page, at each step of its history.
+
+Counts are cumulative since the start of the run and bear its time stamps; those of an engine's page are since a start
+that it does not say. Attributes: docs/reference/otlp.md; bounds: the page on metrics of
+https://github.com/open-telemetry/semantic-conventions-genai.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE,
+    Exemplar,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+)
+from prometheus_client import metrics_core
+
+from correlator.breakdown import Parts
+from exporter.otlp.spans import (
+    SpanSource,
+    Value,
+    attributes_of,
+    counted_output,
+    error_type,
+    operation_of,
+    resource_of,
+    scope_of,
+)
+from exporter.prometheus.page import Histograms, families
+from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
+from loadgen.protocols import PROTOCOLS
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.table import RequestLog
+from rundir.columns import Floats, Indices, Ints, Texts, take
+
+STEPS_AT_ONCE = 10  # some 0.5 MB; receivers take 4
+_DURATION_BOUNDS_S = tuple(0.01 * 2**step for step in range(14))
+_TOKEN_BOUNDS = tuple(float(4**step) for step in range(14))
+_TPOT_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_UNITS = {"_seconds": "s", "_ratio": "1", "_bytes": "By"}
+# Of the page, what is counted since a start that is not the run's.
+_OTHERS = ("sidelight_engine_", "sidelight_gateway_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instrument:
+    name: str
+    what: str
+    bounds: tuple[float, ...]
+    unit: str = "s"
+
+
+_DURATION = _Instrument(
+    name="gen_ai.client.operation.duration", what="Dispatch to the end of the reply.", bounds=_DURATION_BOUNDS_S
+)
+_FIRST_CHUNK = _Instrument(
+    name="gen_ai.client.operation.time_to_first_chunk",
+    what="Last byte of the request to first output.",
+    bounds=_DURATION_BOUNDS_S,
+)
+_PER_CHUNK = _Instrument(
+    name="gen_ai.client.operation.time_per_output_chunk",
+    what="Time between content chunks of one response.",
+    bounds=_DURATION_BOUNDS_S,
+)
+_TOKENS = _Instrument(
+    name="gen_ai.client.token.usage", what="Tokens by the server's count.", bounds=_TOKEN_BOUNDS, unit="{token}"
+)
+_SERVER_DURATION = _Instrument(
+    name="gen_ai.server.request.duration", what="Arrival to last token, by the engine.", bounds=_DURATION_BOUNDS_S
+)
+_SERVER_FIRST = _Instrument(
+    name="gen_ai.server.time_to_first_token", what="Arrival to first token, by the engine.", bounds=_TTFT_BOUNDS_S
+)
+_SERVER_PER_TOKEN = _Instrument(
+    name="gen_ai.server.time_per_output_token", what="First token to last, over tokens less one.", bounds=_TPOT_BOUNDS_S
+)
+# Where no request's own times are known: which histograms of an engine's page stand for them.
+_OF_PAGE = {"e2e_latency": _SERVER_DURATION, "ttft": _SERVER_FIRST, "inter_token_latency": _SERVER_PER_TOKEN}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Observed:
+    """Values of one instrument with the same attributes, in the order of time; `total` are the first `counted`."""
+
+    instrument: _Instrument
+    attributes: dict[str, Value]
+    values: Floats
+    at_ns: Ints
+    trace_ids: Texts
+    total: Cumulative
+    counted: int = 0
+
+    def until(self, at_ns: int) -> Cumulative:
+        """Return the histogram of what was observed by a moment, not before the last one."""
+        now = int(np.searchsorted(self.at_ns, at_ns, side="right"))
+        if now > self.counted:
+            new = slice(self.counted, now)
+            more = traced(self.values[new], self.instrument.bounds, self.trace_ids[new], self.at_ns[new])
+            self.total, self.counted = add(self.total, more), now
+        return self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """Values [m] of an instrument, NaN where there is none: when each was observed, and of which request."""
+
+    instrument: _Instrument
+    values: Floats
+    at_ns: Ints
+    rows: Indices | Ints
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+
+def metric_exports(
+    source: SpanSource, history: Iterable[tuple[int, Snapshot]], *, start_ns: int
+) -> Iterator[ExportMetricsServiceRequest]:
+    """Give a run's metrics at each moment of its `history`, of the requests of its measured phase."""
+    measured = source.requests.phase == "measure"
+    log, parts = take(source.requests, measured), take(source.parts, measured)
+    samples = list(_samples(log, parts, streams=PROTOCOLS[source.protocol].streams))
+    observed = [each for sample in samples for each in _by_server(source, log, sample)]
+    has_times = any(each.instrument is _SERVER_FIRST for each in observed)
+    points, steps = _Points(run_id=source.run_id, start_ns=start_ns), iter(history)
+    while group := list(islice(steps, STEPS_AT_ONCE)):
+        for at_ns, snapshot in group:
+            for each in observed:
+                points.histogram(each.instrument, each.attributes, each.until(at_ns), at_ns)
+            for page in () if has_times else snapshot.engines:
+                points.page(source, page, at_ns)
+            for family in families(snapshot):
+                points.family(family, at_ns)
+        scope = ScopeMetrics(scope=scope_of(source), metrics=points.take())
+        resource = ResourceMetrics(resource=resource_of(source), scope_metrics=[scope])
+        yield ExportMetricsServiceRequest(resource_metrics=[resource])
+
+
+def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sample]:
+    """Give what is observed of requests: by the client, and by the engine where it said so of each."""
+    rows, end_ns = np.arange(len(log)), log.end_ns
+    errors = [error_type(log, row) for row in range(len(log))]
+    duration_s = np.where(end_ns >= 0, (end_ns - log.dispatch_ns) / 1e9, np.nan)
+    for error in sorted(set(errors), key=str):
+        of_error = np.array([each == error for each in errors], dtype=np.bool_)
+        values = np.where(of_error, duration_s, np.nan)
+        yield _Sample(instrument=_DURATION, values=values, at_ns=end_ns, rows=rows, attributes={"error.type": error})
+    counts = [counted_output(log, row) for row in range(len(log))]
+    output = np.array([np.nan if count is None else count for count in counts], dtype=np.float64)
+    for kind, tokens in (("input", np.where(log.input_tokens >= 0, log.input_tokens, np.nan)), ("output", output)):
+        attributes: dict[str, Value] = {"gen_ai.token.type": kind}
+        yield _Sample(instrument=_TOKENS, values=tokens, at_ns=end_ns, rows=rows, attributes=attributes)
+    if streams:
+        output_ns, metrics = log.first_output_ns, request_metrics(log)
+        first_s = np.where(output_ns >= 0, (output_ns - log.submit_ns) / 1e9, np.nan)
+        yield _Sample(instrument=_FIRST_CHUNK, values=first_s, at_ns=output_ns, rows=rows)
+        gaps_s, gap_ns = metrics.itl_ms / 1e3, metrics.itl_end_ns
+        yield _Sample(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=metrics.itl_request)
+    stated = np.isin(parts.source, ["trace", "response"])
+    inside_s = np.nan_to_num(parts.engine_frontend_s) + np.nan_to_num(parts.scheduler_intake_s)
+    first_s = np.where(stated, parts.queue_s + parts.prefill_s + inside_s, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_token_s = np.where(stated & (output >= 2), parts.decode_s / (output - 1), np.nan)
+    yield _Sample(instrument=_SERVER_FIRST, values=first_s, at_ns=end_ns, rows=rows)
+    yield _Sample(instrument=_SERVER_DURATION, values=first_s + parts.decode_s, at_ns=end_ns, rows=rows)
+    yield _Sample(instrument=_SERVER_PER_TOKEN, values=per_token_s, at_ns=end_ns, rows=rows)
+
+
+def _by_server(source: SpanSource, log: RequestLog, sample: _Sample) -> Iterator[_Observed]:
+    """Divide a sample by the servers that were asked, in the order of time."""
+    urls = log.endpoint_url[sample.rows]
+    for url in sorted(set(urls.tolist())):
+        chosen = np.flatnonzero((urls == url) & np.isfinite(sample.values) & (sample.at_ns >= 0))
+        chosen = chosen[np.argsort(sample.at_ns[chosen], kind="stable")]
+        if len(chosen):
+            yield _Observed(
+                instrument=sample.instrument,
+                attributes={**operation_of(source, url), **sample.attributes},
+                values=sample.values[chosen],
+                at_ns=sample.at_ns[chosen],
+                trace_ids=log.trace_id[sample.rows[chosen]],
+                total=bucketize([], sample.instrument.bounds),
+            )
+
+
+class _Points:
+    """Collects points by metric until they are taken."""
+
+    def __init__(self, *, run_id: str, start_ns: int) -> None:
+        self._run: dict[str, Value] = {"run_id": run_id}
+        self._start_ns = start_ns
+        self._metrics: dict[str, Metric] = {}
+        self._shown: dict[Hashable, tuple[object, ...]] = {}
+
+    def take(self) -> list[Metric]:
+        metrics, self._metrics = list(self._metrics.values()), {}
+        return metrics
+
+    def histogram(
+        self,
+        instrument: _Instrument,
+        attributes: Mapping[str, Value],
+        histogram: Cumulative,
+        at_ns: int,
+        start_ns: int | None = None,
+    ) -> None:
+        """Add the point of a histogram; an exemplar with the first that has it."""
+        metric = self._metric(instrument.name, instrument.unit, instrument.what)
+        metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
+        exemplars = []
+        for place, exemplar in histogram.exemplars.items():
+            bucket = (instrument.name, *sorted(attributes.items(), key=str), place)
+            if self._shown.get(bucket) != exemplar:
+                self._shown[bucket] = exemplar
+                exemplars.append(
+                    Exemplar(
+                        time_unix_nano=round(exemplar.at_s * 1e9),
+                        as_double=exemplar.value_s,
+                        trace_id=bytes.fromhex(exemplar.trace_id),
+                    )
+                )
+        metric.histogram.data_points.append(
+            HistogramDataPoint(
+                attributes=attributes_of({**self._run, **attributes}),
+                start_time_unix_nano=self._start_ns if start_ns is None else start_ns,
+                time_unix_nano=at_ns,
+                count=round(sum(histogram.counts)),
+                sum=histogram.sum_s,
+                bucket_counts=[round(count) for count in histogram.counts],
+                explicit_bounds=histogram.bounds_s,
+                exemplars=exemplars,
+            )
+        )
+
+    def page(self, source: SpanSource, page: EngineCounts, at_ns: int) -> None:
+        """Add what the page of an engine counts, in its own buckets and since its own start."""
+        for quantity, instrument in _OF_PAGE.items():
+            if quantity in page.histograms:
+                attributes = {**operation_of(source, page.endpoint), "gen_ai.provider.name": page.engine}
+                self.histogram(instrument, attributes, page.histograms[quantity], at_ns, start_ns=0)
+
+    def family(self, family: metrics_core.Metric, at_ns: int) -> None:
+        """Add a family of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
+        suffix = next((suffix for suffix in _UNITS if family.name.endswith(suffix)), "")
+        name = f"sidelight.{family.name.removesuffix(suffix).removeprefix('sidelight_')}"
+        start_ns = 0 if family.name.startswith(_OTHERS) else self._start_ns
+        if isinstance(family, Histograms):
+            instrument = _Instrument(name=name, what=family.documentation, bounds=())
+            for place, histogram in family.histograms.items():
+                self.histogram(instrument, dict(family.samples[place].labels), histogram, at_ns, start_ns)
+            return
+        if family.type == "info":
+            name += "_info"
+        metric = self._metric(name, _UNITS.get(suffix, ""), family.documentation)
+        if family.type == "counter":
+            metric.sum.aggregation_temporality, metric.sum.is_monotonic = AGGREGATION_TEMPORALITY_CUMULATIVE, True
+        points = metric.sum.data_points if family.type == "counter" else metric.gauge.data_points
+        for sample in family.samples:
+            point = NumberDataPoint(
+                attributes=attributes_of({**self._run, **sample.labels}), time_unix_nano=at_ns, as_double=sample.value
+            )
+            if family.type == "counter":
+                point.start_time_unix_nano = start_ns
+            points.append(point)
+
+    def _metric(self, name: str, unit: str, what: str) -> Metric:
+        if name not in self._metrics:
+            self._metrics[name] = Metric(name=name, unit=unit, description=what)
+        return self._metrics[name]
