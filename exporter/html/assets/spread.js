@@ -3,17 +3,27 @@
 
 const MARKS = [0.5, 0.9, 0.99], PAD = { left: 64, right: 16, top: 12, bottom: 44 };
 
-const measuredRows = ({ columns }) => once(columns, "measured", () => [...columns.sent.values.keys()].filter((row) => textOf(columns, "phase", row) === "measure"));
+/* The rows, of those given, in which a column of texts says so. */
+function rowsWith({ values, texts }, text, rows = values.keys()) {
+  const code = texts.indexOf(text), kept = [];
+  for (const row of rows) if (values[row] === code) kept.push(row);
+  return kept;
+}
+
+const measuredRows = ({ columns }) => once(columns, "measured", () => rowsWith(columns.phase, "measure"));
 
 function ascending(rows, value) {
-  return Float64Array.from(rows, value).filter((number) => !Number.isNaN(number)).sort();
+  const known = new Float64Array(rows.length);
+  let count = 0;
+  for (const row of rows) if (!Number.isNaN((known[count] = value(row)))) count++;
+  return known.subarray(0, count).sort();
 }
 
 /* The values of a column, ascending, of the measured requests that succeeded. */
 function valuesOf(run, name) {
   const { columns } = run;
   if (name === "itl") return run.gaps.itl.values;
-  const rows = once(columns, "succeeded", () => measuredRows(run).filter((row) => textOf(columns, "status", row) === "ok"));
+  const rows = once(columns, "succeeded", () => rowsWith(columns.status, "ok", measuredRows(run)));
   return once(columns, `ascending ${name}`, () => ascending(rows, (row) => valueOf(columns, name, row)));
 }
 
