@@ -258,7 +258,7 @@ def test_a_cap_holds_back_what_is_due(runs: Runs):
     assert run.summary["self_check"]["schedule_lateness_ms"]["max"] == pytest.approx(late_ms.max())
     assert (late_ms >= 0).all()
     said = " ".join(run.out.split())
-    assert "200 requests/s (poisson), at most 3 in flight, 24 requests" in said
+    assert "200 requests/s (poisson), at most 3 in flight, for 24 requests" in said
     assert f"The cap of 3 requests in flight held back {held['requests']} requests (median " in said
     assert "this was not an open loop" in said
 

@@ -90,7 +90,7 @@ def _not_broken_down(summary: Summary) -> Advice | None:
     if summary.client.ttft_ms.mean is None and not correlation.requests:
         return Advice(cure="nothing for the TTFT, which only a streamed reply has")
     if summary.config.get("otlp_listen"):
-        return Advice(cure="see to what the line above names, and measure again")
+        return Advice(cure="fix what the line above names, and measure again")
     spans = "have the engine send its spans here (--otlp-listen HOST:PORT)"
     if server.engine is None and not server.endpoints:
         return Advice(cure=f"name the engine's metrics page (--metrics URL), or {spans}, to see where the time goes")

@@ -56,7 +56,7 @@ def _counts(requests: RequestCounts) -> str:
     if not requests.sent:
         return "no requests"
     if requests.ok == requests.sent:
-        return "1 request, ok" if requests.sent == 1 else f"{requests.sent:,} requests, all ok"
+        return f"{_counted(requests.sent)}, {'all ' if requests.sent > 1 else ''}ok"
     kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
     counts = {label: getattr(requests, name) for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")
@@ -102,8 +102,8 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
     warm_up = workload.warmup_requests
     parts = (
         _loop(config),
-        " or ".join(limits),
-        f"after a warm-up of {warm_up}" if warm_up else "no warm-up",
+        f"for {' or '.join(limits)}" if limits else "",
+        f"after a warm-up of {_counted(warm_up)}" if warm_up else "no warm-up",
         f"workload {workload.name}",
         f"seed {workload.seed}",
     )
@@ -122,6 +122,10 @@ def _loop(config: Mapping[str, Any]) -> str:
     to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
     unit = "request/s" if config["rate"] == 1 and not to else "requests/s"
     return f"{config['rate']:g}{to} {unit} ({config['arrival']}){limit}"
+
+
+def _counted(requests: int) -> str:
+    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -328,7 +328,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         time_option(
             OUTPUT,
             "After the run, serve its final numbers on the live page until they have been scraped once, at most this "
-            "long. Default: three times as long as lay between two scrapes; 0 where nobody scraped.",
+            "long. Default: three times the time between two scrapes; 0 where nobody scraped.",
         ),
     ] = None
     tag: Annotated[
