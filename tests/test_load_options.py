@@ -239,7 +239,7 @@ def test_lengths_are_given_in_place_of_the_workloads(runs: Runs):
     )
     (stated,) = run.manifest["workload"]["classes"]
     assert ({"type": "fixed", "value": 24}, "normal") == (stated["input_tokens"], stated["output_tokens"]["type"])
-    assert "3 requests in flight, 6 requests" in run.out
+    assert "3 requests in flight, for 6 requests" in run.out
     assert "24 tokens in, normal:6,2,max=9 tokens out, seed 42" in " ".join(run.out.split())
     assert "held_back" not in run.summary["client"]
 
