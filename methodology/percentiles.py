@@ -24,6 +24,7 @@ class PercentileIntervals(msgspec.Struct, frozen=True, kw_only=True):
     p99: Annotated[QuantileInterval, doc("Of the 99th percentile.", "ms")]
 
 
+NAMES = ("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms", *(f"{part.name}_ms" for part in TTFT_PARTS))
 QUANTILES = {name: int(name[1:]) / 100 for name in PercentileIntervals.__struct_fields__}
 
 

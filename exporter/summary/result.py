@@ -16,7 +16,7 @@ from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
-from methodology.percentiles import PercentileIntervals
+from methodology.percentiles import NAMES, PercentileIntervals
 from methodology.stability import Stability
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.integrity import Integrity
@@ -134,6 +134,7 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     warmup: Annotated[WarmupStatement | None, doc("The warm-up; null where the run ended before it did.")]
     percentiles: Annotated[
         dict[str, PercentileIntervals],
+        msgspec.Meta(extra_json_schema={"propertyNames": {"enum": list(NAMES)}}),
         doc(
             "95 % intervals of percentiles, by metric: `ttft_ms`, `tpot_ms`, `e2e_ms` and `itl_ms` (gaps between "
             "chunks) of the requests that ended ok, and the parts of the TTFT over those that have a breakdown"
