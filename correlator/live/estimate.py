@@ -30,8 +30,8 @@ from scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
 # Between two estimates of a window, each of which takes 20 ms and from 0.04 to 0.5 ms a request. The first come sooner:
-# a step is a third of the time that the window holds.
-LEAST_STEP_S, MOST_STEP_S = 7.5, 12.0
+# FIRST_S after the first request, then a step is a third of the time that the window holds.
+FIRST_S, LEAST_STEP_S, MOST_STEP_S = 5.0, 7.5, 12.0
 MOST_REQUESTS = 2000
 _END_NS = np.iinfo(np.int64).max
 
@@ -150,6 +150,7 @@ class EstimateWindow(Generic[Rows]):
     def hold(self, requests: Rows, waits: Bools, now_ns: int) -> None:
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):
+            self._next_ns = self._next_ns or now_ns + round(FIRST_S * 1e9)
             self._batches.append(_Batch(requests=requests, waits=waits, held_ns=now_ns))
             self._fresh += int(waits.sum())
         excess = self.sizes["requests"] - self._most
