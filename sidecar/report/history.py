@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.remote_write import STEP_S, write
-from exporter.prometheus.snapshot import ClientCounts, EngineCounts, GeneratorCounts, Snapshot
+from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import FirstToken, RequestLog
 from rundir.access import masked
 from rundir.columns import take
 from scraper.series.table import EndpointSeries
+from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.directory import WRITTEN, Run
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
+from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
 from sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidecar.options.load import tags_of
 from sidecar.options.spans import RemoteWriteOptions, write_access
@@ -50,6 +52,7 @@ def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = 
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
     moments = list(_moments(run, after_ns))
+    quantiles = _Quantiles(start_ns=summary.window.start_ns)
     for at_ns in moments:
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
         if now > done:
@@ -71,10 +74,34 @@ def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = 
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness, lateness_quantiles_s=tally.lateness_quantiles_s()
             ),
-            engines=stated([_at(endpoint, view, at_ns) for endpoint, view in engines], _version(run)),
+            engines=quantiles.added(
+                stated([_at(endpoint, view, at_ns) for endpoint, view in engines], _version(run)), run.endpoints, at_ns
+            ),
             parts=replace(counts, pending=0),
         )
         yield at_ns, final(shown, run, parts, summary) if at_ns == moments[-1] else shown
+
+
+@dataclass(slots=True, kw_only=True)
+class _Quantiles:
+    """The quantiles of engines since the start of the measured phase, estimated anew once it is a fifth longer."""
+
+    start_ns: int
+    due_ns: int = 0
+    latest: Mapping[str, EngineQuantiles] = field(default_factory=dict)
+
+    def added(
+        self, engines: Sequence[EngineCounts], endpoints: Sequence[EndpointSeries], at_ns: int
+    ) -> tuple[EngineCounts, ...]:
+        """Return engines with what their quantiles were at a moment, or shortly before."""
+        if at_ns >= max(self.due_ns, self.start_ns + STEP_NS):
+            self.due_ns = at_ns + (at_ns - self.start_ns) // 5
+            window = Window(start_ns=self.start_ns, end_ns=at_ns)
+            until = {each.url: scrapes_of(each, each.response_ns <= at_ns) for each in endpoints}
+            self.latest = {
+                url: estimated(endpoint, window, most_scrapes=MOST_SCRAPES) for url, endpoint in until.items()
+            }
+        return tuple(replace(engine, quantiles=self.latest.get(engine.endpoint, {})) for engine in engines)
 
 
 def _moments(run: Run, after_ns: int | None) -> Iterator[int]:

@@ -22,8 +22,10 @@ from loadgen.requests.table import FirstToken
 from rundir.clock import anchor
 from rundir.columns import take
 from scraper.window.quantities import Histogram
+from scraper.window.window import Window
 from sidecar.directory.opening import open_run
 from sidecar.live.final import final, linger, patience_s
+from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Sample, Tally
 from sidecar.live.view import LiveRun
 from sidecar.report.derive import derive_run
@@ -74,6 +76,9 @@ def test_quantiles_of_engines_while_a_run_goes_are_those_of_its_report(tmp_path:
     (reported,) = final(live.snapshot(), derived.run, derived.times.parts, derived.summary).engines
     assert {of for of, _, _ in engine.quantiles} == set(ENGINE_HISTOGRAMS)
     assert engine.quantiles == reported.quantiles
+    window = Window(start_ns=derived.summary.window.start_ns, end_ns=derived.summary.window.end_ns)
+    thinned = estimated(derived.run.endpoints[0], window, most_scrapes=20)
+    assert thinned["ttft", "0.5", "estimate"] == pytest.approx(engine.quantiles["ttft", "0.5", "estimate"], rel=0.15)
 
 
 def test_objectives_end_as_the_report_has_them(tmp_path: Path):

@@ -17,6 +17,7 @@ from exporter.prometheus.page import families
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
+from scraper.window.quantities import Histogram
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import OPENMETRICS, Derived, derive_run
@@ -80,6 +81,21 @@ def test_what_was_due_sent_and_good_ends_as_the_report_has_it(tmp_path: Path):
     for objective in summary.client.slo.objectives:
         assert last(points, "sidelight_slo_met", objective=objective.name) == objective.met
         assert last(points, "sidelight_slo_value", objective=objective.name) == objective.value_ms * 1e-3
+
+
+def test_percentiles_of_the_engine_are_of_what_it_had_shown_by_then(tmp_path: Path):
+    """There are some before the last point, which are the report's to the bit."""
+    run = derived("vllm_spans", tmp_path)
+    engine_s = [
+        point.value
+        for point in samples(run)
+        if point.name == "sidelight_engine_quantile_seconds"
+        and (point.labels["of"], point.labels["quantile"], point.labels["bound"]) == ("ttft", "0.5", "estimate")
+    ]
+    (page,) = run.summary.server.endpoints
+    assert isinstance(page.ttft, Histogram)
+    assert engine_s[-1] == page.ttft.stats.p50
+    assert len(engine_s) > 1
 
 
 def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
