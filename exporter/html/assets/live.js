@@ -4,8 +4,8 @@
 const REDRAW_MS = 1000, SHARE_OF_TIME = 0.1, MOST_EVENTS = 2000;
 
 async function follow() {
-  const source = new EventSource("live"), arrived = [];
-  let planned = 0, spent = 0, shape = "";
+  const source = new EventSource("live"), arrived = [], shapes = {};
+  let planned = 0, spent = 0;
   const notice = element("p", { class: "alarm", role: "status" });
   document.querySelector("header").after(notice);
   const lines = document.querySelector("#answer");
@@ -18,9 +18,13 @@ async function follow() {
   const draw = async () => {
     const began = performance.now();
     const fresh = DATA.parts && await takeIn(DATA, arrived.splice(0));
-    if (source.readyState !== EventSource.CLOSED && fresh?.columns.sent.values.length) {
-      Object.assign(DATA, fresh);
-      if (shape !== (shape = shapeOf(DATA))) drawCharts(DATA);
+    if (source.readyState === EventSource.CLOSED) return;
+    Object.assign(DATA, fresh);
+    if (fresh?.columns.sent.values.length) {
+      for (const [name, shape] of Object.entries(shapesOf(DATA))) {
+        if (shape !== shapes[name]) drawCharts(DATA, [name]);
+        shapes[name] = shape;
+      }
       paintAll();
     }
     spent = performance.now() - began;
@@ -113,9 +117,12 @@ function merge(columns, tables, begin) {
   return merged;
 }
 
-/* What charts are laid out for: with other columns, texts to filter by, gauges or marks they are made anew. */
-function shapeOf(run) {
-  const { columns, gauges } = run;
-  const texts = FILTERS.map(([name]) => columns[name]?.texts?.slice().sort());
-  return JSON.stringify([partRows(run).map(({ label }) => label), Object.keys(columns).sort(), texts, gauges.length, [...new Set(marksOf(run).map(({ kind }) => kind))].sort()]);
+/* What charts are laid out for: those of another shape are made anew, and what was chosen in them is kept. */
+function shapesOf(run) {
+  const { columns } = run, labels = partsOf(run).map(({ label }) => label);
+  const filters = FILTERS.map(([name]) => columns[name]?.texts?.slice().sort());
+  const marks = [...new Set(marksOf(run).map(({ kind }) => kind))].sort();
+  const rows = [partRows, loadRows, cacheRows].map((of) => of(run).map(({ label }) => label));
+  const curves = ["ttft", "e2e", "tpot", ...partsOf(run).map(({ name }) => name)].filter((name) => valuesOf(run, name).at(-1) > 0);
+  return { time: `${[...rows, marks]}`, requests: JSON.stringify([labels, filters]), spread: `${[labels, curves]}` };
 }

@@ -11,12 +11,19 @@ function waterfall(place, run) {
     "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside." });
   const count = element("span", { class: "note", role: "status" });
   const view = canvas(list, LIST_PX, "", (context, width) => {
-    if (state.columns !== run.columns) arrange();
+    if (state.columns !== run.columns) {
+      arrange();
+      showDetail();
+    }
     drawBars(context, width, state, run, list.scrollTop);
   });
   view.element.setAttribute("aria-hidden", "true");
   const spacer = element("div"), colours = element("div");
   list.append(spacer);
+  const showDetail = () => {
+    const fresh = state.at < 0 ? element("p", { class: "note" }, "Choose a request to see all its numbers.") : detailOf(run, state.rows[state.at]);
+    if (fresh.textContent !== detail.textContent) detail.replaceChildren(fresh); // else what is selected in it stays so
+  };
   const choose = (at) => {
     if (!state.rows.length) return;
     state.at = Math.max(0, Math.min(state.rows.length - 1, at));
@@ -25,7 +32,7 @@ function waterfall(place, run) {
     const room = LIST_PX - AXIS_PX - state.tall;
     if (top < list.scrollTop) list.scrollTop = top;
     if (top > list.scrollTop + room) list.scrollTop = top - room;
-    detail.replaceChildren(detailOf(run, state.rows[state.at]));
+    showDetail();
     view.paint();
   };
   const arrange = () => {
@@ -42,8 +49,8 @@ function waterfall(place, run) {
   const refresh = () => {
     list.scrollTop = 0;
     state.chosen = "";
-    detail.replaceChildren(element("p", { class: "note" }, "Choose a request to see all its numbers."));
     arrange();
+    showDetail();
     view.paint();
   };
   list.addEventListener("scroll", view.paint);
@@ -58,7 +65,8 @@ function waterfall(place, run) {
   });
   place.append(controls(run, state, refresh), colours,
     element("div", { class: "pair" }, element("div", {}, list, count), detail));
-  refresh();
+  state.columns = null;
+  view.paint();
 }
 
 /* What a request is known by when others come and rows are numbered anew: no two begin and end at the same times. */
