@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from msgspec import UnsetType
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +21,13 @@ from exporter.report.format import Prose, cell, ms, setting, spoken, table
 from exporter.report.load import overload, sustained
 from exporter.report.method import generator_verdict
 from exporter.report.tables.client import CLIENT_ROWS
+from exporter.report.tables.server import GAUGE_ROWS
 from exporter.summary.breakdown import json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from methodology.intervals import Ends, difference, mean
 from methodology.percentiles import times_in_order
+from scraper.window.quantities import Gauge
 
 LABELS = "ABCDEF"
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -182,7 +185,17 @@ def runs_table(runs: Sequence[Compared]) -> Table:
         ("output tokens/s", lambda run: cell(run.summary.client.throughput.output_tokens_per_s)),
     ):
         shown.add_row(label, *(Text(value(run)) for run in runs))
+    for name, label in GAUGE_ROWS:
+        most = [_most(getattr(run.summary.server, name)) for run in runs]
+        if any(value is not None for value in most):
+            shown.add_row(f"{label}, at most", *map(cell, most))
     return shown
+
+
+def _most(gauge: Gauge | UnsetType) -> float | None:
+    """Return the most that a gauge of the engines showed, None where it is not known."""
+    most = gauge.stats.max if gauge else None
+    return most if isinstance(most, int | float) else None
 
 
 def configuration_table(runs: Sequence[Compared]) -> Table:

@@ -17,7 +17,7 @@ from html_page import ATTACK, Page
 from packed_columns import read
 from processes import Ended
 
-from exporter.report.format import ms
+from exporter.report.format import cell, ms
 from sidecar.errors import ConfigurationError
 from sidecar.report.comparison import compare, write_change
 from sidecar.report.derive import evaluate
@@ -89,6 +89,9 @@ def test_the_table_of_differences_has_the_runs_own_numbers(runs: tuple[Path, Pat
         assert rows[label][:2] == [ms(value) for value in values]
         assert rows[label][2].lstrip("+") == ms(values[1] - values[0])
     assert rows["directory"] == ["before", "after"]
+    assert rows["requests running, at most"] == [
+        cell(summary.server.requests_running.stats.max) for summary in (first, second)
+    ]
     assert rows["otlp listen"] == ["-", "127.0.0.1:4317"]
     assert "seed" not in rows
 
