@@ -46,9 +46,21 @@ COLOURS = {NAMES[part]: colour for part, colour in PART_COLOURS.items()} | {
     "sent": "light-blue",
     "ended": "blue",
     "met every objective": "green",
-    "spans": "green",
-    "estimate": "yellow",
-    "none": "red",
+}
+# And of what labels say, in panels with a series a value.
+LABEL_COLOURS = {
+    "source": {"trace": "green", "response": "blue", "histogram": "yellow", "none": "red"},
+    "quality": {
+        "exact": "green",
+        "by_time": "blue",
+        "tight": "light-green",
+        "shared": "yellow",
+        "mixed_traffic": "orange",
+        "prior": "light-orange",
+        "none": "red",
+    },
+    "status": {"ok": "green", "failed": "red", "refused": "orange", "cancelled": "#8e8e8e"},
+    "outcome": {"ok": "green"},
 }
 
 
@@ -188,10 +200,10 @@ def share(part: str, whole: str) -> str:
     return f"({part} or vector(0)) / ({whole} > 0)"
 
 
-def heatmap(title: str, metric: str, labels: str, description: str) -> Panel:
+def heatmap(title: str, metric: str, labels: str, description: str, width: int = 12) -> Panel:
     """Return a panel of how a histogram's observations are spread over time, with single requests marked."""
     buckets = {"{{le}}": increase(f"{metric}_bucket", labels, by="le")}
-    return Panel("heatmap", title, buckets, description, exemplars=True)
+    return Panel("heatmap", title, buckets, description, width=width, exemplars=True)
 
 
 def of_parts(metric: str, labels: str, parts: tuple[str, ...], window: str = "$__rate_interval") -> dict[str, str]:

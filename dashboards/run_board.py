@@ -11,6 +11,7 @@ from panels import (
     engine_quantile,
     last,
     lines,
+    mean,
     quantiles,
     share,
     table,
@@ -247,7 +248,17 @@ ONE_AXIS = Row(
             "Engine above ended: it serves others too. A closed loop offers nothing by itself.",
             unit="reqps",
         ),
-        *by_both_clocks(SCOPE),
+        *by_both_clocks(SCOPE, 8),
+        lines(
+            "Mean time between tokens by both clocks",
+            {
+                "client": mean("sidelight_client_inter_token_latency_seconds", RUN),
+                "engine": mean("sidelight_engine_inter_token_latency_seconds", ENGINE),
+            },
+            "Client above engine: several tokens come in one chunk, or chunks are gathered on the way. Both rise with "
+            "the number of running requests, and where prefills share steps with decodes.",
+            width=8,
+        ),
         lines(
             "End to end so far by both clocks",
             so_far("e2e_latency", "e2e_latency"),
@@ -311,7 +322,7 @@ BOARD = Board(
         breakdown_row(SCOPE),
         ONE_AXIS,
         engine_row(SCOPE, "the measured phase so far"),
-        distributions_row(SCOPE),
+        distributions_row(SCOPE, "client"),
         gateways_row(SCOPE),
         GENERATOR,
     ),

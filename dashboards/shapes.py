@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models import common as common_model
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heatmap_model
 from grafana_foundation_sdk.models import prometheus as prometheus_model
-from panels import COLOURS, Panel, Steps
+from panels import COLOURS, LABEL_COLOURS, Panel, Steps
 
 DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 # Quantiles over fewer seconds hold too few requests to mean anything.
@@ -104,6 +104,8 @@ def _graph(panel: Panel) -> timeseries.Panel:
         graph = graph.stacking(common.StackingConfig().mode(common_model.StackingMode.NORMAL).group("A"))
     for name in sorted(panel.queries):
         graph = graph.override_by_name(name, _line(name)) if _line(name) else graph
+        for value, colour in LABEL_COLOURS.get(name.strip("{}"), {}).items():
+            graph = graph.override_by_name(value, [_colour(colour)])
     # A part that no request has is a line along zero, or none: it takes a row of the legend, and says nothing.
     for nothing in ("allIsZero", "allIsNull") if panel.kind == "stack" else ("allIsNull",):
         matcher = model.MatcherConfig(id_val="byValue", options={"reducer": nothing, "op": "gte", "value": 0})
@@ -152,13 +154,13 @@ def _one_row_a_label(panel: Panel) -> list[model.DataTransformerConfig]:
     """Return what makes one table of the answers to several queries: a column a query, named after it."""
     names = {f"Value #{ref_id}": name for ref_id, name in zip(ascii_uppercase, panel.queries, strict=False)}
     about = {value for value, name in names.items() if name == "About"}
-    labels = {"run_id": "Run", "objective": "Objective", "class": "Class"}
+    labels = {"run_id": "Run"} | {
+        name: name.capitalize() for name in ("objective", "model", "workload", "engine", "version")
+    }
     organised = {
         "excludeByName": dict.fromkeys((*UNSHOWN, *about), True),
-        "renameByName": labels
-        | {name: name.capitalize() for name in ("model", "workload", "engine", "version")}
-        | names,
-        "indexByName": {},
+        "renameByName": labels | names,
+        "indexByName": {name: place for place, name in enumerate((*labels, *names))},
     }
     return [
         model.DataTransformerConfig(id_val="merge", options={}),
@@ -167,7 +169,7 @@ def _one_row_a_label(panel: Panel) -> list[model.DataTransformerConfig]:
 
 
 def _table(panel: Panel) -> table.Panel:
-    shape = table.Panel().show_header(True).transformations(_one_row_a_label(panel))
+    shape = table.Panel().show_header(True).min_width(60).transformations(_one_row_a_label(panel))
     columns: dict[str, list[_Value]] = {}
     for name, unit in panel.units.items():
         columns.setdefault(name, []).append(_Value(id_val="unit", value=unit))
@@ -184,7 +186,10 @@ def _table(panel: Panel) -> table.Panel:
         columns[name].append(_Value(id_val="mappings", value=[{"type": "value", "options": words}]))
     if panel.link is not None:
         title, url = panel.link
-        columns["Run"] = [_Value(id_val="links", value=[{"title": title, "url": url, "targetBlank": False}])]
+        columns["Run"] = [
+            _Value(id_val="custom.width", value=190),
+            _Value(id_val="links", value=[{"title": title, "url": url, "targetBlank": False}]),
+        ]
     for name, values in sorted(columns.items()):
         shape = shape.override_by_name(name, values)
     return shape

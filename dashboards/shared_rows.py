@@ -72,6 +72,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 f'{labels}, part="queue"',
                 "Two bands: some requests find a free slot and others do not. A band that climbs is a queue that "
                 "grows. A marked request leads to its trace.",
+                width=8,
             ),
             stack(
                 "Requests by source of their breakdown",
@@ -79,6 +80,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 "Trace and response are the engine's own times, exact; histogram is estimated from scrapes; none is "
                 "not known.",
                 unit="reqps",
+                width=8,
             ),
             stack(
                 "Requests by quality",
@@ -86,20 +88,14 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 "Exact, by_time and tight can be read one by one. Of shared, mixed_traffic and prior read means and "
                 "quantiles only; many mixed ones say that somebody else uses the engine.",
                 unit="reqps",
-            ),
-            stack(
-                "Requests by how their gateway's first output is known",
-                {"{{first_output}}": total("sidelight_gateway_requests_total", labels, by="first_output")},
-                "Of unknown, some of the gateway's time is in the part outside the engine: its spans came, and do not "
-                "say when its first output left. Of no_gateway, no span of one came.",
-                unit="reqps",
+                width=8,
             ),
             *more,
         ),
     )
 
 
-def by_both_clocks(scope: Scope) -> tuple[Panel, ...]:
+def by_both_clocks(scope: Scope, width: int) -> tuple[Panel, ...]:
     """Return the panels that set the client's times beside the engine's, in the same seconds."""
     client, engine = scope.client, scope.engine
     return (
@@ -111,17 +107,7 @@ def by_both_clocks(scope: Scope) -> tuple[Panel, ...]:
             },
             "Means are exact on both sides. Their gap is what the engine does not see of a user's wait: the network, "
             "gateways, and HTTP before the engine's clock starts.",
-            width=8,
-        ),
-        lines(
-            "Mean time between tokens by both clocks",
-            {
-                "client": mean("sidelight_client_inter_token_latency_seconds", client),
-                "engine": mean("sidelight_engine_inter_token_latency_seconds", engine),
-            },
-            "Client above engine: several tokens come in one chunk, or chunks are gathered on the way. Both rise with "
-            "the number of running requests, and where prefills share steps with decodes.",
-            width=8,
+            width=width,
         ),
         lines(
             "Mean end-to-end time by both clocks",
@@ -130,7 +116,7 @@ def by_both_clocks(scope: Scope) -> tuple[Panel, ...]:
                 "engine": mean("sidelight_engine_e2e_latency_seconds", engine),
             },
             "To the last token. A gap that the TTFT has not arises while the reply is on its way.",
-            width=8,
+            width=width,
         ),
     )
 
@@ -209,8 +195,16 @@ def gateways_row(scope: Scope) -> Row:
     labels = scope.engine
     page = "By the gateway's own page, which --metrics names. "
     return Row(
-        "Gateways, by their own pages",
+        "Gateways",
         (
+            stack(
+                "Requests by how their gateway's first output is known",
+                {"{{first_output}}": total("sidelight_gateway_requests_total", scope.client, by="first_output")},
+                "Of unknown, some of the gateway's time is in the part outside the engine: its spans came, and do not "
+                "say when its first output left. Of no_gateway, no span of one came.",
+                unit="reqps",
+                width=8,
+            ),
             lines(
                 "Time in the gateway",
                 {
@@ -221,6 +215,7 @@ def gateways_row(scope: Scope) -> Row:
                     "wait, last requests": f"max (sidelight_gateway_recent_queue_seconds{{{labels}}})",
                 },
                 f"{page}Its own time is what a request takes less the calls of the next server.",
+                width=8,
             ),
             lines(
                 "Requests in the gateway",
@@ -232,14 +227,16 @@ def gateways_row(scope: Scope) -> Row:
                 },
                 f"{page}Waiting here while the engine's queue is empty: the gateway's limit holds requests back.",
                 unit="short",
+                width=8,
             ),
         ),
         collapsed=True,
     )
 
 
-def distributions_row(scope: Scope) -> Row:
-    """Return the row of how latencies are spread, request by request."""
+def distributions_row(scope: Scope, gaps_by: str) -> Row:
+    """Return the row of how latencies are spread, request by request; gaps between tokens by the client or engine."""
+    gaps = {"client": scope.client, "engine": scope.engine}[gaps_by]
     return Row(
         "Latency distributions",
         (
@@ -258,9 +255,9 @@ def distributions_row(scope: Scope) -> Row:
                 "between.",
             ),
             heatmap(
-                "Time between tokens, client",
-                "sidelight_client_inter_token_latency_seconds",
-                scope.client,
+                f"Time between tokens, {gaps_by}",
+                f"sidelight_{gaps_by}_inter_token_latency_seconds",
+                gaps,
                 "A thin upper band is steps in which a prefill was mixed in; it moves up with the prompt length.",
             ),
             heatmap(

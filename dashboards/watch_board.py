@@ -165,7 +165,7 @@ ONE_AXIS = Row(
             "Engine above ended: it serves requests whose clients send no spans here.",
             unit="reqps",
         ),
-        *by_both_clocks(SCOPE),
+        *by_both_clocks(SCOPE, 12),
     ),
 )
 
@@ -250,7 +250,7 @@ BOARD = Board(
         breakdown_row(SCOPE, NOT_BROKEN_DOWN),
         ONE_AXIS,
         engine_row(SCOPE, "the last 5 minutes"),
-        distributions_row(SCOPE),
+        distributions_row(SCOPE, "engine"),
         gateways_row(SCOPE),
         RECEIVER,
     ),

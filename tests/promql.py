@@ -2,7 +2,7 @@
 
 async with prometheus(scraping=["127.0.0.1:9464"], directory=tmp_path) as base_url:
     ... the run goes on ...
-    assert {} == await empty_queries(base_url, board("run"), deadline_s=10)
+    shown = await answers(base_url, board("run"), start_s=..., end_s=..., run="20261122-140450-da8a62")
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ NAMES = ("run", "compare", "watch")
 PROMETHEUS = shutil.which("prometheus")
 # What Prometheus logs once it has the port that the system gave it.
 LISTENING = re.compile(r'Listening on" address=(\S+)')
-# "All" of each, and what Grafana makes of a range of a minute.
+# "All" of each, and windows in which a busy machine has two scrapes.
 VARIABLES = {
     **dict.fromkeys(("instance", "endpoint", "model"), ".*"),
     "run": "run-1",
     "base": "run-1",
-    "__rate_interval": "5s",
+    "__rate_interval": "20s",
     "__range": "60s",
-    "__interval": "1s",
 }
 
 
@@ -92,38 +91,37 @@ def substitute(expr: str, variables: Mapping[str, str] = VARIABLES) -> str:
     return expr
 
 
-async def has_data(session: aiohttp.ClientSession, base_url: str, expr: str, *, range_s: float) -> bool:
-    """Tell whether an expression has a finite value at any time of the last `range_s` seconds.
+async def answers(
+    base_url: str, dashboard: dict[str, Any], *, start_s: float, end_s: float, **variables: str
+) -> dict[tuple[str, str], list[float]]:
+    """Return the finite values of each query, by its panel's title and its legend, over a range as Grafana asks for it.
 
-    Raises ValueError with Prometheus' message where it does not accept the expression.
+    Tiles and tables ask for the end of the range, graphs for steps of 5 s. Raises ValueError with Prometheus' message
+    where it does not accept an expression.
     """
-    now_s = time.time()
-    parameters = {"query": expr, "start": str(now_s - range_s), "end": str(now_s), "step": "1"}
-    async with session.post(f"{base_url}/api/v1/query_range", data=parameters) as response:
-        reply = await response.json()
-    if reply["status"] != "success":
-        raise ValueError(f"{reply.get('error')}: {expr}")
-    series = reply["data"]["result"]
-    return any(math.isfinite(float(value)) for row in series for _, value in row["values"])
-
-
-async def empty_queries(
-    base_url: str, dashboard: dict[str, Any], *, deadline_s: float, range_s: float = 60.0, pause_s: float = 0.25
-) -> dict[str, str]:
-    """Return the queries (place -> expression as sent) that still have no data when the deadline is reached.
-
-    Asks again and again while there are any, so that a run that has just begun has time to be scraped.
-    """
-    remaining = {query.where: substitute(query.expr) for query in panel_queries(dashboard)}
-    ends_at_s = time.monotonic() + deadline_s
+    end_s = end_s // 5 * 5 + 5
+    values = VARIABLES | {"__range": f"{end_s - start_s:.0f}s"} | variables
+    shown: dict[tuple[str, str], list[float]] = {}
     async with aiohttp.ClientSession() as session:
-        while True:
-            for where, expr in tuple(remaining.items()):
-                if await has_data(session, base_url, expr, range_s=range_s):
-                    del remaining[where]
-            if not remaining or time.monotonic() > ends_at_s:
-                return remaining
-            await asyncio.sleep(pause_s)
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                query = {"query": substitute(target["expr"], values)}
+                if target.get("instant"):
+                    kind, moments = "query", {"time": str(end_s)}
+                else:
+                    kind, moments = "query_range", {"start": str(start_s // 5 * 5), "end": str(end_s), "step": "5"}
+                async with session.post(f"{base_url}/api/v1/{kind}", data=query | moments) as response:
+                    reply = await response.json()
+                if reply["status"] != "success":
+                    raise ValueError(f"{reply.get('error')}: {query}")
+                points = [
+                    float(value)
+                    for series in reply["data"]["result"]
+                    for _, value in series.get("values") or [series["value"]]
+                ]
+                finite = [point for point in points if math.isfinite(point)]
+                shown.setdefault((panel["title"], target["legendFormat"]), []).extend(finite)
+    return shown
 
 
 @asynccontextmanager
@@ -151,6 +149,7 @@ async def prometheus(
             "--web.listen-address=127.0.0.1:0",
             "--web.enable-remote-write-receiver",
             f"--enable-feature={features}",
+            "--storage.tsdb.retention.time=100y",  # recorded runs are old
             stdout=log,
             stderr=log,
         )

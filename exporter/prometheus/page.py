@@ -98,8 +98,8 @@ class LivePage(Collector):
     """The page of one run: owns a registry of its own and the latest snapshot.
 
     Before the first `update` the page is empty. A scrape sees one snapshot as a whole, never parts of two. `scraped_s`
-    are when the last scrapes came, by the monotonic clock, `scraped` is set by each, and `latest` is what they see.
-    Browsers are sent `stream`.
+    are when the last scrapes came, by the monotonic clock, and `latest` is what they see. Who serves the page sets
+    `scraped` when an answer was taken. Browsers are sent `stream`.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,6 @@ class LivePage(Collector):
         if self.latest is None:
             return ()
         self.scraped_s.append(monotonic())
-        self.scraped.set()
         return families(self.latest)
 
     def render(self) -> bytes:

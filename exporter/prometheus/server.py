@@ -15,6 +15,8 @@ from exporter.prometheus.events import EventStream
 from exporter.prometheus.page import LivePage
 
 SHUTDOWN_TIMEOUT_S = 1.0
+GIVEN_UP_S = 0.05  # in which the end of a connection is seen
+KEEPS_OPEN = "X-Prometheus-Scrape-Timeout-Seconds"  # header of scrapers that close a connection only on giving up
 WRITE_TIMEOUT_S = 30.0  # of a browser that reads nothing
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -38,7 +40,7 @@ async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[],
     Raises OSError: the address cannot be listened on (port in use, no such host).
     """
     application = web.Application()
-    application.router.add_get("/metrics", make_aiohttp_handler(page.registry))
+    application.router.add_get("/metrics", _scrapes(page))
     application.router.add_get("/healthz", _healthy)
 
     async def ready(_: web.Request) -> web.Response:
@@ -55,6 +57,31 @@ async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[],
         yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/metrics"
     finally:
         await runner.cleanup()
+
+
+def _scrapes(page: LivePage) -> Handler:
+    """Return what answers scrapes, and says so to the page. The last page is served until it has been scraped: who gave
+    up while the report was made, or before all of the answer came, has not.
+    """
+    answer = make_aiohttp_handler(page.registry)
+
+    async def scrape(request: web.Request) -> web.StreamResponse:
+        is_last = page.latest is not None and page.latest.phase == "done"
+        if is_last and await _gave_up(request):
+            return web.Response(status=499)
+        response = await answer(request)
+        await response.prepare(request)
+        await response.write_eof()
+        if not (is_last and KEEPS_OPEN in request.headers and await _gave_up(request)):
+            page.scraped.set()
+        return response
+
+    return scrape
+
+
+async def _gave_up(request: web.Request) -> bool:
+    await asyncio.sleep(GIVEN_UP_S)
+    return request.transport is None
 
 
 async def _healthy(_: web.Request) -> web.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +194,21 @@ async def test_the_page_is_served_until_it_was_scraped_once():
         async with aiohttp.ClientSession() as session, session.get(url) as reply:
             text = await reply.text()
         assert 'phase="done"' in text
+        assert await waiting
+
+
+async def test_a_scraper_that_gave_up_has_not_seen_the_last_page():
+    """While the report is made none is answered: the page is not closed for one that came then and left."""
+    page = LivePage()
+    async with serving(page, "127.0.0.1", 0) as url:
+        host, port = url.removeprefix("http://").removesuffix("/metrics").split(":")
+        with socket.create_connection((host, int(port))) as gone:
+            gone.sendall(b"GET /metrics HTTP/1.1\r\nHost: sidecar\r\n\r\n")
+        done = Snapshot(version="1", run_id="r", phase="done")
+        assert not await linger(page, done, 0.5)
+        waiting = asyncio.ensure_future(linger(page, done, 600.0))
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            assert b'phase="done"' in await response.read()
         assert await waiting
 
 
