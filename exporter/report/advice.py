@@ -26,91 +26,74 @@ CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What was seen, "" for nothing, and what follows from it, each as words of a sentence."""
+    """What was seen, and what follows from it, each as words of a sentence."""
 
-    seen: str = ""
+    seen: str
     cure: str
 
 
 def advice(summary: Summary) -> Iterator[str]:
-    """Yield what was seen that says what to do, where something was, and one line that says what to do.
+    """Yield what was seen that explains the wait, where something was, and one line that says what to do.
 
     A change of the system is advised only where something was seen that explains the largest part of slow requests'
     TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
     """
-    rules = (_untrusted, _good_enough, _by_part, _overloaded, _not_broken_down)
-    advised = next(filter(None, (rule(summary) for rule in rules)), None) or _unexplained(summary)
-    if advised.seen:
-        yield f"{advised.seen}."
-    yield f"What to do: {advised.cure}."
-
-
-def _untrusted(summary: Summary) -> Advice | None:
-    """Return what comes before any change of the system: numbers that mean something."""
-    client = summary.client
-    if summary.integrity.state == "damaged":
-        return Advice(cure="restore the recorded data, or measure again, before acting on what is left of them")
-    if not client.requests.ok and not summary.correlation.requests:
-        commonest = next(iter(client.errors), "")
-        why = f"; most often: {commonest}" if commonest else ""
-        return Advice(cure=f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{why})")
-    if summary.self_check.error_ms.ttft.exceeded and not summary.watch:
-        return Advice(
-            cure="measure again before changing the system: the load generator was too slow, and the line that begins "
-            "with `! TTFT may be wrong` says what helps"
-        )
-    return None
-
-
-def _good_enough(summary: Summary) -> Advice | None:
-    slo = summary.client.slo
-    if slo is None or not slo.met or summary.methodology.stability.verdict == "growing":
-        return None
-    return Advice(cure="nothing, every objective was met")
-
-
-def _by_part(summary: Summary) -> Advice | None:
-    """Return what was seen beside the largest part of slow requests' TTFT, and what to do about it."""
-    adviser = None if summary.correlation.missing else ADVISERS.get(_largest(summary))
+    first = _before_any_change(summary)
+    adviser = None if first or summary.correlation.missing else ADVISERS.get(_largest(summary))
     advised = None if adviser is None else adviser(summary)
-    return None if advised is None else Advice(seen=advised.seen, cure=f"{advised.cure}{_less_load(summary)}")
+    if advised is None:
+        yield f"What to do: {first or _without_evidence(summary)}."
+    else:
+        yield f"{advised.seen}."
+        yield f"What to do: {advised.cure}{_less_load(summary)}."
 
 
-def _overloaded(summary: Summary) -> Advice | None:
-    if summary.methodology.stability.verdict != "growing":
-        return None
-    return Advice(cure=f"add a replica{_less_load(summary) or '; or send fewer requests/s'}")
+def _before_any_change(summary: Summary) -> str:
+    """Return what to do where the numbers mean too little to change the system, or are good enough; "" otherwise."""
+    client, slo = summary.client, summary.client.slo
+    if summary.integrity.state == "damaged":
+        return "restore the recorded data, or measure again, before acting on what is left of them"
+    if not client.requests.ok and not summary.correlation.requests:
+        often = "".join(f"; most often: {error}" for error in list(client.errors)[:1])
+        return f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
+    if summary.self_check.error_ms.ttft.exceeded and not summary.watch:
+        return (
+            "measure again before changing the system: the load generator was too slow, and the line that begins with "
+            "`! TTFT may be wrong` says what helps"
+        )
+    good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
+    return "nothing, every objective was met" if good_enough else ""
 
 
-def _not_broken_down(summary: Summary) -> Advice | None:
-    """Return what would tell where the time went, where that is not known."""
-    correlation, server = summary.correlation, summary.server
-    if not correlation.missing:
-        return None
-    if summary.client.ttft_ms.mean is None and not correlation.requests:
-        return Advice(cure="nothing for the TTFT, which only a streamed reply has")
-    if summary.config.get("otlp_listen"):
-        return Advice(cure="fix what the line above names, and measure again")
-    spans = "have the engine send its spans here (--otlp-listen HOST:PORT)"
-    if server.engine is None and not server.endpoints:
-        return Advice(cure=f"name the engine's metrics page (--metrics URL), or {spans}, to see where the time goes")
-    return Advice(cure=f"{spans}, to see where the time goes")
-
-
-def _unexplained(summary: Summary) -> Advice:
-    """Return what helps with the largest part, of which nothing was seen; or that no wait stands out.
+def _without_evidence(summary: Summary) -> str:
+    """Return what to do where nothing was seen that explains the wait.
 
     Prefill is the engine's work on a request, and no wait: it is only too long where an objective was missed.
     """
+    if summary.methodology.stability.verdict == "growing":
+        return f"add a replica{_less_load(summary) or '; or send fewer requests/s'}"
+    if summary.correlation.missing:
+        return _sources(summary)
     largest, slo = _largest(summary), summary.client.slo
     if largest in UNEXPLAINED:
-        return Advice(cure=UNEXPLAINED[largest])
+        return UNEXPLAINED[largest]
     if slo is None:
         goal = "" if summary.watch else "; --slo says what is good enough"
-        return Advice(cure=f"nothing, if these times are good enough: no wait stands out{goal}")
-    if largest == "prefill" and any("ttft" in objective.text for objective in slo.objectives if not objective.met):
-        return Advice(cure=MORE_PREFILL)
-    return Advice(cure="look at what the objective that was not met is about: in the TTFT no wait stands out")
+        return f"nothing, if these times are good enough: no wait stands out{goal}"
+    if largest == "prefill" and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
+        return MORE_PREFILL
+    return "look at what the objective that was not met is about: in the TTFT no wait stands out"
+
+
+def _sources(summary: Summary) -> str:
+    """Return what would tell where the time went, where that is not known."""
+    if summary.client.ttft_ms.mean is None and not summary.correlation.requests:
+        return "nothing for the TTFT, which only a streamed reply has"
+    if summary.config.get("otlp_listen"):
+        return "fix what the line above names, and measure again"
+    known = summary.server.engine is not None or summary.server.endpoints
+    page = "" if known else "name the engine's metrics page (--metrics URL), or "
+    return f"{page}have the engine send its spans here (--otlp-listen HOST:PORT), to see where the time goes"
 
 
 def _less_load(summary: Summary) -> str:

@@ -10,7 +10,7 @@ from exporter.summary.result import Summary
 from loadgen.requests.rates import Rates
 from loadgen.requests.summary import HeldBack
 
-DRAWN_OFF = 0.05  # of the rate that was asked for: arrivals drawn at random that are further off are worth a sentence
+DRAWN_OFF = 0.1  # of the rate that was asked for: arrivals drawn at random that are further off are worth a sentence
 
 
 def overload(summary: Summary) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.server_load import gauge_samples, most_within
+from correlator.statistics.server_load import Samples, gauge_samples, most_within
 from rundir.columns import Floats, Ints
 from rundir.fields import doc
 from rundir.stats import finite
@@ -32,26 +32,13 @@ class Timeline(Struct, frozen=True, kw_only=True):
 def timeline(submit_ns: Ints, ttft_s: Floats, endpoints: Sequence[EndpointSeries], window: Window) -> Timeline:
     """Return what n requests and the engines showed of a window that has a duration; no TTFT is NaN."""
     edges_ns = np.linspace(window.start_ns, window.end_ns, COLUMNS + 1).astype(np.int64)
-    gauges = {
-        name: _numbers(most_within(gauge_samples(endpoints, name), edges_ns))
-        for name in ("requests_waiting", "requests_running")
+    timed = np.flatnonzero(np.isfinite(ttft_s))
+    order = timed[np.argsort(submit_ns[timed], kind="stable")]
+    samples = {
+        "ttft_ms": Samples(at_ns=submit_ns[order], amount=1e3 * ttft_s[order], over=None, fresh_ns=0.0),
+        **{name: gauge_samples(endpoints, name) for name in ("requests_waiting", "requests_running")},
     }
     return Timeline(
         column_s=window.duration_s / COLUMNS,
-        ttft_ms=_numbers(_longest(submit_ns, 1e3 * ttft_s, edges_ns)),
-        **gauges,
+        **{name: list(map(finite, most_within(seen, edges_ns).tolist())) for name, seen in samples.items()},
     )
-
-
-def _longest(at_ns: Ints, values: Floats, edges_ns: Ints) -> Floats:
-    """Return the largest of the values [n] in each column, NaN where there is none."""
-    column = np.searchsorted(edges_ns, at_ns, side="right") - 1
-    column[at_ns == edges_ns[-1]] = COLUMNS - 1
-    inside = np.isfinite(values) & (column >= 0) & (column < COLUMNS)
-    largest = np.full(COLUMNS, -np.inf)
-    np.maximum.at(largest, column[inside], values[inside])
-    return np.where(np.isfinite(largest), largest, np.nan)
-
-
-def _numbers(values: Floats) -> Numbers:
-    return [finite(value) for value in values.tolist()]

@@ -167,17 +167,9 @@ def _legend(parts_ms: Mapping[str, float]) -> Iterator[Text]:
 
 
 def _standing(standing: Standing) -> Text:
+    """Return an objective and its verdict, without its value: that is some seconds older than the numbers above it."""
     verdict, style = {True: ("met", "green"), False: ("MISSED", "bold red"), None: ("not known", "")}[standing.met]
-    value = f" {_value(standing)}".rstrip()
-    return Text.assemble((f"{printable(standing.objective)} ", "dim"), (verdict, style), value)
-
-
-def _value(standing: Standing) -> str:
-    if standing.value is None:
-        return ""
-    if standing.unit == "ms":
-        return f"({_ms(standing.value)})"
-    return f"({_percent(standing.value)})" if standing.unit == "ratio" else f"({number(standing.value)})"
+    return Text.assemble((f"{printable(standing.objective)} ", "dim"), (verdict, style))
 
 
 def row(*cells: Text) -> Text:

@@ -86,15 +86,13 @@ def test_the_panel_shows_both_sides():
         "█ queue 168 ms",
         "▓ prefill 60 ms",
         "▒ other 18 ms",
-        "ttft_p99<300ms MISSED (1524 ms)",
-        "tpot_p99<50ms met (18 ms)",
+        "ttft_p99<300ms MISSED  tpot_p99<50ms met",
         "running 7",
         "waiting 3",
         "KV cache 21 %",
         "▁▁▃▅█▆  up to 5",
     ):
         assert words in shown
-    assert shown.index("MISSED") < shown.index("met (")
 
 
 def moments() -> Iterator[View]:
