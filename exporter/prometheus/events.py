@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from time import monotonic
 
 KEPT_S = 900.0
@@ -73,14 +74,12 @@ class EventStream:
         self._wake()
 
     async def until_left(self, most_s: float) -> None:
-        """Wait until no browser is connected."""
-        try:
+        """Wait until no browser is connected. Ctrl-C ends the wait: the last event comes when all else is done."""
+        with suppress(TimeoutError, asyncio.CancelledError):
             async with asyncio.timeout(most_s):
                 while self.is_watched:
                     self._gone.clear()
                     await self._gone.wait()
-        except TimeoutError:
-            return
 
     async def events(self, last_id: str = "") -> AsyncGenerator[bytes]:
         """Yield what one browser is sent: the last state, and the events after that with `last_id`, else all."""

@@ -32,7 +32,7 @@ function spreadCharts(place, run) {
   const pair = element("div", { class: "pair even" });
   place.append(pair);
   distribution(pair, "Time to first token and its parts, ms", [{ run, name: "ttft", label: "TTFT", hue: "ink", width: 2.5 }, ...parts]);
-  distribution(pair, "End-to-end time, time per output token and gaps between chunks, ms", [
+  distribution(pair, `End-to-end time, time per output token${run.live ? "" : " and gaps between chunks"}, ms`, [
     { run, name: "e2e", label: "E2E", hue: "decode" }, { run, name: "tpot", label: "TPOT", hue: "prefill" },
     { run, name: "itl", label: "gaps between chunks", hue: "network" }]);
 }

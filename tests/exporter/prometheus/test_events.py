@@ -65,6 +65,20 @@ async def test_the_end_lets_every_browser_go():
     assert not stream.is_watched
 
 
+async def test_the_wait_for_browsers_has_an_end():
+    """After a time, and with Ctrl-C, without an error: what was measured is written by then."""
+    stream = EventStream()
+    browser = stream.events()
+    stream.publish(b"event", b"")
+    await taken(browser, 1)
+    await stream.until_left(0.01)
+    waiting = asyncio.ensure_future(stream.until_left(600))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await waiting
+    assert stream.is_watched
+
+
 async def test_it_is_time_to_publish_as_soon_as_a_browser_comes():
     """And then each second, instead of each quarter of a minute."""
     stream = EventStream()
