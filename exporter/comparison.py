@@ -141,7 +141,8 @@ def _moved(change: float) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{ms(value)}"
+    text = ms(value)
+    return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
 def difference_tables(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[str]] = TIMES) -> Iterator[Table]:

@@ -20,4 +20,5 @@ function comparisonCharts(timePlace, spreadPlace, runs) {
   for (const { name, label } of [...times, { name: "e2e", label: "End-to-end time" }, { name: "tpot", label: "Time per output token" }, { name: "itl", label: "Gaps between chunks" }]) {
     distribution(pair, `${label}, ms`, runs.map((run, at) => ({ run, name, ...styles[at] })));
   }
+  marksNote(spreadPlace, runs);
 }

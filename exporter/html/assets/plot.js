@@ -111,9 +111,10 @@ function decades({ low, high }) {
 }
 
 function legend(entries) {
-  return element("ul", { class: "legend" }, ...entries.map(([name, text]) => {
+  return element("ul", { class: "legend" }, ...entries.map(([name, text, dash]) => {
     const swatch = element("span", { class: "swatch", "aria-hidden": "true" });
-    swatch.style.background = `var(--${name})`;
+    swatch.style.background = dash ? `repeating-linear-gradient(90deg, var(--${name}) 0 ${dash[0]}px, transparent 0 ${dash[0] + dash[1]}px)` : `var(--${name})`;
+    if (dash) swatch.style.width = "2.2em";
     return element("li", {}, swatch, text);
   }));
 }

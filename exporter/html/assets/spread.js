@@ -35,6 +35,14 @@ function spreadCharts(place, run) {
   distribution(pair, `End-to-end time, time per output token${run.live ? "" : " and gaps between chunks"}, ms`, [
     { run, name: "e2e", label: "E2E", hue: "decode" }, { run, name: "tpot", label: "TPOT", hue: "prefill" },
     { run, name: "itl", label: "gaps between chunks", hue: "network" }]);
+  marksNote(place, [run]);
+}
+
+/* What the marks of the charts mean. */
+function marksNote(place, runs) {
+  const squares = runs.some(({ engine }) => Object.keys(engine).length) ? " Squares: percentiles by the engine's own histograms, with their 90 % intervals." : "";
+  const intervals = runs.some(({ percentiles }) => Object.keys(percentiles).length) ? " with their 95 % intervals; an arrow: too few requests to say how high" : "";
+  place.append(element("p", { class: "note" }, `Dots: p50, p90 and p99${intervals}. What is shorter than the axis stands at its left end.${squares}`));
 }
 
 /* One chart of how values are spread; a curve is of a `name` of a run, with its label, colour, width and dashes. */
@@ -48,7 +56,7 @@ function distribution(place, caption, all) {
     const shown = curves.map((curve) => ({ ...curve, values: valuesOf(curve.run, curve.name) })).filter(({ values }) => values.length);
     const texts = shown.map((curve) => `${curve.label}: ${percentilesOf(curve).map(markText).join("; ")}`);
     view.element.setAttribute("aria-label", `${caption}. ${texts.join(". ")}`);
-    words.replaceChildren(legend(shown.map((curve) => [curve.hue, `${curve.label} (${percentilesOf(curve).map(([share, at]) => `p${100 * share} ${ms(at)}`).join(", ")})`])));
+    words.replaceChildren(legend(shown.map((curve) => [curve.hue, `${curve.label} (${percentilesOf(curve).map(([share, at]) => `p${100 * share} ${ms(at)}`).join(", ")})`, curve.dash])));
     const low = Math.max(0.1, Math.min(...shown.map(({ values }) => values.find((value) => value > 0) ?? 1)));
     const high = Math.max(...shown.map(({ values }) => values.at(-1)), ...shown.flatMap((curve) => Object.values(engineOf(curve)).flat())) * 1.1;
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
@@ -66,8 +74,7 @@ function distribution(place, caption, all) {
       drawEngine(context, engineOf(curve), across, up);
     }
   });
-  const squares = curves.some((curve) => Object.keys(engineOf(curve)).length) ? " Squares: percentiles by the engine's own histograms, with their 90 % intervals." : "";
-  whole.append(words, element("p", { class: "note" }, `Dots: p50, p90 and p99${curves.some(({ run, name }) => run.percentiles[name]) ? " with their 95 % intervals; an arrow: too few requests to say how high" : ""}. What is shorter than the axis stands at its left end.${squares}`));
+  whole.append(words);
 }
 
 /* Percentiles [share, value, low, high, needed] of a curve: the summary's own, where they are of the same requests. */
