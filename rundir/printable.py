@@ -38,9 +38,11 @@ def printable(text: str) -> str:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Return a block for each value, its height the share of the largest: the lowest is zero, a blank is unknown."""
-    most = max((value for value in values if value is not None), default=0.0)
-    heights = (None if value is None else math.ceil(7 * max(0.0, value / (most or 1.0))) for value in values)
+    """Return a block for each value, its height the share of the largest: the lowest is zero or below, a blank is
+    unknown.
+    """
+    most = max(0.0, *(value for value in values if value is not None), 0.0)
+    heights = (None if value is None else math.ceil(7 * max(0.0, value) / (most or 1.0)) for value in values)
     return "".join(" " if height is None else _BLOCKS[height] for height in heights)
 
 

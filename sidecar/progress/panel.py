@@ -198,7 +198,9 @@ def _ms(value: float | None) -> str:
     """Return a time in at most seven characters."""
     if value is None:
         return "-"
-    return f"{value / 1e3:.1f} s" if value >= 9_999.5 else f"{value:.0f} ms" if value >= 99.95 else f"{value:.2g} ms"
+    if value >= 9_999.5:
+        return f"{value / 1e3:.1f} s"
+    return f"{value:.0f} ms" if value >= 9.95 else f"{round(value, 3):.2g} ms"
 
 
 def _percent(ratio: float | None) -> str:

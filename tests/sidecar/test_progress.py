@@ -127,6 +127,19 @@ def test_the_bar_has_as_many_blocks_whatever_the_parts_are():
     assert "·" * BAR in rendered(dataclasses.replace(VIEW, ttft_parts_ms={}))
 
 
+@pytest.mark.parametrize(
+    ("lateness_ms", "shown"),
+    [(0.00001, "0 ms"), (9.4, "9.4 ms"), (9.96, "10 ms"), (99.7, "100 ms"), (9_999.0, "9999 ms"), (9_999.6, "10.0 s")],
+)
+def test_times_have_no_exponent(lateness_ms: float, shown: str):
+    assert f"up to {shown} late" in rendered(dataclasses.replace(VIEW, lateness_p99_ms=lateness_ms))
+
+
+def test_a_server_that_says_less_than_nothing_waits_is_drawn_at_zero():
+    """Whatever a page says, the panel of a run goes on."""
+    assert "▁▁" in rendered(dataclasses.replace(VIEW, waiting_lately=[-5.0, -10.0]))
+
+
 def test_a_line_says_the_same():
     """For logs, where no panel can stand."""
     assert (
