@@ -36,6 +36,7 @@ from exporter.prometheus.snapshot import (
     Snapshot,
     WatchCounts,
 )
+from rundir.printable import printable_all
 
 Numbers = TypeVar("Numbers", CounterMetricFamily, GaugeMetricFamily)
 
@@ -176,7 +177,7 @@ def _about(snapshot: Snapshot) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "sidelight_run",
         "The run this page is about, and its phase.",
-        {**snapshot.about, "run_id": snapshot.run_id, "phase": snapshot.phase},
+        {**printable_all(snapshot.about), "run_id": snapshot.run_id, "phase": snapshot.phase},
     )
     what = "Of a run that has ended: whether its load was sustained, and its generator can be trusted; 1 or 0."
     yield _series(GaugeMetricFamily, "sidelight_run_verdict", what, ("of",), snapshot.verdicts)

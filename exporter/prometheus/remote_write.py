@@ -173,9 +173,9 @@ async def write(
 class LiveWriter:
     """Owns the snapshots that wait for a server, and the task that sends them; an async context manager.
 
-    `say` is called once when the server stops taking them, and once when it goes on. `on_taken` is called with the last
-    moment that it took, and with how many samples it took and lost so far: those that had to make room for newer ones
-    while it was away, and those that it refused.
+    `say` is called once when the server stops taking them, and once when it goes on. `on_sending` is called with each
+    moment before it is sent. `on_taken` is called with the last moment that it took, and with how many samples it took
+    and lost so far: those that had to make room for newer ones while it was away, and those that it refused.
     """
 
     def __init__(
@@ -185,10 +185,11 @@ class LiveWriter:
         *,
         native: bool = False,
         say: Callable[[str], object],
+        on_sending: Callable[[int], object] = lambda _: None,
         on_taken: Callable[[int, int, int], object] = lambda *_: None,
     ) -> None:
         self._writer = RemoteWriter(url, access, native=native)
-        self._say, self._on_taken = say, on_taken
+        self._say, self._on_sending, self._on_taken = say, on_sending, on_taken
         self._waiting: deque[tuple[int, Snapshot]] = deque()
         self._filled, self._empty = asyncio.Event(), asyncio.Event()
         self._problem, self._lost = "", 0
@@ -231,12 +232,13 @@ class LiveWriter:
 
     async def _send(self, at_ns: int, snapshot: Snapshot) -> None:
         before = self._writer.samples
+        self._on_sending(at_ns)
         try:
             await self._writer.write([(at_ns, snapshot)], patience_s=math.inf, on_away=self._note)
             if self._problem:
                 self._say("takes the series again")
             self._problem = ""
-        except Rejected as refusal:
+        except (Rejected, ValueError) as refusal:  # ValueError: it cannot be encoded
             self._note(refusal)
         taken = self._writer.samples - before
         self._lost += max(0, _samples(snapshot) - taken)

@@ -40,6 +40,7 @@ MANIFEST = "manifest.json"
 RAW = "raw"
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
+WRITING = "prometheus_writing"  # an event: a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # an event: up to when a server has the series of the run, sent while it went
 SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events: of a run's scraper
 # What reading a record raises that its writer has not written.

@@ -24,11 +24,12 @@ async def sending(
     snapshot: Callable[[], tuple[int, Snapshot] | None],
     *,
     progress: Progress,
+    on_sending: Callable[[int], object] = lambda _: None,
     on_taken: Callable[[int, int, int], object] = lambda *_: None,
     flush: bool = False,
 ) -> AsyncIterator[None]:
     """Send what `snapshot` returns with its moment, every STEP_S while the context is open and, with `flush`, at its
-    end. What a server does not take is said once; `on_taken` is that of LiveWriter.
+    end. What a server does not take is said once; `on_sending` and `on_taken` are those of LiveWriter.
     """
 
     def offer() -> None:
@@ -45,6 +46,7 @@ async def sending(
         write_access(options),
         native=options.prometheus_native_histograms,
         say=lambda text: progress.stage(f"--prometheus-write {masked(url)} {text}"),
+        on_sending=on_sending,
         on_taken=on_taken,
     )
     async with writer:

@@ -142,9 +142,11 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
 
 def _check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
-        name, equals, _ = tag.partition("=")
+        name, equals, value = tag.partition("=")
         if not equals or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
             raise ConfigurationError(f"--tag {tag}: must be NAME=VALUE, NAME of letters, digits and underscores")
+        if not value.isprintable():
+            raise ConfigurationError(f"--tag {tag}: the value must be printable text, in UTF-8")
         if name in LABELS:
             raise ConfigurationError(f"--tag {tag}: {name} is a label of the page itself; choose another name")
 

@@ -20,7 +20,7 @@ from rundir.columns import take
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 from sidecar import VERSION
-from sidecar.directory import WRITTEN, Run
+from sidecar.directory import WRITING, WRITTEN, Run
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
@@ -33,9 +33,11 @@ STEP_NS = round(STEP_S * 1e9)
 MOST_STEPS = 17_280  # a day
 
 
-def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = None) -> Iterator[tuple[int, Snapshot]]:
+def history(
+    run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = None, sent_ns: int = 0
+) -> Iterator[tuple[int, Snapshot]]:
     """Give a snapshot each 5 s, and one at the end: what had ended and was scraped by then; with `after_ns`, only those
-    that are later. Of a run that lasted longer than a day, steps are longer.
+    that are later; the last is later than `sent_ns`. Of a run that lasted longer than a day, steps are longer.
 
     `parts` and `summary` are those of the run: the last snapshot holds the report's numbers, as the live page does.
     """
@@ -51,7 +53,7 @@ def history(run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = 
     run_id = str(run.manifest["run_id"])
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
     labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
-    moments = list(_moments(run, after_ns))
+    moments = list(_moments(run, after_ns, sent_ns))
     quantiles = _Quantiles(start_ns=summary.window.start_ns)
     for at_ns in moments:
         now = int(np.searchsorted(ends_ns, at_ns, side="right"))
@@ -104,7 +106,7 @@ class _Quantiles:
         return tuple(replace(engine, quantiles=self.latest.get(engine.endpoint, {})) for engine in engines)
 
 
-def _moments(run: Run, after_ns: int | None) -> Iterator[int]:
+def _moments(run: Run, after_ns: int | None, sent_ns: int) -> Iterator[int]:
     stamps = [event.at_ns for event in run.events]
     for endpoint in run.endpoints:
         stamps += endpoint.response_ns[:1].tolist() + endpoint.response_ns[-1:].tolist()
@@ -112,12 +114,8 @@ def _moments(run: Run, after_ns: int | None) -> Iterator[int]:
         return
     first_ns, last_ns = min(stamps), max(*stamps, int(run.requests.end_ns.max(initial=0)))
     step_ns = max(STEP_NS, (last_ns - first_ns) // MOST_STEPS)
-    if after_ns is None:
-        yield from range(first_ns, last_ns, step_ns)
-    else:  # samples are of whole ms
-        yield from range(max(first_ns, after_ns) + step_ns, last_ns, step_ns)
-        last_ns = max(last_ns, after_ns + 1_000_000)
-    yield last_ns
+    yield from range(first_ns if after_ns is None else max(first_ns, after_ns) + step_ns, last_ns, step_ns)
+    yield max(last_ns, max(after_ns or 0, sent_ns) + 1_000_000)  # samples are of whole ms
 
 
 def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
@@ -179,7 +177,8 @@ def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
 def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptions, progress: Progress) -> None:
     """Send the history of a run by remote write and report the outcome; a failing server raises nothing.
 
-    A server to which the run was sent while it went gets what came after that.
+    A server to which the run was sent while it went gets what came after that. What it was being sent when the run was
+    cut short it may have or not: the last step, the report's numbers, is later.
     """
     url = wanted.prometheus_write
     if url is None:
@@ -187,7 +186,9 @@ def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptio
     where = masked(url)
     progress.stage(f"sending the series of the run to {where}")
     live = [event.data for event in run.events if event.name == WRITTEN and event.data["url"] == where][-1:]
-    steps = history(run, parts, summary, after_ns=live[0]["until_ns"] if live else None)
+    sent_ns = [event.data["until_ns"] for event in run.events if event.name == WRITING and event.data["url"] == where]
+    after_ns = live[0]["until_ns"] if live else None
+    steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
     native = wanted.prometheus_native_histograms
     sent = asyncio.run(write(steps, url, write_access(wanted), native=native, report=progress.stage))
     taken = f"{sent.samples + sum(data['samples'] for data in live):,} samples"

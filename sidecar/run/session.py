@@ -141,14 +141,19 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
         return
     from sidecar.live.sending import sending  # noqa: PLC0415  as in run
 
-    def taken(until_ns: int, samples: int, lost: int) -> None:
+    def sends(until_ns: int) -> None:
         with suppress(OSError):  # a full disk does not end the run
+            record(session, run_directory.WRITING, url=masked(url), until_ns=until_ns)
+
+    def taken(until_ns: int, samples: int, lost: int) -> None:
+        with suppress(OSError):  # as above
             record(session, run_directory.WRITTEN, url=masked(url), until_ns=until_ns, samples=samples, lost=lost)
 
-    def snapshot() -> tuple[int, Snapshot]:
+    @session.live.failures.guard()
+    def snapshot() -> tuple[int, Snapshot] | None:
         return session.clock.now_ns(), session.live.snapshot()
 
-    async with sending(url, options, snapshot, progress=session.progress, on_taken=taken):
+    async with sending(url, options, snapshot, progress=session.progress, on_sending=sends, on_taken=taken):
         yield
 
 

@@ -309,6 +309,11 @@ def test_hostile_label_values_survive(text: str) -> None:
     assert samples["sidelight_engine_requests_running", frozenset({("endpoint", text)})] == 1.0
 
 
+def test_what_is_no_text_is_shown_as_what_it_is() -> None:
+    """A path on a command line need not be UTF-8, and the page is."""
+    assert r'workload="\\udcff.jsonl"' in page_of(bare(about={"workload": "\udcff.jsonl"}))
+
+
 @pytest.mark.parametrize(
     ("observed", "counts"),
     [

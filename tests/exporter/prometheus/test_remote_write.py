@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -259,6 +260,17 @@ async def test_a_live_sender_never_waits(status: int, monkeypatch: pytest.Monkey
     per_step = taken[-1][1] // len(sent_steps)
     assert taken[-1] == (steps[6][0], len(sent_steps) * per_step, (7 - len(sent_steps)) * per_step)
     assert said == [f"does not take the series: HTTP {status}: later; it is tried again", "takes the series again"]
+
+
+async def test_what_cannot_be_sent_is_said_and_ends_nothing():
+    """A label that has no UTF-8, as a command line may have it: the steps behind it are sent."""
+    store, said, steps = Store(), list[str](), list(snapshots(2))
+    async with receiving(store.take) as url, LiveWriter(url, Access(), say=said.append) as writer:
+        writer.offer(steps[0][0], replace(steps[0][1], labels={"team": "\udcff"}))
+        writer.offer(*steps[1])
+        await writer.sent(BOUND_S)
+    assert len(said) == 2
+    assert {at_ms for points in store.points.values() for at_ms, _ in points} == {steps[1][0] // 10**6}
 
 
 async def test_a_live_sender_leaves_a_server_that_never_answers():

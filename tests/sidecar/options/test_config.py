@@ -151,6 +151,19 @@ def test_a_url_must_be_http_with_a_host(url: str):
     assert f"--metrics {url}: must be" in refusal(RunOptions(url=(URL,), metrics=(f"{URL}/metrics", url)))
 
 
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ("team", "must be NAME=VALUE"),
+        ("9=x", "must be NAME=VALUE"),
+        ("run_id=x", "run_id is a label of the page itself"),
+        ("team=\udcff", "the value must be printable text"),
+    ],
+)
+def test_a_tag_is_a_label_that_can_be_sent(tag: str, said: str):
+    assert said in refusal(RunOptions(url=(URL,), tag=(tag,)))
+
+
 def test_the_target_must_be_named():
     """A run needs a URL, a scrape a URL or a page."""
     assert refusal(RunOptions()).startswith("--url is missing")

@@ -132,6 +132,16 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     assert max(times) <= max(events) + 60
 
 
+def test_the_end_is_later_than_what_a_server_may_have(tmp_path: Path):
+    """Whether the last step of a run that was killed arrived is not known: a server that has it takes nothing older."""
+    run = derived("vllm_spans", tmp_path)
+    whole = [at_ns for at_ns, _ in history(run.run, run.times.parts, run.summary)]
+    sent_ns = whole[-1] + 2 * 10**9
+    after = [at_ns for at_ns, _ in history(run.run, run.times.parts, run.summary, after_ns=whole[0], sent_ns=sent_ns)]
+    assert after[:-1] == whole[1:-1]
+    assert sent_ns // 10**6 < after[-1] // 10**6
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_engine_is_the_reports(name: str, tmp_path: Path):
     """By name and version, which vLLM's page does not state."""
