@@ -213,7 +213,7 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
         yield _histograms(f"sidelight_client_{name}_seconds", what, (), [((), histogram)])
 
     what = (
-        "Exact quantiles so far, which buckets cannot tell: of TTFT since the first token, of the others since the end."
+        "Exact quantiles so far, not from buckets. A TTFT counts once its first token has come, the others at the end."
     )
     quantiles = Metric("sidelight_client_quantile_seconds", what, "summary")
     for (of, quantile), value_s in client.quantiles.items():
@@ -235,7 +235,7 @@ def _slo(client: ClientCounts | None) -> Iterator[Metric]:
     values = {name: each.value * units[name] for name, each in objectives.items() if each.value is not None}
     met = {name: each.met for name, each in objectives.items()}
     for name, what, numbers in (
-        ("limit", "The bound of an objective, in seconds, as a ratio or a second.", limits),
+        ("limit", "The bound of an objective: seconds, a ratio, or a number per second.", limits),
         ("value", "What the run has of it so far, in the unit of the bound.", values),
         ("met", "Whether the run keeps the bound so far: 1 or 0.", met),
     ):

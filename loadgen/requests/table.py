@@ -148,10 +148,11 @@ class FirstToken(msgspec.Struct, frozen=True, gc=False):
 
 class _Stream(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """A reply that goes on: its first token, whether one is still looked for, and how many reads came from it on, as
-    far as its first `parts` say. A token comes in a read of its own, seldom in more: `tokens` says no more than came.
+    far as its first `parts` say. A token comes in a read of its own, seldom in more, which `most_tokens` then bounds.
     """
 
     phase: str
+    most_tokens: int
     parts: int = 0
     first_token_ns: int = -1
     is_sought: bool = True
@@ -159,7 +160,7 @@ class _Stream(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     @property
     def tokens(self) -> int:
-        return max(min(1, self.reads), self.reads - _CLOSING_READS)
+        return min(self.most_tokens, max(min(1, self.reads), self.reads - _CLOSING_READS))
 
 
 class RequestFold:
@@ -249,7 +250,10 @@ class RequestFold:
         return firsts
 
     def _look(self, index: int) -> FirstToken | None:
-        stream = self._streams.setdefault(index, _Stream(phase=self._planned.get(index, _UNPLANNED).phase))
+        if (stream := self._streams.get(index)) is None:
+            planned = self._planned.get(index, _UNPLANNED)
+            most = planned.max_tokens if planned.max_tokens >= 0 else _MOST
+            stream = self._streams[index] = _Stream(phase=planned.phase, most_tokens=most)
         parts, first, before = self._parts[index], None, stream.tokens
         if stream.first_token_ns >= 0:
             stream.reads += sum(map(_reads_in, parts[stream.parts :]))

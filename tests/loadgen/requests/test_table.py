@@ -193,6 +193,16 @@ def test_a_first_token_is_known_when_it_has_come_and_as_the_table_has_it(wire: t
     assert [max(min(1, count), count - 3) for count in reads] == streamed
 
 
+def test_a_reply_that_goes_on_has_no_more_tokens_than_were_asked_for(wire: type[Wire]):
+    """However many reads its events came in: with log probabilities one is larger than a packet."""
+    fold = log.RequestFold(run_id="r")
+    fold.plan(_planned(7, max_tokens=6))
+    for part in _parts(7, wire.answer(6), reads=60, pieces=60)[:-1]:
+        fold.add(part)
+    assert [7] == [first.index for first in fold.first_tokens()]
+    assert {"measure": 6} == fold.streamed
+
+
 def test_a_reply_with_much_before_its_first_token_is_not_looked_through_again_and_again(wire: type[Wire]):
     """Comments of 100 kB first: its first token is known with its end. What no worker has written hurts no other."""
     head, _, body = wire.answer(6).partition(b"\r\n\r\n")
