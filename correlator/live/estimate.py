@@ -30,8 +30,8 @@ from scraper.series.table import SeriesTable
 
 WINDOW_S = 60.0
 # Between two estimates of a window, each of which takes 20 ms and from 0.04 to 0.5 ms a request. The first come sooner:
-# FIRST_S after the first request, then a step is a third of the time that the window holds.
-FIRST_S, LEAST_STEP_S, MOST_STEP_S = 5.0, 7.5, 12.0
+# FIRST_S after the first request, then a step is a quarter of the time that the window holds.
+FIRST_S, LEAST_STEP_S, MOST_STEP_S = 5.0, 7.5, 15.0
 MOST_REQUESTS = 2000
 _END_NS = np.iinfo(np.int64).max
 
@@ -174,7 +174,7 @@ class EstimateWindow(Generic[Rows]):
             self._fresh = 0
             due += self._outflow.until(_END_NS) if self._outflow else []
             held_s = (now_ns - self._batches[0].held_ns) / 1e9
-            step_ns = round(1e9 * min(MOST_STEP_S, max(LEAST_STEP_S, held_s / 3)))
+            step_ns = round(1e9 * min(MOST_STEP_S, max(LEAST_STEP_S, held_s / 4)))
             self._next_ns = now_ns + step_ns
             self._outflow = self._estimate(now_ns, step_ns)
         if self._outflow:

@@ -99,12 +99,13 @@ def _observed(
         rows = source == name
         for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
-            values_s = np.maximum(part.of(parts)[rows], 0.0)
+            values_s, key = np.maximum(part.of(parts)[rows], 0.0), (part.name, name)
+            if key in after and np.isnan(values_s).all():
+                continue
             if requests is None:
                 new = bucketize(values_s, bounds_s)
             else:
                 new = traced(values_s, bounds_s, requests.trace_id[rows], requests.first_token_ns[rows])
-            key = (part.name, name)
             after[key] = add(after[key], new) if key in after else new
     return after
 
