@@ -247,7 +247,7 @@ class LiveWriter:
 
     def _note(self, problem: Exception) -> None:
         if not self._problem:
-            self._say(f"does not take the series: {problem}; it is tried again")
+            self._say(f"does not take the series: {problem}; it is asked again")
         self._problem = str(problem)
 
 

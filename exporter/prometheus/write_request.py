@@ -8,7 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice
+from typing import NamedTuple
 
 from prometheus_client.samples import Exemplar
 
@@ -21,8 +23,7 @@ _LITERAL_BYTES = 1 << 16
 Labels = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """One sample of a series; of a native histogram its sum, with `buckets` as in `Cumulative.native`."""
 
     at_ms: int
@@ -78,7 +79,7 @@ def write_requests(
 
 def _labels(name: str, labels: Mapping[str, str]) -> Labels:
     """Return the labels of a series in order; one that is empty is none."""
-    return tuple(sorted({**{label: value for label, value in labels.items() if value}, "__name__": name}.items()))
+    return tuple(sorted([(label, value) for label, value in labels.items() if value] + [("__name__", name)]))
 
 
 def _time_series(labels: Labels, points: Sequence[Point]) -> bytes:
@@ -143,6 +144,7 @@ def _zigzag(number: int) -> int:
     return 2 * number if number >= 0 else -2 * number - 1
 
 
+@lru_cache(maxsize=4096)  # lengths, and a run's stamps, come again and again
 def _varint(number: int) -> bytes:
     """Return a number, not negative, in base 128, the lowest digits first."""
     digits = bytearray()

@@ -259,7 +259,7 @@ async def test_a_live_sender_never_waits(status: int, monkeypatch: pytest.Monkey
     assert sent_steps == ({3, 4, 5, 6} if status == 400 else {0, 3, 4, 5, 6})
     per_step = taken[-1][1] // len(sent_steps)
     assert taken[-1] == (steps[6][0], len(sent_steps) * per_step, (7 - len(sent_steps)) * per_step)
-    assert said == [f"does not take the series: HTTP {status}: later; it is tried again", "takes the series again"]
+    assert said == [f"does not take the series: HTTP {status}: later; it is asked again", "takes the series again"]
 
 
 async def test_what_cannot_be_sent_is_said_and_ends_nothing():
