@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import aiohttp
 import promql
 import pytest
-from processes import engine, sidelight, start
+from processes import ended, engine, sidelight, start, until
 from waiting import BOUND_S
 
 
@@ -59,3 +63,31 @@ async def test_a_run_that_is_killed_half_way_is_completed_by_its_report(tmp_path
         again = await asyncio.to_thread(sidelight, "report", out, *write, path=out)
         assert (again.code, "!" in again.err) == (0, False), again.err
         assert [after] == list((await samples(base_url, count)).values())
+
+
+def test_a_watch_sends_its_last_page_when_it_ends(tmp_path: Path):
+    """With the labels by which a scrape would tell it from other sidecars."""
+    bodies: list[bytes] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    out = tmp_path / "watch"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/api/v1/write"
+        addresses = ("--otlp-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0")
+        with start("watch", *addresses, "--prometheus-write", url, "--out", out, "--quiet") as process:
+            until(lambda: any((out / "raw").glob("spans-*.log")), "the receiver's log")
+            process.send_signal(signal.SIGTERM)
+            watched = ended(process, out)
+        server.shutdown()
+    assert (watched.code, watched.err) == (0, "")
+    assert b"sidelight_receiver_spans_total" in bodies[-1]
+    assert socket.gethostname().encode() in bodies[-1]
