@@ -39,8 +39,8 @@ def advice(summary: Summary) -> Iterator[str]:
     TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
     """
     first = _before_any_change(summary)
-    adviser = None if first or summary.correlation.missing else ADVISERS.get(_largest(summary))
-    advised = None if adviser is None else adviser(summary)
+    parts = [] if first or summary.correlation.missing else _large_parts(summary)
+    advised = next(filter(None, (ADVISERS[part](summary) for part in parts)), None)
     if advised is None:
         yield f"What to do: {first or _without_evidence(summary)}."
     else:
@@ -74,13 +74,13 @@ def _without_evidence(summary: Summary) -> str:
         return f"add a replica{_less_load(summary) or '; or send fewer requests/s'}"
     if summary.correlation.missing:
         return _sources(summary)
-    largest, slo = _largest(summary), summary.client.slo
-    if largest in UNEXPLAINED:
-        return UNEXPLAINED[largest]
+    large, slo = _large_parts(summary), summary.client.slo
+    if waits := [part for part in large if part in UNEXPLAINED]:
+        return UNEXPLAINED[waits[0]]
     if slo is None:
         goal = "" if summary.watch else "; --slo says what is good enough"
         return f"nothing, if these times are good enough: no wait stands out{goal}"
-    if largest == "prefill" and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
+    if large and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
         return MORE_PREFILL
     return "look at what the objective that was not met is about: in the TTFT no wait stands out"
 
@@ -102,16 +102,14 @@ def _less_load(summary: Summary) -> str:
     return "" if capacity is None else f"; or send less than {cell(capacity)} requests/s"
 
 
-def _largest(summary: Summary) -> str:
-    """Return the part to work on: the one that slow requests are made of, else the largest of the mean; "" for none."""
+def _large_parts(summary: Summary) -> list[str]:
+    """Return the parts to work on, the largest first: of slow requests' TTFT where that is known, else of the mean."""
     correlation = summary.correlation
     shares = {part.name: getattr(correlation.breakdown, json_name(part)).share_of_ttft or 0.0 for part in TTFT_PARTS}
     tail = correlation.tail_attribution
     if tail.largest and tail.tail:
         shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
-        return tail.largest if shares[tail.largest] >= LARGE else ""
-    name = max(shares, key=lambda part: shares[part])
-    return name if shares[name] >= LARGE else ""
+    return sorted((name for name, share in shares.items() if share >= LARGE), key=lambda name: -shares[name])
 
 
 def _queue(summary: Summary) -> Advice | None:

@@ -10,6 +10,7 @@ from exporter.summary.result import Summary
 from loadgen.requests.rates import Rates
 from loadgen.requests.summary import HeldBack
 
+LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
 DRAWN_OFF = 0.1  # of the rate that was asked for: arrivals drawn at random that are further off are worth a sentence
 
 
@@ -77,9 +78,10 @@ def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
     steps = [f"{cell(asked)} asked for"] if asked else []
     steps += [f"{offered} offered"] if rates.offered_requests_per_s is not None and offered != sent else []
     steps += [f"{sent} sent"] if rates.realised_requests_per_s is not None else []
-    if rates.served_requests_per_s is not None:
+    growing = summary.methodology.stability.verdict == "growing"
+    if rates.served_requests_per_s is not None and (growing or rates.ended_in_load >= LEAST_ENDED):
         steps.append(f"{cell(rates.served_requests_per_s)} served (after a ramp of {cell(rates.ramp_s)} s)")
-    elif rates.completed_requests_per_s is not None and summary.methodology.stability.verdict != "growing":
+    elif rates.completed_requests_per_s is not None and not growing:
         late = f" (the last {cell(rates.drain_s)} s later)" if rates.drain_s else ""
         steps.append(f"{cell(rates.completed_requests_per_s)} served{late}")
     if steps:

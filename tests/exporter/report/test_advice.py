@@ -226,6 +226,13 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
     )
 
 
+def test_the_second_part_is_worked_on_where_nothing_explains_the_largest():
+    """As queueing beside prefill that is a little larger: a wait stands out."""
+    shares = {"prefill_ms": known("prefill_ms", 90.0, 0.45), "queue_ms": known("queue_ms", 88.0, 0.44)}
+    assert [f"What to do: {UNEXPLAINED['queue']}."] == list(advice(made_of("none", breakdown=shares)))
+    assert "raise that limit" in list(advice(made_of("none", waiting=SEATS, breakdown=shares)))[1]
+
+
 def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
     wanted = made_of("queue", waiting=SEATS)
     stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)

@@ -115,6 +115,14 @@ def test_a_short_run_of_a_system_that_served_all_says_so():
     assert throughput.startswith(f"Throughput including {cell(rates.drain_s)} s of drain: ")
 
 
+def test_a_rate_of_a_few_that_ended_is_not_shown_as_what_a_system_serves():
+    """Where all succeeded in the end, what was sent was served; of many, the rate while the load lasted."""
+    few, many = loaded_run(0.3, seconds=20, per_s=3.0), loaded_run(0.5, seconds=120)
+    assert few.client.rates.served_requests_per_s is not None
+    assert f" {cell(few.client.rates.completed_requests_per_s)} served (the last " in next(rate_lines(few))
+    assert f" {cell(many.client.rates.served_requests_per_s)} served (after a ramp of " in next(rate_lines(many))
+
+
 def test_arrivals_that_came_to_another_rate_than_was_asked_for_are_named():
     """As 203 in a minute where four a second were asked for."""
     run = loaded_run(0.5, seconds=60)
