@@ -14,13 +14,13 @@ async function follow() {
   const plan = () => {
     if (!planned && !document.hidden) planned = setTimeout(() => requestAnimationFrame(() => draw().catch(fail)), Math.max(REDRAW_MS, spent / SHARE_OF_TIME));
   };
-  const fail = (error) => { notice.textContent = `The charts cannot be drawn: ${error.message}. Load the page again to try anew.`; };
+  const fail = (error) => { notice.textContent = `The charts cannot be drawn (${error.message}): load the page again to try anew.`; };
   const draw = async () => {
     const began = performance.now();
     const fresh = DATA.parts && await takeIn(DATA, arrived.splice(0));
-    if (source.readyState === EventSource.CLOSED) return;
+    if (!DATA.live) return; // the report has come meanwhile
     Object.assign(DATA, fresh);
-    if (fresh?.columns.sent.values.length) {
+    if (fresh) {
       for (const [name, shape] of Object.entries(shapesOf(DATA))) {
         if (shape !== shapes[name]) drawCharts(DATA, [name]);
         shapes[name] = shape;
@@ -119,10 +119,12 @@ function merge(columns, tables, begin) {
 
 /* What charts are laid out for: those of another shape are made anew, and what was chosen in them is kept. */
 function shapesOf(run) {
-  const { columns } = run, labels = partsOf(run).map(({ label }) => label);
-  const filters = FILTERS.map(([name]) => columns[name]?.texts?.slice().sort());
-  const marks = [...new Set(marksOf(run).map(({ kind }) => kind))].sort();
+  const { columns, gauges } = run, parts = partsOf(run);
   const rows = [partRows, loadRows, cacheRows].map((of) => of(run).map(({ label }) => label));
-  const curves = ["ttft", "e2e", "tpot", ...partsOf(run).map(({ name }) => name)].filter((name) => valuesOf(run, name).at(-1) > 0);
-  return { time: `${[...rows, marks]}`, requests: JSON.stringify([labels, filters]), spread: `${[labels, curves]}` };
+  const marks = [...new Set(marksOf(run).map(({ kind }) => kind))].sort();
+  const time = `${[...rows, marks]}`;
+  if (!columns.sent.values.length) return gauges.length ? { time } : {};
+  const labels = parts.map(({ label }) => label), filters = FILTERS.map(([name]) => columns[name]?.texts?.slice().sort());
+  const curves = ["ttft", "e2e", "tpot", ...parts.map(({ name }) => name)].filter((name) => valuesOf(run, name).at(-1) > 0);
+  return { time, requests: JSON.stringify([labels, filters]), spread: `${[labels, curves]}` };
 }

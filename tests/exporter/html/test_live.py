@@ -17,7 +17,7 @@ import pytest
 from golden_files import GOLDEN
 from rich.text import Text
 
-from exporter.html import live_page
+from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
@@ -34,7 +34,7 @@ PROGRAM = """
 globalThis.document = { getElementById: () => ({ textContent: "{}" }) };
 const fs = require("fs");
 const [scripts, events] = JSON.parse(fs.readFileSync(0, "utf8"));
-const { takeIn, textOf } = new Function(scripts + "; return { takeIn, textOf };")();
+const { takeIn, textOf, shapesOf } = new Function(scripts + "; return { takeIn, textOf, shapesOf };")();
 (async () => {
   let run = events.shift();
   for (const group of events) run = { ...run, ...await takeIn({ ...run, begin: group.begin }, group.rows) };
@@ -44,7 +44,7 @@ const { takeIn, textOf } = new Function(scripts + "; return { takeIn, textOf };"
     numbers: Object.fromEntries(Object.entries(run.columns).map(([name, { values }]) => [name, Array.from(values)])),
     texts: Object.fromEntries(texts.map(([name]) => [name, rows.map((row) => textOf(run.columns, name, row))])),
     gauges: run.gauges.map((gauge) => ({ ...gauge, times: Array.from(gauge.times), values: Array.from(gauge.values) })),
-    parts: run.parts, marks: run.marks,
+    parts: run.parts, marks: run.marks, laidOut: Object.keys(shapesOf(run)),
   }));
 })();
 """
@@ -70,7 +70,7 @@ def shown(*groups: tuple[list[bytes], float]) -> dict[str, Any]:
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
     folder = resources.files("exporter.html") / "assets"
-    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in ("data.js", "plot.js", "live.js"))
+    script = "\n".join((folder / name).read_text(encoding="utf-8") for name in LIVE_SCRIPTS[1:-1])
     facts = LiveColumns("r", 0).facts(0)
     given = [facts, *({"rows": list(map(data_of, rows)), "begin": begin} for rows, begin in groups)]
     command, sent = [NODE, "-e", PROGRAM], json.dumps([script, given])
@@ -130,9 +130,18 @@ def test_what_is_older_than_is_shown_is_left_out(run: Derived):
         [at for at in sorted(sent_ms(log, start_ns)) if at >= begin], abs=0.01
     )
     assert all(mark["at"] >= begin for mark in after["marks"])
+    assert ["time", "requests", "spread"] == after["laidOut"]
     (gauge,) = after["gauges"]
     assert gauge["times"][0] <= begin < gauge["times"][1]
     assert (gauge["name"], gauge["label"], gauge["address"]) == ("requests_waiting", "waiting", URL)
+
+
+def test_engines_are_shown_before_the_first_request():
+    """Without a chart of requests; and nothing is, where there is nothing."""
+    columns = LiveColumns("w", 0, is_by_clock=True)
+    columns.scraped(page(10**9), {"requests_waiting": 3.0})
+    assert ["time"] == shown(([columns.rows()], ALL))["laidOut"]
+    assert shown(([], ALL))["laidOut"] == []
 
 
 def test_requests_of_others_are_known_by_their_ids(run: Derived):
