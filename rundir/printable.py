@@ -42,7 +42,7 @@ def sparkline(values: Sequence[float | None]) -> str:
     unknown.
     """
     most = max(0.0, *(value for value in values if value is not None), 0.0)
-    heights = (None if value is None else math.ceil(7 * max(0.0, value) / (most or 1.0)) for value in values)
+    heights = (None if value is None else math.ceil(7 * (max(0.0, value) / (most or 1.0))) for value in values)
     return "".join(" " if height is None else _BLOCKS[height] for height in heights)
 
 

@@ -22,7 +22,7 @@ from scraper.window.window import Window, select_scrapes
 from sidecar.live.tally import QUANTILES
 
 EVERY_S = 5.0
-MOST_SHARE = 0.004  # of a processor
+MOST_SHARE = 0.006  # of a processor
 MOST_SCRAPES = 1200  # of an endpoint while a run goes: an estimate takes 75 ms then
 
 
