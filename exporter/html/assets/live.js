@@ -7,8 +7,8 @@ async function follow() {
   const source = new EventSource("live"), arrived = [], shapes = {};
   let planned = 0, spent = 0;
   const notice = element("p", { class: "alarm", role: "status" });
-  document.querySelector("header").after(notice);
-  const lines = document.querySelector("#answer");
+  const header = document.querySelector("header"), lines = document.querySelector("#answer");
+  header.after(notice);
   lines.classList.add("live");
   lines.replaceChildren(element("p", {}, "The first numbers are waited for: a run is prepared before it begins."));
   const plan = () => {
@@ -36,9 +36,8 @@ async function follow() {
     if (DATA.run && facts.run !== DATA.run) location.reload();
     Object.assign(DATA, facts);
     document.title = title;
-    document.querySelector("header").replaceChildren(element("p", {}, title));
+    header.replaceChildren(element("p", {}, title));
     lines.innerHTML = html; // escaped as in a report
-    document.documentElement.dataset.ready = "true";
     plan();
   });
   on("rows", (rows) => {
@@ -48,7 +47,6 @@ async function follow() {
   });
   on("final", ({ note, sections, data }) => {
     source.close();
-    document.documentElement.dataset.final = "true";
     if (!data) return notice.replaceChildren(note);
     for (const name of Object.keys(DATA)) delete DATA[name];
     Object.assign(DATA, data);
@@ -59,7 +57,7 @@ async function follow() {
   source.addEventListener("open", () => notice.replaceChildren());
   source.addEventListener("error", () => {
     if (notice.textContent) return;
-    notice.textContent = `There has been no connection to Sidelight since ${new Date().toLocaleTimeString()}: what stands below is of then. `
+    notice.textContent = `No connection to Sidelight since ${new Date().toLocaleTimeString()}: what stands below is of then. `
       + (source.readyState === EventSource.CLOSED ? "Load the page again to try anew." : "It is tried again.");
   });
   document.addEventListener("visibilitychange", plan);
@@ -74,7 +72,8 @@ async function takeIn({ begin = 0, gauges = [], marks = [], labels = {}, parts, 
     rows.gauges.forEach((gauge, at) => {
       let whole = held.find(({ name, address }) => name === gauge.name && address === gauge.address);
       if (!whole) held.push(whole = { ...gauge, times: [], values: [] });
-      for (const name of ["times", "values"]) for (const value of read[name.slice(0, -1) + at].values) whole[name].push(value);
+      whole.times.push(...read[`time${at}`].values);
+      whole.values.push(...read[`value${at}`].values);
     });
     marks = [...marks, ...rows.marks];
     labels = { ...labels, ...rows.labels };
