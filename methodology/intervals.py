@@ -6,9 +6,9 @@ quantile as n / tau independent ones would (Heidelberger and Lewis 1984, "Quanti
 tau is that of whether a value is above the quantile, or above the median where that is larger, by Geyer's initial
 positive sequence (1992, "Practical Markov chain Monte Carlo"): the few above a high quantile show too little of it.
 
-On queues with eight servers at 50 to 90 % load, 1,000 to 16,000 requests, the 95 % intervals that are given cover the
-truth in 94 %; by tau of the quantile alone in 87 %, taking requests for independent in far fewer. What remains is of
-short runs at high loads, which show too little of their own tau.
+On queues with eight servers at 50, 70, 80 and 90 % load, 1,000 to 16,000 requests, p50 to p99, the 95 % intervals that
+are given hold the truth in 97, 96, 89 and 75 %, in 93 % altogether; by tau of the quantile alone in 87 %. What is wrong
+is of short runs at high loads, which show too little of their own tau. Lower ends alone hold in 99 %.
 """
 
 from __future__ import annotations
