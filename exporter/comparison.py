@@ -204,7 +204,8 @@ def configuration_table(runs: Sequence[Compared]) -> Table:
     shown = _beside("What differs in the configuration", runs)
     settings = [_settings(run.summary) for run in runs]
     for name in dict.fromkeys(name for values in settings for name in values):
-        shown_values = [setting(values[name]) if values.get(name) not in (None, "", []) else "-" for values in settings]
+        known = [values.get(name) for values in settings]
+        shown_values = ["-" if value in (None, "", []) else setting(name, value) for value in known]
         if len(set(shown_values)) > 1:
             shown.add_row(Text(name.replace("_", " ")), *map(Text, shown_values))
     if not shown.row_count:

@@ -115,5 +115,5 @@ def _configuration(summary: Summary) -> RenderableType:
     facts = {"run": summary.run_id, "sidelight": summary.tool.version, "schema of summary.json": summary.schema_version}
     for name, value in (facts | summary.config).items():
         if value not in (None, "", [], {}, False):
-            shown.add_row(Text(str(name).replace("_", " ")), Text(setting(value)))
+            shown.add_row(Text(str(name).replace("_", " ")), Text(setting(name, value)))
     return shown

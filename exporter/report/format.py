@@ -87,10 +87,19 @@ def cell(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def setting(value: object) -> str:
-    """Return a value of the configuration as a table shows it."""
+# Of the configuration, what is not a count.
+_SECONDS = """
+burst_off burst_on deadline drain_timeout duration linger ramp_duration request_timeout scrape_interval scrape_timeout
+slice_duration think_time
+"""
+_SETTING_UNITS = {**dict.fromkeys(_SECONDS.split(), "s"), **dict.fromkeys(("rate", "ramp_to"), "requests/s")}
+
+
+def setting(name: str, value: object) -> str:
+    """Return a value of the configuration as a table shows it: in full, with its unit."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return cell(value)
+        number = str(value) if isinstance(value, int) else f"{value:.12g}"
+        return f"{number} {_SETTING_UNITS.get(name, '')}".rstrip()
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

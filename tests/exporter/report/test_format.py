@@ -1,0 +1,46 @@
+"""What tables show of numbers and settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+
+from exporter.report.format import setting
+from sidecar.options.fields import read_seconds
+from sidecar.options.load import RunOptions
+from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import WatchOptions
+
+
+def test_every_duration_of_a_configuration_has_its_unit():
+    """Those that a command line reads as seconds."""
+    hints = {of: get_type_hints(of, include_extras=True) for of in (RunOptions, ScrapeOptions, WatchOptions)}
+    durations = {
+        field.name
+        for of, hint_by_name in hints.items()
+        for field in fields(of)
+        if any(
+            getattr(about, "converter", None) is read_seconds
+            for about in getattr(hint_by_name[field.name], "__metadata__", ())
+        )
+    }
+    assert {"duration", "scrape_interval"} <= durations
+    assert dict.fromkeys(durations, "2.5 s") == {name: setting(name, 2.5) for name in durations}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("rate", 4.0, "4 requests/s"),
+        ("request_timeout", 0.001, "0.001 s"),
+        ("burstiness", 0.125, "0.125"),
+        ("seed", 2**53 + 1, "9007199254740993"),
+        ("url", ["http://a", "http://b"], "http://a, http://b"),
+        ("reuse", True, "true"),
+    ],
+)
+def test_a_setting_is_shown_in_full(name: str, value: object, shown: str):
+    """As it would be given again."""
+    assert shown == setting(name, value)
