@@ -26,6 +26,7 @@ from sidecar.live.tally import Tally, reported_rates
 INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
 LONGEST_S = 60.0
+BROWSERS_S = 5.0
 _ROUNDING = 1e-9
 
 
@@ -126,13 +127,16 @@ def patience_s(scraped_s: Sequence[float]) -> float:
 
 
 async def linger(page: LivePage, final_numbers: Snapshot, most_s: float | None) -> bool:
-    """Show the final numbers until they have been scraped once; at most `most_s`, None: as `patience_s` says.
+    """Show the final numbers until they have been scraped once; at most `most_s`, None: as `patience_s` says. Then wait
+    until browsers have the end, BROWSERS_S at most.
 
     Returns whether they were scraped. Ctrl-C ends the wait: the report is written by then.
     """
     wait_s = patience_s(page.scraped_s) if most_s is None else most_s
     page.update(final_numbers)
     page.scraped.clear()
-    with suppress(TimeoutError, asyncio.CancelledError):
-        await asyncio.wait_for(page.scraped.wait(), wait_s)
+    with suppress(asyncio.CancelledError):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(page.scraped.wait(), wait_s)
+        await page.stream.until_left(BROWSERS_S)
     return page.scraped.is_set()

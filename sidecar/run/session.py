@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     Finish = Callable[[Run], tuple[T, Parts, Summary]]
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
-BROWSERS_S = 5.0  # in which a browser takes the report
 
 
 async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
@@ -73,7 +72,6 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
 
             page.stream.end(cache(lambda: final_event(run, parts, summary)))
             await linger(page, final(page.latest, run, parts, summary), options.linger)
-            await page.stream.until_left(BROWSERS_S)
         return result
 
 

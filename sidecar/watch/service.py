@@ -139,7 +139,8 @@ async def watch(
             progress.close()
             record(shared, "phase_end", phase="measure")
             await asyncio.to_thread(_look, shared, all_of_it=True)
-        page.stream.publish(columns.rows(), b"")
+        with view.failures.guard():
+            page.stream.publish(columns.rows(), b"")
         page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
         await page.stream.until_left(BROWSERS_S)
         record(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))

@@ -224,6 +224,21 @@ async def test_a_page_that_was_never_scraped_is_not_kept():
     assert not await waiting
 
 
+async def test_ctrl_c_does_not_wait_for_a_browser_that_does_not_read():
+    """The report is written by then: the run ends as if the browser had gone."""
+    page = LivePage()
+    page.stream.publish(b"an event", b"")
+    browser = page.stream.events()
+    await anext(browser)
+    waiting = asyncio.ensure_future(linger(page, LATEST, 0.0))
+    for _ in range(10):  # past the wait for a scraper, of no time
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+    assert not await waiting
+    await browser.aclose()
+
+
 def test_rates_and_verdicts_end_as_the_report_has_them(tmp_path: Path):
     """Tiles show the throughput and the realised rate to the digit, and tables whether the generator is trusted."""
     shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
