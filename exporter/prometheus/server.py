@@ -70,10 +70,11 @@ def _scrapes(page: LivePage) -> Handler:
         if is_last and await _gave_up(request):
             return web.Response(status=499)
         response = await answer(request)
-        await response.prepare(request)
-        await response.write_eof()
-        if not (is_last and KEEPS_OPEN in request.headers and await _gave_up(request)):
-            page.scraped.set()
+        with suppress(ConnectionResetError):  # who gave up has closed it
+            await response.prepare(request)
+            await response.write_eof()
+            if not (is_last and KEEPS_OPEN in request.headers and await _gave_up(request)):
+                page.scraped.set()
         return response
 
     return scrape

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
+from aiohttp import web
 from server_sent import listening
 from waiting import BOUND_S
 
@@ -29,6 +31,25 @@ async def test_readiness_says_what_is_missing_until_nothing_is():
         assert (200, "ok\n") == await asked(url, "/healthz")
         reasons[0] = ""
         assert (200, "ready\n") == await asked(url, "/readyz")
+
+
+async def test_a_scraper_that_gives_up_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """It has closed the connection before there was an answer: nobody is shown where the write failed."""
+
+    def closing(_: object) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response(text="too late")
+
+        return answer
+
+    monkeypatch.setattr(server, "make_aiohttp_handler", closing)
+    page = LivePage()
+    async with serving(page, "127.0.0.1", 0) as url:
+        with pytest.raises(aiohttp.ClientError):
+            await asked(url, "/metrics")
+    assert (False, []) == (page.scraped.is_set(), caplog.records)
 
 
 async def test_a_page_without_a_readiness_check_is_ready():
