@@ -34,7 +34,7 @@ async def test_readiness_says_what_is_missing_until_nothing_is():
 
 
 async def test_a_scraper_that_gives_up_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """It has closed the connection before there was an answer: nobody is shown where the write failed."""
+    """It has closed the connection before there was an answer, and nothing is logged."""
 
     def closing(_: object) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
