@@ -289,7 +289,9 @@ class LiveRun:
 
     def _break_down(self, news: News) -> None:
         if (self._shown or self.shows_parts) and self._parts is None and len(news.requests):
-            # Not before the first request has ended, which this import would have kept waiting; best in the warm-up.
+            # Not before the first request has ended, which these imports would have kept waiting; best in the warm-up.
+            import scipy.special  # noqa: F401, PLC0415  else the first estimate does it, in the midst of the load
+
             from sidecar.live.breakdown import LiveParts  # noqa: PLC0415
 
             self._parts = LiveParts()
