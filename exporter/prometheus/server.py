@@ -99,14 +99,20 @@ def _for_known_names(host: str, answer: Handler) -> Handler:
     """
 
     async def checked(request: web.Request) -> web.StreamResponse:
-        with suppress(ValueError):
-            name = (urlsplit(f"//{request.host}").hostname or "").rstrip(".")
-            if name in (host.lower(), "localhost") or name.endswith(".localhost") or _is_address(name):
-                return await answer(request)
+        name = _name(request.host)
+        if name in (host.lower(), "localhost") or name.endswith(".localhost") or _is_address(name):
+            return await answer(request)
         text = "this name is not known here: open the page by the address of this machine, or by http://localhost\n"
         return web.Response(text=text, status=403, headers=_HEADERS)
 
     return checked
+
+
+def _name(host: str) -> str:
+    """Return the name in a Host header, "" where it has none."""
+    with suppress(ValueError):
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    return ""
 
 
 def _is_address(name: str) -> bool:

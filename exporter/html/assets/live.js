@@ -10,7 +10,7 @@ async function follow() {
   const header = document.querySelector("header"), lines = document.querySelector("#answer");
   header.after(notice);
   lines.classList.add("live");
-  lines.replaceChildren(element("p", {}, "The first numbers are waited for: a run is prepared before it begins."));
+  lines.replaceChildren(element("p", {}, "Waiting for the first numbers: a run is prepared before it begins."));
   const plan = () => {
     if (!planned && !document.hidden) planned = setTimeout(() => requestAnimationFrame(() => draw().catch(fail)), Math.max(REDRAW_MS, spent / SHARE_OF_TIME));
   };
