@@ -239,7 +239,7 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
     return serve(arguments, prog="sidelight simulate")
 
 
-@app.command(group=INSPECT)
+@app.command(group=INSPECT, usage="Usage: sidelight report [OPTIONS] RUN [RUN ...]")
 def report(  # noqa: PLR0913  an argument is an option
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory; of several, one page is written.")],
     *others: Annotated[Path, Parameter(show=False)],
