@@ -171,7 +171,7 @@ def _slice_rows(
                 "slice": number,
                 "start_ns": piece["start_ns"],
                 "end_ns": piece["end_ns"],
-                "value": value,
+                "value": float(value),  # counts of servers may be larger than 64 bits hold
             }
 
 

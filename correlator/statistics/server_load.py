@@ -26,6 +26,7 @@ Sources = Mapping[str, CanonicalSource | Missing]
 QUANTITIES = ("requests_waiting", "requests_running", "kv_cache_usage", "preemptions", "prefix_cache_hit_rate")
 WINDOW_S = 5.0
 STALE_SCRAPES = 5.0
+MOST = 2.0**53  # a gauge beyond is a slip of the server's, whose squares are no numbers
 NOTHING_SCRAPED = "no server that was scraped shows the metrics of a known engine"
 NO_SCRAPE = "no scrape succeeded"
 
@@ -112,14 +113,15 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
 
 
 def gauge_samples(endpoints: Sequence[EndpointSeries], name: str) -> Samples:
-    """Return a gauge of all engines together at the scrapes of the first [t], NaN where it is unknown of one; none
-    where an engine does not show it.
+    """Return a gauge of all engines together at the scrapes of the first [t], NaN where it is unknown of one, or larger
+    than any count; none where an engine does not show it.
     """
     gauges = [quantities[name] for _, quantities in engine_samples(endpoints)]
     known = [gauge for gauge in gauges if not isinstance(gauge, Missing)]
     if not known or len(known) < len(gauges):
         return Samples(at_ns=np.empty(0, np.int64), amount=np.empty(0), over=None, fresh_ns=0.0)
-    total = np.add.reduce([_held(gauge, known[0].at_ns)[0] for gauge in known])
+    held = np.array([_held(gauge, known[0].at_ns)[0] for gauge in known])
+    total = np.where(np.abs(held) < MOST, held, np.nan).sum(axis=0)
     return replace(known[0], amount=total)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import summaries
 from recordings import log_of
@@ -45,3 +46,13 @@ def test_a_slices_means_are_rows_with_their_coverage_and_quality():
     assert ((150.0, "milliseconds"), (20.0, "requests")) == (by_statistic["queue_ms"], by_statistic["covered"])
     assert ((1.0, "ratio"), (20.0, "requests")) == (by_statistic["coverage_trace"], by_statistic["quality_exact"])
     assert "gateway_ms" not in by_statistic
+
+
+def test_a_count_that_64_bits_do_not_hold_is_kept():
+    """A server may say it: the table of the other slices is written all the same."""
+    summary = summaries.summary(summaries.correlated(), summaries.NO_SERVER)
+    slices = list(summary.correlation.timeslices)
+    slices[0] = msgspec.structs.replace(slices[0], requests=10**30)
+    correlation = msgspec.structs.replace(summary.correlation, timeslices=slices)
+    rows = timeslices_table(msgspec.structs.replace(summary, correlation=correlation)).to_pylist()
+    assert [1e30] == [row["value"] for row in rows if (row["slice"], row["statistic"]) == (0, "requests")]

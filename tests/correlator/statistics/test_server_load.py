@@ -44,6 +44,12 @@ def test_the_queue_of_several_engines_is_their_sum():
     assert 0 == len(gauge_samples([], "requests_waiting").at_ns)
 
 
+def test_a_gauge_that_counts_nothing_real_is_unknown():
+    """Whatever a page says, what is made of it stays a number."""
+    queue = gauge_samples([engine([1, 2, 3], waiting=[1e308, 2, -1e308])], "requests_waiting")
+    np.testing.assert_array_equal([NAN, 2.0, NAN], queue.amount)
+
+
 def test_the_most_of_a_gauge_between_two_moments_counts_what_it_stood_at():
     """The scrape before the first moment too; nothing is known before the first scrape and after the last."""
     queue = gauge_samples([engine([2, 3, 3.4, 6], waiting=[4, 1, 9, 2])], "requests_waiting")
