@@ -58,10 +58,13 @@ class _Late(Rejected):
 
 
 class RemoteWriter:
-    """Owns the connection to a server, and counts what it took; an async context manager."""
+    """Owns the connection to a server, and counts what it took; an async context manager. `late` is what the server
+    said last of samples that were late.
+    """
 
     def __init__(self, url: str, access: Access, *, native: bool = False) -> None:
         self.samples = self.there = self.too_old = 0
+        self.late: Rejected | None = None
         self._url, self._access, self._native = url, access, native
         self._shown: dict[Hashable, Exemplar] = {}
 
@@ -100,6 +103,7 @@ class RemoteWriter:
                     try:
                         await deliver(step)
                     except _Late as late:
+                        self.late = late
                         self.too_old += step.samples if late.is_too_old else 0
                         self.there += 0 if late.is_too_old else step.samples
             on_request()
@@ -175,7 +179,7 @@ class LiveWriter:
 
     `say` is called once when the server stops taking them, and once when it goes on. `on_sending` is called with each
     moment before it is sent. `on_taken` is called with the last moment that it took, and with how many samples it took
-    and lost so far: those that had to make room for newer ones while it was away, and those that it refused.
+    so far and were `lost`: those that had to make room for newer ones while it was away, and those that it refused.
     """
 
     def __init__(
@@ -192,7 +196,8 @@ class LiveWriter:
         self._say, self._on_sending, self._on_taken = say, on_sending, on_taken
         self._waiting: deque[tuple[int, Snapshot]] = deque()
         self._filled, self._empty = asyncio.Event(), asyncio.Event()
-        self._problem, self._lost = "", 0
+        self._problem = ""
+        self.lost = 0
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -212,7 +217,7 @@ class LiveWriter:
         """Queue a snapshot; never waits. The oldest makes room for one that does not fit."""
         if len(self._waiting) == STEPS_WAITING:
             _, oldest = self._waiting.popleft()
-            self._lost += _samples(oldest)
+            self.lost += _samples(oldest)
         self._waiting.append((at_ns, snapshot))
         self._empty.clear()
         self._filled.set()
@@ -231,19 +236,22 @@ class LiveWriter:
             await self._send(*self._waiting.popleft())
 
     async def _send(self, at_ns: int, snapshot: Snapshot) -> None:
-        before = self._writer.samples
+        before, self._writer.late = self._writer.samples, None
         self._on_sending(at_ns)
         try:
             await self._writer.write([(at_ns, snapshot)], patience_s=math.inf, on_away=self._note)
-            if self._problem:
-                self._say("takes the series again")
-            self._problem = ""
-        except (Rejected, ValueError) as refusal:  # ValueError: it cannot be encoded
+            refusal: Exception | None = self._writer.late
+        except (Rejected, ValueError) as error:  # ValueError: it cannot be encoded
+            refusal = error
+        if refusal is not None:
             self._note(refusal)
+        elif self._problem:
+            self._say("takes the series again")
+            self._problem = ""
         taken = self._writer.samples - before
-        self._lost += max(0, _samples(snapshot) - taken)
+        self.lost += max(0, _samples(snapshot) - taken)
         if taken:
-            self._on_taken(at_ns, self._writer.samples, self._lost)
+            self._on_taken(at_ns, self._writer.samples, self.lost)
 
     def _note(self, problem: Exception) -> None:
         if not self._problem:

@@ -28,8 +28,9 @@ async def sending(
     on_taken: Callable[[int, int, int], object] = lambda *_: None,
     flush: bool = False,
 ) -> AsyncIterator[None]:
-    """Send what `snapshot` returns with its moment, every STEP_S while the context is open and, with `flush`, at its
-    end. What a server does not take is said once; `on_sending` and `on_taken` are those of LiveWriter.
+    """Send what `snapshot` returns with its moment, every STEP_S while the context is open. What a server does not take
+    is said once; `on_sending` and `on_taken` are those of LiveWriter. With `flush`, where no report sends the rest, a
+    last snapshot goes at the end, and what was lost is a warning.
     """
 
     def offer() -> None:
@@ -56,5 +57,8 @@ async def sending(
             if flush:
                 offer()
                 await writer.sent(FLUSH_S)
+                if writer.lost:
+                    text = f"{writer.lost:,} samples were dropped while it did not take them"
+                    progress.warn(f"--prometheus-write {masked(url)}: {text}")
         finally:
             offering.cancel()

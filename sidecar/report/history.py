@@ -185,8 +185,9 @@ def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptio
         return
     where = masked(url)
     progress.stage(f"sending the series of the run to {where}")
-    live = [event.data for event in run.events if event.name == WRITTEN and event.data["url"] == where][-1:]
-    sent_ns = [event.data["until_ns"] for event in run.events if event.name == WRITING and event.data["url"] == where]
+    sendings = [event for event in run.events if event.data.get("url") == where]
+    live = [event.data for event in sendings if event.name == WRITTEN][-1:]
+    sent_ns = [event.data["until_ns"] for event in sendings if event.name == WRITING]
     after_ns = live[0]["until_ns"] if live else None
     steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
     native = wanted.prometheus_native_histograms

@@ -273,6 +273,19 @@ async def test_what_cannot_be_sent_is_said_and_ends_nothing():
     assert {at_ms for points in store.points.values() for at_ms, _ in points} == {steps[1][0] // 10**6}
 
 
+async def test_a_live_sender_says_that_its_samples_are_older_than_what_is_there():
+    """As after the clock was set back: they are lost, and that is said once."""
+    store, said = Store(), list[str]()
+    later, *earlier = reversed(list(snapshots(3)))
+    async with receiving(store.take) as url, LiveWriter(url, Access(), say=said.append) as writer:
+        for step in (later, *earlier):
+            writer.offer(*step)
+        await writer.sent(BOUND_S)
+        lost = writer.lost
+    assert said == ["does not take the series: HTTP 400: out of order sample; it is asked again"]
+    assert lost == 2 * sum(map(len, store.points.values())) > 0
+
+
 async def test_a_live_sender_leaves_a_server_that_never_answers():
     """At once: what it has not sent, the report sends."""
     asked = asyncio.Event()
