@@ -172,11 +172,12 @@ class EstimateWindow(Generic[Rows]):
         is_half_full = 2 * self._fresh > self._most
         if self._batches and (now_ns >= self._next_ns or is_half_full or all_of_it):
             self._fresh = 0
-            due += self._outflow.until(_END_NS) if self._outflow else []
             held_s = (now_ns - self._batches[0].held_ns) / 1e9
             step_ns = round(1e9 * min(MOST_STEP_S, max(LEAST_STEP_S, held_s / 4)))
             self._next_ns = now_ns + step_ns
-            self._outflow = self._estimate(now_ns, step_ns)
+            fresh = self._estimate(now_ns, step_ns)
+            due += self._outflow.until(_END_NS) if self._outflow else []
+            self._outflow = fresh
         if self._outflow:
             due += self._outflow.until(_END_NS if all_of_it else now_ns)
         return due
@@ -208,14 +209,15 @@ class EstimateWindow(Generic[Rows]):
             return None
         table = attribute(requests, [page.view() for page in self._pages.values()])
         ready &= table.quality != "none"
+        rows = np.flatnonzero(ready)
+        rows = rows[np.argsort(requests.end_ns[rows], kind="stable")]
+        due_ns = now_ns + np.arange(len(rows)) * step_ns // max(1, len(rows))
+        outflow = _Outflow(_break_down(take(requests, rows), take(table, rows)), due_ns)
         first = 0
         for batch in self._batches:
             batch.waits = batch.waits & ~ready[first : first + len(batch)]
             first += len(batch)
-        rows = np.flatnonzero(ready)
-        rows = rows[np.argsort(requests.end_ns[rows], kind="stable")]
-        due_ns = now_ns + np.arange(len(rows)) * step_ns // max(1, len(rows))
-        return _Outflow(_break_down(take(requests, rows), take(table, rows)), due_ns)
+        return outflow
 
 
 def hold_traced(

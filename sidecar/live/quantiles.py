@@ -39,10 +39,11 @@ class QuantileView:
         """
         if window.end_ns < self._due_ns:
             return
+        self._due_ns = window.end_ns + round(1e9 * EVERY_S)
         begun_s, is_usual = thread_time(), any(self.latest.values())  # the first ones wait for imports
         self.latest = {url: estimated(page.view(), window, most_scrapes=MOST_SCRAPES) for url, page in pages.items()}
-        cost_s = thread_time() - begun_s if is_usual else 0.0
-        self._due_ns = window.end_ns + round(1e9 * max(EVERY_S, cost_s / MOST_SHARE))
+        if is_usual:
+            self._due_ns = window.end_ns + round(1e9 * max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE))
 
     def clock_moved(self) -> None:
         """Estimate at the next refresh, whatever the time is then."""

@@ -161,6 +161,28 @@ def test_a_window_that_is_half_full_is_estimated_before_requests_have_to_make_ro
     assert {"histogram"} == {str(ended.parts.source[0]) for ended in by_place.values()}
 
 
+def test_an_estimate_that_fails_costs_none_that_is_given_out(traffic: Traffic, monkeypatch: pytest.MonkeyPatch):
+    """Those that were made before it wait to be counted one by one, and are."""
+    estimate = EstimateWindow[RequestLog]()
+    for page in traffic.pages:
+        estimate.scraped(page)
+    requests, now_ns = all_at_once(traffic)
+    hold_traced(estimate, requests, now_ns)
+    counts = [len(batch.parts) for batch in estimate.estimates(now_ns + 5 * S)]
+    assert sum(counts) < 161 / 2
+    hold_traced(estimate, requests[:1], now_ns + 6 * S)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("correlator.live.estimate.attribute", fail)
+        with pytest.raises(ZeroDivisionError):
+            estimate.estimates(now_ns + 13 * S)
+    counts += [len(batch.parts) for batch in estimate.estimates(now_ns + 14 * S, all_of_it=True)]
+    assert sum(counts) == 162
+
+
 def test_without_pages_no_request_waits_for_an_estimate(traffic: Traffic):
     """There will be none; nor where they are not scraped any more, whose last scrape would else be waited for."""
     never, no_more = EstimateWindow(), EstimateWindow()
