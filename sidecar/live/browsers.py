@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Browsers:
     """Owns the columns of a run's measured phase on their way to browsers.
 
-    They are made with the first request that ended: what they import would have kept it waiting.
+    They are made once a request has ended: what they import, in the warm-up where there is one, would have kept it
+    waiting.
     """
 
     def __init__(self, stream: EventStream, *, run_id: str, trace_url: str) -> None:

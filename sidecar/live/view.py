@@ -295,6 +295,8 @@ class LiveRun:
             from sidecar.live.breakdown import LiveParts  # noqa: PLC0415
 
             self._parts = LiveParts()
+            if self._browsers is not None:
+                import exporter.html.live  # noqa: F401, PLC0415  which takes as long
         if self._parts is not None:
             now_ns = self._clock.now_ns()
             measured = take(news.requests, news.requests.phase == "measure")
