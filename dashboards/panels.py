@@ -169,6 +169,12 @@ def last(series: str, labels: str, by: str = "", fold: str = "max") -> str:
     return f"{fold}{f' by ({by})' if by else ''} (last_over_time({series}{{{labels}}}[$__range]))"
 
 
+def engines(labels: str) -> dict[str, str]:
+    """Return the PromQL of the engines of the range, with their versions where these are known."""
+    known = last("sidelight_engine_info", labels, "engine, version", "group")
+    return {"{{named}}": f'label_join({known}, "named", " ", "engine", "version")'}
+
+
 def client_quantile(of: str, q: float, labels: str, by: str = "") -> str:
     """Return the PromQL of a quantile of a run, exact, as its report has it."""
     return last("sidelight_client_quantile_seconds", f'{labels}, of="{of}", quantile="{q}"', by)

@@ -9,6 +9,7 @@ from panels import (
     Variable,
     client_quantile,
     engine_quantile,
+    engines,
     last,
     lines,
     mean,
@@ -53,7 +54,7 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Engine",
-            {"{{engine}} {{version}}": last("sidelight_engine_info", ENGINE, "engine, version", "group")},
+            engines(ENGINE),
             "The engine that was found behind the scraped endpoint. Empty: nothing known was found on its page, and "
             "the engine panels stay empty too.",
             unit="none",
@@ -208,6 +209,35 @@ def so_far(of: str, what: str) -> dict[str, str]:
     return client | engine | bounds
 
 
+CLASSES = f'{RUN}, class=~"$class"'
+OF_CLASS = "sidelight_class_quantile_seconds"
+BY_CLASS = Row(
+    "By class of request",
+    (
+        table(
+            "Classes",
+            {"Ended ok": last("sidelight_class_requests_total", CLASSES, "class")}
+            | {
+                f"{title} p{100 * q:g}": last(OF_CLASS, f'{CLASSES}, of="{of}", quantile="{q}"', "class")
+                for title, of in (("TTFT", "ttft"), ("E2E", "e2e_latency"))
+                for q in (0.5, 0.99)
+            },
+            "Of a workload with several classes: each over the measured phase up to the end of the range, exact. What "
+            "is slow in one class alone comes of its requests (their length, their prefix), not of the load.",
+            units={"Ended ok": "short"},
+            width=12,
+            empty="the workload has a single class",
+        ),
+        lines(
+            "TTFT p99 so far by class",
+            {"{{class}}": f'max by (class) ({OF_CLASS}{{{CLASSES}, of="ttft", quantile="0.99"}})'},
+            "Over the measured phase up to each moment, exact. Classes that rise together wait in the same queue.",
+            empty="the workload has a single class",
+        ),
+    ),
+    collapsed=True,
+)
+
 ONE_AXIS = Row(
     "Client and engine on one time axis",
     (
@@ -215,7 +245,7 @@ ONE_AXIS = Row(
             "TTFT over time",
             quantiles("sidelight_client_ttft_seconds", RUN, "client"),
             "Of the requests of the last seconds, by the client's clock. From buckets, ten a decade: a value may be "
-            "off by some 10 %, the tile above is exact. A marked request leads to its trace.",
+            "off by up to a quarter, the tile above is exact. A marked request leads to its trace.",
             exemplars=True,
         ),
         lines(
@@ -323,6 +353,7 @@ BOARD = Board(
         ONE_AXIS,
         engine_row(SCOPE, "the measured phase so far"),
         distributions_row(SCOPE, "client"),
+        BY_CLASS,
         gateways_row(SCOPE),
         GENERATOR,
     ),
@@ -337,6 +368,7 @@ BOARD = Board(
             newest_first=True,
         ),
         Variable("endpoint", "Engine endpoint", 'label_values(sidelight_engine_info{run_id="$run"}, endpoint)'),
+        Variable("class", "Class", 'label_values(sidelight_class_requests_total{run_id="$run"}, class)'),
     ),
     phases=f"sidelight_run_info{{{RUN}}}",
 )

@@ -8,8 +8,8 @@ from panels import (
     Scope,
     Variable,
     engine_quantile,
+    engines,
     increase,
-    last,
     lines,
     quantile,
     quantiles,
@@ -40,7 +40,7 @@ ANSWER_FIRST = Row(
     (
         tile(
             "Engine",
-            {"{{engine}} {{version}}": last("sidelight_engine_info", ENGINE, "engine, version", "group")},
+            engines(ENGINE),
             "The engines that were found behind the scraped endpoints. Empty: nothing known was found on their pages.",
             unit="none",
             width=6,
@@ -51,7 +51,7 @@ ANSWER_FIRST = Row(
             "TTFT",
             {f"p{q * 100:g}": quantile(q, "sidelight_client_ttft_seconds", WATCH, "$__range") for q in (0.5, 0.99)},
             "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
-            "decade: a watch keeps no requests, and a value may be off by some 10 %.",
+            "decade: a watch keeps no requests, and a value may be off by up to a quarter.",
             width=6,
             shows="value_and_name",
             empty="no span says its first token",
@@ -134,7 +134,7 @@ ONE_AXIS = Row(
             "TTFT over time",
             quantiles("sidelight_client_ttft_seconds", WATCH, "client"),
             "Of the requests of the last seconds, by the clock of their client or gateway. From buckets, ten a decade: "
-            "a value may be off by some 10 %. A marked request leads to its trace.",
+            "a value may be off by up to a quarter. A marked request leads to its trace.",
             exemplars=True,
         ),
         lines(

@@ -29,7 +29,7 @@ PROMETHEUS = shutil.which("prometheus")
 LISTENING = re.compile(r'Listening on" address=(\S+)')
 # "All" of each, and windows in which a busy machine has two scrapes.
 VARIABLES = {
-    **dict.fromkeys(("instance", "endpoint", "model"), ".*"),
+    **dict.fromkeys(("instance", "endpoint", "model", "class"), ".*"),
     "run": "run-1",
     "base": "run-1",
     "__rate_interval": "20s",

@@ -65,6 +65,8 @@ def snapshot(step: int) -> Snapshot:
             good=4 * step,
             slo=slo(step),
             rates=dict.fromkeys(RATES, 5.0),
+            class_requests={"short": 4 * step, "long": step},
+            class_quantiles={(name, "ttft", "0.99"): 0.2 for name in ("short", "long")},
         ),
         generator=GeneratorCounts(
             schedule_lateness=observed(step, 0.0003, LATENESS_BOUNDS_S),

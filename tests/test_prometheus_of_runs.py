@@ -229,6 +229,7 @@ NOTHING = {
     "there is no gateway": {"Time in the gateway", "Requests in the gateway", "p99 of each part / gateway"},
     "only SGLang tells it": {"p99 of each part / scheduler intake"},
     "no --slo": {"Objectives", "Limits and values", "Value over limit", "Goodput / met every objective"},
+    "a single class": {"Classes", "TTFT p99 so far by class"},
     "not in what promtool fills in": {
         "CPU of our processes", "Duration of a scrape", "Longest event-loop delay so far", "Records not shown live",
         "Scrapes by outcome",
@@ -255,6 +256,8 @@ def test_every_panel_of_a_run_shows_something(name: str, seen: Seen) -> None:
     reasons = [] if name == "objectives" else ["no --slo"]
     if name == RECORDED:
         reasons.append("not in what promtool fills in")
+    else:
+        reasons.append("a single class")
     shown = seen.runs[name].shown
     assert unexpected(shown, *reasons) == set()
     empty = without_data(shown)

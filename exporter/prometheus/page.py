@@ -221,6 +221,13 @@ def _client(client: ClientCounts | None) -> Iterator[Metric]:
     yield quantiles
     what = "Per second of the measured phase so far; at the end as the report has it: the drain counts for what ended."
     yield _series(GaugeMetricFamily, "sidelight_client_rate_per_second", what, ("of",), client.rates)
+    what = "Requests that ended ok, by the class that the workload gave them, where it has several."
+    yield _series(CounterMetricFamily, "sidelight_class_requests", what, ("class",), client.class_requests)
+    what = "Exact quantiles of those requests, by their class."
+    by_class = Metric("sidelight_class_quantile_seconds", what, "summary")
+    for (name, of, quantile), value_s in client.class_quantiles.items():
+        by_class.add_sample(by_class.name, {"class": name, "of": of, "quantile": quantile}, value_s)
+    yield by_class
 
 
 def _slo(client: ClientCounts | None) -> Iterator[Metric]:

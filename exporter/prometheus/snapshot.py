@@ -85,6 +85,8 @@ class ClientCounts:
     whose time has come (of an open loop), `submitted` those that were sent. `quantiles` are exact, in s, by what they
     are of and which. With --slo, `good` requests met every objective of a latency, and `slo` says how each objective
     stands, which may be some seconds old. `rates` are per second, by what is counted.
+    `class_requests` and `class_quantiles` are those that ended ok, by the class that the workload gave them, where it
+    has several.
     """
 
     requests: Mapping[str, int]
@@ -101,6 +103,8 @@ class ClientCounts:
     good: int | None = None
     slo: SloResult | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
+    class_requests: Mapping[str, int] = field(default_factory=dict)
+    class_quantiles: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

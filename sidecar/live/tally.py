@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +35,8 @@ QUANTILES = ("0.5", "0.9", "0.95", "0.99")
 LATENESS_QUANTILES = ("0.5", "0.99")
 LATENCIES = ("ttft", "time_per_output_token", "e2e_latency")
 LATENESS = "schedule_lateness"
+OF_CLASSES = ("ttft", "e2e_latency")
+MOST_CLASSES = 20
 # What is counted of rates on the page, by the report's names.
 RATES = {
     "offered": "offered_requests_per_s",
@@ -91,6 +93,7 @@ class Tally:
     e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
     samples: dict[str, Sample] = field(default_factory=lambda: {name: Sample() for name in (*LATENCIES, LATENESS)})
+    classes: dict[str, dict[str, Sample]] = field(default_factory=dict)
     objectives: SloTally | None = None
     _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
     _ok_tokens: int = 0
@@ -138,11 +141,21 @@ class Tally:
         for name, values_ms in times_ms.items():
             passing_s = self._begun_s.values() if name == "ttft" else ()
             self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio, passing_s=passing_s)
+        self._count_classes(log, times_ms)
         if self.objectives is not None:
             self.objectives.add(log, metrics)
             tokens = log.output_tokens[log.status == "ok"]
             self._uncounted += int((tokens < 0).sum())
             self._ok_tokens += int(tokens[tokens >= 0].sum())
+
+    def _count_classes(self, log: RequestLog, times_ms: Mapping[str, Floats]) -> None:
+        """Add what is shown of requests by their class, of the first classes that come."""
+        ok = log.status == "ok"
+        for name in sorted(set(log.workload_class[ok].tolist())):
+            if name in self.classes or len(self.classes) < MOST_CLASSES:
+                samples = self.classes.setdefault(name, {of: Sample() for of in OF_CLASSES})
+                for of, sample in samples.items():
+                    sample.add(times_ms[of][ok & (log.workload_class == name)] / 1e3, self.stale_ratio)
 
     def slo_result(self, duration_s: float) -> SloResult | None:
         """Return how the objectives stand after so long; None without any."""
@@ -172,6 +185,7 @@ class Tally:
         slo: SloResult | None = None,
     ) -> ClientCounts:
         """Return what is shown of the client, with what its workers and its plan say, and how its objectives stand."""
+        classes = self.classes if len(self.classes) > 1 else {}
         return ClientCounts(
             requests=dict(self.statuses),
             scheduled=scheduled,
@@ -180,6 +194,13 @@ class Tally:
                 (name, level): value
                 for name in LATENCIES
                 for level, value in zip(QUANTILES, self.samples[name].quantiles, strict=False)
+            },
+            class_requests={name: len(samples[OF_CLASSES[-1]].values) for name, samples in classes.items()},
+            class_quantiles={
+                (name, of, level): value
+                for name, samples in classes.items()
+                for of, sample in samples.items()
+                for level, value in zip(QUANTILES, sample.quantiles, strict=False)
             },
             good=None if self.objectives is None else self.objectives.good,
             slo=slo,

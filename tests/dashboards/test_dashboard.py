@@ -75,6 +75,7 @@ def test_the_rows_are_in_the_order_of_a_diagnosis() -> None:
             "Client and engine on one time axis",
             "Engine",
             "Latency distributions",
+            "By class of request (collapsed)",
             "Gateways (collapsed)",
             "The generator itself",
         ],
@@ -218,7 +219,7 @@ def test_variables_pick_what_is_shown() -> None:
     """The dashboards work in any Grafana: nothing about a data source or a run is fixed in them."""
     picked = {name: [variable["name"] for variable in board["templating"]["list"]] for name, board in BOARDS.items()}
     assert picked == {
-        "run": ["datasource", "model", "instance", "run", "endpoint"],
+        "run": ["datasource", "model", "instance", "run", "endpoint", "class"],
         "compare": ["datasource", "model", "run", "base"],
         "watch": ["datasource", "instance", "endpoint"],
     }

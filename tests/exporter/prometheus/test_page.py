@@ -72,6 +72,8 @@ CONTRACT = {
     "sidelight_run_info": {"run_id", "phase", "model", "workload", "engine", "version"},
     "sidelight_run_verdict": {"of"},
     "sidelight_client_rate_per_second": {"of"},
+    "sidelight_class_requests_total": {"class"},
+    "sidelight_class_quantile_seconds": {"class", "of", "quantile"},
     "sidelight_client_requests_total": {"status"},
     "sidelight_client_requests_scheduled_total": set(),
     "sidelight_client_requests_submitted_total": set(),

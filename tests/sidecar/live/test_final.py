@@ -239,7 +239,7 @@ async def test_ctrl_c_does_not_wait_for_a_browser_that_does_not_read():
     await browser.aclose()
 
 
-def test_rates_and_verdicts_end_as_the_report_has_them(tmp_path: Path):
+def test_rates_verdicts_and_classes_end_as_the_report_has_them(tmp_path: Path):
     """Tiles show the throughput and the realised rate to the digit, and tables whether the generator is trusted."""
     shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
     derived = derive_run(open_run(tmp_path / "run"), ["json"])
@@ -252,3 +252,7 @@ def test_rates_and_verdicts_end_as_the_report_has_them(tmp_path: Path):
     assert last.client.rates["sent"] == rates.realised_requests_per_s
     assert ("goodput" in last.client.rates) == (throughput.goodput_requests_per_s is not None)
     assert last.verdicts.get("generator") == summary.self_check.trusted
+    assert {"ask", "chat"} == last.client.class_requests.keys()
+    for name, requests in summary.client.classes.items():
+        assert last.client.class_requests[name] == requests.requests.ok
+        assert last.client.class_quantiles[name, "ttft", "0.99"] == pytest.approx((requests.ttft_ms.p99 or 0) / 1e3)
