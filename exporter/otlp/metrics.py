@@ -47,7 +47,7 @@ _DURATION_BOUNDS_S = tuple(0.01 * 2**step for step in range(14))
 _TOKEN_BOUNDS = tuple(float(4**step) for step in range(14))
 _TPOT_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_UNITS = {"_seconds": "s", "_ratio": "1", "_bytes": "By"}
+_UNITS = {"_seconds": "s", "_ratio": "1"}
 # Of the page, what is counted since a start that is not the run's.
 _OTHERS = ("sidelight_engine_", "sidelight_gateway_")
 
@@ -131,13 +131,13 @@ def metric_exports(
     samples = list(_samples(log, parts, streams=PROTOCOLS[source.protocol].streams))
     observed = [each for sample in samples for each in _by_server(source, log, sample)]
     has_times = any(each.instrument is _SERVER_FIRST for each in observed)
-    points, steps = _Points(run_id=source.run_id, start_ns=start_ns), iter(history)
+    points, steps = _Points(start_ns), iter(history)
     while group := list(islice(steps, STEPS_AT_ONCE)):
         for at_ns, snapshot in group:
             for each in observed:
-                points.histogram(each.instrument, each.attributes, each.until(at_ns), at_ns)
+                points.histogram(each.instrument, {**snapshot.labels, **each.attributes}, each.until(at_ns), at_ns)
             for page in () if has_times else snapshot.engines:
-                points.page(source, page, at_ns)
+                points.page(page, {**snapshot.labels, **operation_of(source, page.endpoint)}, at_ns)
             for family in families(snapshot):
                 points.family(family, at_ns)
         scope = ScopeMetrics(scope=scope_of(source), metrics=points.take())
@@ -195,8 +195,7 @@ def _by_server(source: SpanSource, log: RequestLog, sample: _Sample) -> Iterator
 class _Points:
     """Collects points by metric until they are taken."""
 
-    def __init__(self, *, run_id: str, start_ns: int) -> None:
-        self._run: dict[str, Value] = {"run_id": run_id}
+    def __init__(self, start_ns: int) -> None:
         self._start_ns = start_ns
         self._metrics: dict[str, Metric] = {}
         self._shown: dict[Hashable, tuple[object, ...]] = {}
@@ -230,7 +229,7 @@ class _Points:
                 )
         metric.histogram.data_points.append(
             HistogramDataPoint(
-                attributes=attributes_of({**self._run, **attributes}),
+                attributes=attributes_of(attributes),
                 start_time_unix_nano=self._start_ns if start_ns is None else start_ns,
                 time_unix_nano=at_ns,
                 count=round(sum(histogram.counts)),
@@ -241,12 +240,12 @@ class _Points:
             )
         )
 
-    def page(self, source: SpanSource, page: EngineCounts, at_ns: int) -> None:
+    def page(self, page: EngineCounts, attributes: Mapping[str, Value], at_ns: int) -> None:
         """Add what the page of an engine counts, in its own buckets and since its own start."""
         for quantity, instrument in _OF_PAGE.items():
             if quantity in page.histograms:
-                attributes = {**operation_of(source, page.endpoint), "gen_ai.provider.name": page.engine}
-                self.histogram(instrument, attributes, page.histograms[quantity], at_ns, start_ns=0)
+                of_engine = {**attributes, "gen_ai.provider.name": page.engine}
+                self.histogram(instrument, of_engine, page.histograms[quantity], at_ns, start_ns=0)
 
     def family(self, family: metrics_core.Metric, at_ns: int) -> None:
         """Add a family of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
@@ -266,7 +265,7 @@ class _Points:
         points = metric.sum.data_points if family.type == "counter" else metric.gauge.data_points
         for sample in family.samples:
             point = NumberDataPoint(
-                attributes=attributes_of({**self._run, **sample.labels}), time_unix_nano=at_ns, as_double=sample.value
+                attributes=attributes_of(sample.labels), time_unix_nano=at_ns, as_double=sample.value
             )
             if family.type == "counter":
                 point.start_time_unix_nano = start_ns

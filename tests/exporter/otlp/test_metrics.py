@@ -91,6 +91,7 @@ def test_each_metric_ends_at_what_was_observed(run: Derived):
         assert sum(point.sum for point in points) == pytest.approx(values.sum(), rel=1e-12)
         for point in points:
             assert required <= attributes(point).keys()
+            assert attributes(point)["run_id"] == run.summary.run_id
             assert point.start_time_unix_nano == START_NS
             counted = np.bincount(np.searchsorted(point.explicit_bounds, values), minlength=len(point.bucket_counts))
             assert len(points) > 1 or counted.tolist() == list(point.bucket_counts)
