@@ -339,7 +339,7 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
     if counts.pending is not None:
-        what = "Requests that ended and wait for their spans, or for an estimate."
+        what = "Requests that ended and are not counted yet: they wait for their spans, or for an estimate."
         yield GaugeMetricFamily("sidelight_breakdown_pending", what, value=counts.pending)
     what = "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
     what += "other, gateway_request of gateway, before it called the next server."

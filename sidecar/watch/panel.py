@@ -47,8 +47,8 @@ class EngineState:
 class WatchState:
     """What a watch shows at one moment.
 
-    `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for the next estimate. Spans and
-    what became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
+    `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for an estimate. Spans and what
+    became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
     why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
     `waiting_lately` has the most that waited in all engines in each column of the last minutes.
     """
@@ -97,7 +97,7 @@ def _traffic(state: WatchState) -> Text:
         cell("pending", f"{pending:,}"),
     ]
     if state.awaiting_estimates:
-        cells.append(Text(f"{state.awaiting_estimates:,} of them for the next estimate", style="dim"))
+        cells.append(Text(f"{state.awaiting_estimates:,} of them for an estimate", style="dim"))
     return row(*cells)
 
 

@@ -166,7 +166,7 @@ def test_what_others_wrote_does_not_control_the_terminal():
 def test_it_says_what_is_still_to_come():
     """Estimates come now and then, all of the last seconds at once."""
     text = words(shown(state_of(awaiting_spans=2, awaiting_estimates=30, refused=4, receiver_restarts=1, errors=5)))
-    assert "pending 32 30 of them for the next estimate" in text
+    assert "pending 32 30 of them for an estimate" in text
     assert "spans received 0 refused 4 receiver restarts 1 defects of Sidelight's 5" in text
 
 
