@@ -34,7 +34,7 @@ def interval_line(summary: Summary) -> Iterator[str]:
     if unbounded:
         needed, label = max(unbounded)
         step = 10 ** max(0, len(str(needed)) - 2)
-        more = f"; how high {label} can be takes at least {-(-needed // step) * step:,} requests to say"
+        more = f"; an upper bound of {label} takes at least {-(-needed // step) * step:,} requests"
     yield f"TTFT with 95 % confidence: {', '.join(words)}{more}."
 
 

@@ -30,7 +30,7 @@ def summary_of(requests: int, verdict: Verdict = "stable") -> Summary:
     ("requests", "words"),
     [
         (5000, ["TTFT with 95 % confidence: p50 2,", " to 2,", "p95 4,7", "p99 4,9"]),
-        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "how high p99 can be takes at least 2,"]),
+        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "an upper bound of p99 takes at least 2,"]),
         (30, ["p50 at least ", "p95 at least ", "p99 at least "]),
     ],
 )  # fmt: skip
