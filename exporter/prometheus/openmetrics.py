@@ -30,7 +30,7 @@ def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
         for sample in family.samples:
             # The buckets of a histogram are one point.
             key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
-            series.setdefault(key, []).append(sample._replace(timestamp=at_ns / 1e9))
+            series.setdefault(key, []).append(sample._replace(timestamp=at_ns // 1_000_000 / 1000))
     for name, metric in described.items():
         metric.samples = [sample for samples in points[name].values() for sample in samples]
     whole: bytes = generate_latest(_Fixed(described.values()))  # type: ignore[no-untyped-call]

@@ -116,7 +116,9 @@ def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
-    """From its first event to its last, ascending in each series; counters never fall."""
+    """From its first event to its last, ascending in each series, in whole ms as a remote write has them; counters never
+    fall.
+    """
     run = derived(name, tmp_path)
     before: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
     for point in samples(run):
@@ -127,6 +129,7 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
             assert point.value >= earlier.value, key
         before[key] = point
     times = [float(point.timestamp) for point in before.values()]
+    assert all(at_s == round(at_s, 3) for at_s in times)
     events = [event.at_ns / 1e9 for event in run.run.events]
     assert min(times) >= min(events) - 60
     assert max(times) <= max(events) + 60
