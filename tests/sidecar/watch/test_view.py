@@ -83,6 +83,24 @@ def test_a_trace_that_cannot_be_read_costs_no_other(tmp_path: Path, monkeypatch:
     assert (1, 0) == (snapshot.watch.errors, snapshot.watch.sizes["pending"])
 
 
+def test_a_request_that_is_not_counted_yet_is_pending(tmp_path: Path):
+    """While its engine's span may come, and while it waits for an estimate; then it is counted."""
+    spans = SpanLog(tmp_path / "spans-000000.log")
+    spans.append(export([call()]))
+    spans.close()
+    pages = ScrapeLog(tmp_path / "scrapes-000000.log")
+    pages.append(scraped(NOON, PAGE, url=URL))
+    pages.close()
+    seen = []
+    with WatchView(tmp_path, run_id="r", pages=[URL]) as view:
+        for second in (2, 30, 200):
+            view.poll(NOON + second * S)
+            parts = view.snapshot(restarts=0).parts
+            assert parts is not None
+            seen.append((parts.pending, parts.requests["none"]))
+    assert [(1, 0), (1, 0), (0, 1)] == seen
+
+
 def test_quantiles_of_an_engine_are_of_the_last_five_minutes(tmp_path: Path):
     """What it observed before them is on its page, and in no quantile."""
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
