@@ -168,10 +168,11 @@ def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sampl
     stated = np.isin(parts.source, ["trace", "response"])
     inside_s = np.nan_to_num(parts.engine_frontend_s) + np.nan_to_num(parts.scheduler_intake_s)
     first_s = np.where(stated, parts.queue_s + parts.prefill_s + inside_s, np.nan)
+    decode_s = np.where(np.isin(parts.decode_source, ["trace", "response"]), parts.decode_s, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
-        per_token_s = np.where(stated & (output >= 2), parts.decode_s / (output - 1), np.nan)
+        per_token_s = np.where(output >= 2, decode_s / (output - 1), np.nan)
     yield _Sample(instrument=_SERVER_FIRST, values=first_s, at_ns=end_ns, rows=rows)
-    yield _Sample(instrument=_SERVER_DURATION, values=first_s + parts.decode_s, at_ns=end_ns, rows=rows)
+    yield _Sample(instrument=_SERVER_DURATION, values=first_s + decode_s, at_ns=end_ns, rows=rows)
     yield _Sample(instrument=_SERVER_PER_TOKEN, values=per_token_s, at_ns=end_ns, rows=rows)
 
 

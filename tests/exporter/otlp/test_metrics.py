@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Deri
     assert first.count == breakdown.queue_ms.count
     assert first.sum >= (breakdown.queue_ms.mean + breakdown.prefill_ms.mean) * first.count / 1e3
     assert attributes(first)["gen_ai.provider.name"] == "vllm"
+
+
+def test_decoding_that_the_client_measured_is_not_what_the_engine_said(run: Derived):
+    """Its own time to the first token is, where its spans state that alone."""
+    parts = replace(run.times.parts, decode_source=np.full(len(run.times.parts), "client", dtype=np.object_))
+    every = metrics(replace(run, times=replace(run.times, parts=parts)))
+    assert {"gen_ai.server.time_to_first_token"} == {name for name in every if name.startswith("gen_ai.server.")}
 
 
 def test_exemplars_are_requests_of_their_bucket(run: Derived):
