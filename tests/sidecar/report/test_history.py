@@ -116,8 +116,8 @@ def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
-    """From its first event to its last, ascending in each series, in whole ms as a remote write has them; counters never
-    fall.
+    """From its first event to its last, ascending in each series, in whole ms as a remote write has them; no counter
+    falls.
     """
     run = derived(name, tmp_path)
     before: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
