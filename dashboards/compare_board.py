@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from panels import NAMES, TTFT_NAMES, Board, Row, Variable, bars, client_quantile, last, lines, table
+from panels import TTFT_NAMES, Board, Row, Variable, bars, client_quantile, last, lines, table
 from run_board import FAILED, LATE, rate
+
+from correlator.breakdown import LABELS
 
 RUNS = 'run_id=~"$run", run_id!=""'  # a watch's series bear none
 BASE = 'run_id="$base"'
@@ -20,7 +22,7 @@ def whole_parts(labels: str) -> dict[str, str]:
     """Return the PromQL of each part's mean over all requests of a run that are broken down."""
     count = last("sidelight_ttft_part_seconds_count", f'{labels}, part="other"', "run_id", "sum")
     return {
-        NAMES[part]: last("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"', "run_id", "sum")
+        LABELS[part]: last("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"', "run_id", "sum")
         + f" / ({count} > 0)"
         for part in TTFT_NAMES
     }

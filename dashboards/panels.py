@@ -15,11 +15,12 @@ from typing import Literal
 
 from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, LABELS, NETWORK, SCHEDULER_INTAKE, TTFT_PARTS
 
+# The histograms that bear trace ids.
+TRACED = ("sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds")
 Kind = Literal["tile", "lines", "stack", "heatmap", "table", "bars"]
 Steps = tuple[tuple[float | None, str], ...]
 
-# What people read for a part, in every panel, and its colour there; a part that a dashboard shows has one.
-NAMES = LABELS
+# The colour of a part in every panel; what people read for it is in LABELS.
 PART_COLOURS = {
     NETWORK: "blue",
     "gateway": "light-blue",
@@ -31,7 +32,7 @@ PART_COLOURS = {
     SCHEDULER_INTAKE.name: "dark-orange",
 }
 # A series of this name has this colour in every panel: blue is the client's clock, orange the engine's.
-COLOURS = {NAMES[part]: colour for part, colour in PART_COLOURS.items()} | {
+COLOURS = {LABELS[part]: colour for part, colour in PART_COLOURS.items()} | {
     "client": "blue",
     "client p50": "light-blue",
     "client p90": "blue",
@@ -207,9 +208,12 @@ def share(part: str, whole: str) -> str:
 
 
 def heatmap(title: str, metric: str, labels: str, description: str, width: int = 12) -> Panel:
-    """Return a panel of how a histogram's observations are spread over time, with single requests marked."""
+    """Return a panel of how a histogram's observations are spread over time; of those with exemplars, single requests
+    are marked.
+    """
+    is_traced = metric in TRACED
     buckets = {"{{le}}": increase(f"{metric}_bucket", labels, by="le")}
-    return Panel("heatmap", title, buckets, description, width=width, exemplars=True)
+    return Panel("heatmap", title, buckets, description, width=width, exemplars=is_traced)
 
 
 def of_parts(metric: str, labels: str, parts: tuple[str, ...], window: str = "$__rate_interval") -> dict[str, str]:
@@ -219,7 +223,7 @@ def of_parts(metric: str, labels: str, parts: tuple[str, ...], window: str = "$_
     """
     counted = total(f"{metric}_count", f'{labels}, part="other"', window=window)
     sums = {part: total(f"{metric}_sum", f'{labels}, part="{part}"', window=window) for part in parts}
-    return {NAMES[part]: f"{sums[part]} / ({counted} > 0)" for part in parts}
+    return {LABELS[part]: f"{sums[part]} / ({counted} > 0)" for part in parts}
 
 
 TTFT_NAMES = tuple(part.name for part in TTFT_PARTS)

@@ -138,7 +138,7 @@ ANSWER_FIRST = Row(
             steps=FAILED,
         ),
         tile(
-            "Generator lateness p99",
+            "Lateness p99",
             {"p99": last("sidelight_generator_schedule_lateness_quantile_seconds", f'{RUN}, quantile="0.99"')},
             "Is this the load that was asked for? How late our own requests left, against their schedule. That changes "
             "no latency; but later than the gap between them, they leave in bunches: use more workers or another host.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from panels import (
     E2E_NAMES,
-    NAMES,
     TTFT_NAMES,
     Panel,
     Row,
@@ -19,7 +18,7 @@ from panels import (
     total,
 )
 
-from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE
+from correlator.breakdown import ENGINE_FRONTEND, LABELS, SCHEDULER_INTAKE
 
 PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
 LIVE_DELAY = "Estimates come some seconds after the requests they are of."
@@ -28,10 +27,10 @@ LIVE_DELAY = "Estimates come some seconds after the requests they are of."
 def breakdown_row(scope: Scope, *more: Panel) -> Row:
     """Return the row that joins client and engine: where each request's wait went, part by part."""
     labels = scope.client
-    sums = {NAMES[part]: total("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"') for part in TTFT_NAMES}
+    sums = {LABELS[part]: total("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"') for part in TTFT_NAMES}
     whole = total("sidelight_ttft_part_seconds_sum", labels)
     p99 = {
-        NAMES[part]: quantile(0.99, f"sidelight_{metric}_part_seconds", f'{labels}, part="{part}"')
+        LABELS[part]: quantile(0.99, f"sidelight_{metric}_part_seconds", f'{labels}, part="{part}"')
         for metric, parts in (("ttft", TTFT_NAMES), ("inner", (ENGINE_FRONTEND.name, SCHEDULER_INTAKE.name)))
         for part in parts
     }
