@@ -96,10 +96,9 @@ async def answers(
 ) -> dict[tuple[str, str], list[float]]:
     """Return the finite values of each query, by its panel's title and its legend, over a range as Grafana asks for it.
 
-    Tiles and tables ask for the end of the range, graphs for steps of 5 s. Raises ValueError with Prometheus' message
-    where it does not accept an expression.
+    Tiles and tables ask for the end of the range, graphs for each second of its last ten minutes. Raises ValueError
+    with Prometheus' message where it does not accept an expression.
     """
-    end_s = end_s // 5 * 5 + 5
     values = VARIABLES | {"__range": f"{end_s - start_s:.0f}s"} | variables
     shown: dict[tuple[str, str], list[float]] = {}
     async with aiohttp.ClientSession() as session:
@@ -109,7 +108,10 @@ async def answers(
                 if target.get("instant"):
                     kind, moments = "query", {"time": str(end_s)}
                 else:
-                    kind, moments = "query_range", {"start": str(start_s // 5 * 5), "end": str(end_s), "step": "5"}
+                    kind, moments = (
+                        "query_range",
+                        {"start": str(max(start_s, end_s - 600)), "end": str(end_s), "step": "1"},
+                    )
                 async with session.post(f"{base_url}/api/v1/{kind}", data=query | moments) as response:
                     reply = await response.json()
                 if reply["status"] != "success":
