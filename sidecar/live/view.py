@@ -203,7 +203,7 @@ class LiveRun:
             version=VERSION,
             run_id=self._run_id,
             phase=self._phase,
-            client=replace(client, rates=rates_so_far(client, elapsed_s, min(elapsed_s, self._planned_s or elapsed_s))),
+            client=replace(client, rates=rates_so_far(client, elapsed_s, min(elapsed_s, self._load_s or elapsed_s))),
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness,
                 lateness_quantiles_s=tally.lateness_quantiles_s(),
@@ -232,6 +232,12 @@ class LiveRun:
         """Return for how long the measured phase has been going on, 0 before."""
         start_ns = self._starts_ns.get("measure")
         return 0.0 if start_ns is None else (self._clock.now_ns() - start_ns) / 1e9
+
+    @property
+    def _load_s(self) -> float:
+        """Return how long the measured load is to last, until the last request is due; 0 where that is not known."""
+        offsets_ns = self.logs.requests.offsets_ns.get("measure")
+        return self._planned_s or (offsets_ns[-1] / 1e9 if offsets_ns else 0.0)
 
     def _output_rate(self) -> float | None:
         """Return the output tokens a second lately; None without any."""

@@ -238,3 +238,18 @@ def test_what_is_scheduled_submitted_and_in_flight_is_as_the_plan_and_the_worker
         assert client is not None
         assert (3, 5, 5) == (client.scheduled, client.submitted, client.in_flight)
         assert (5, 5) == (live.view().sent, live.view().in_flight)
+
+
+def test_the_offered_rate_does_not_fall_while_the_last_requests_are_waited_for(tmp_path: Path):
+    """Of a run of so many requests, whose plan says when the last was due."""
+    (tmp_path / RAW).mkdir()
+    with FrameLog(tmp_path / RAW / "plan-measure.log") as plan:
+        for index in range(1, 13):
+            append_record(plan, structs.replace(planned(index, 2), offset_ns=index * 250_000_000))
+    clock = anchor()
+    with LiveRun(tmp_path, run_id="r", clock=clock, planned_s=None, stale_s=2.5) as live:
+        live.enter("measure", start_ns=clock.now_ns() - 60 * 10**9)
+        live.poll()
+        client = live.snapshot().client
+    assert client is not None
+    assert 4.0 == client.rates["offered"]
