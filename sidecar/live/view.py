@@ -22,6 +22,7 @@ from loadgen.requests.slo import Slo, SloResult
 from loadgen.requests.table import FirstToken
 from rundir.clock import Clock
 from rundir.columns import take
+from rundir.stats import finite
 from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
 from sidecar.directory import News, RunLogs
@@ -329,4 +330,4 @@ class LiveRun:
         answering = [engine for engine in self._engines.values() if not engine.silence(self._stale_s)]
         gauges = [engine.counts.gauges for engine in answering if quantity in engine.counts.gauges]
         values = [counts[quantity] for counts in gauges]
-        return (max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
+        return finite(max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None

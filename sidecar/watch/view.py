@@ -37,6 +37,7 @@ from exporter.prometheus.snapshot import (
 from rundir.access import masked
 from rundir.frames import LogTails
 from rundir.framing import GAP
+from rundir.stats import finite
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
@@ -259,7 +260,7 @@ class WatchView:
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
             engines=engines,
-            waiting_lately=self._waiting.take(now_ns / 1e9, sum(queues) if queues else None),
+            waiting_lately=self._waiting.take(now_ns / 1e9, finite(sum(queues)) if queues else None),
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],

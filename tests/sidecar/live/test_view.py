@@ -253,3 +253,19 @@ def test_the_offered_rate_does_not_fall_while_the_last_requests_are_waited_for(t
         client = live.snapshot().client
     assert client is not None
     assert 4.0 == client.rates["offered"]
+
+
+def test_a_queue_that_is_no_number_is_unknown(tmp_path: Path):
+    """Two pages that say 1e308: the panel and the page go on."""
+    (tmp_path / RAW).mkdir()
+    log = ScrapeLog(tmp_path / RAW / "scrapes-0.log")
+    page = PAGE.replace("running", "waiting").replace(" 7", " 1e308")
+    clock = anchor()
+    for url in (URL, f"{URL}/2"):
+        log.append(scraped(clock.now_ns(), page, url=url))
+    log.close()
+    with LiveRun(tmp_path, run_id="r", clock=clock, planned_s=None, stale_s=1e6) as live:
+        live.enter("measure")
+        live.poll()
+        assert [1e308, 1e308] == [engine.gauges["requests_waiting"] for engine in live.snapshot().engines]
+        assert (None, 0) == (live.view().waiting, live.errors)
