@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 TEXTS = {"", "known from", "class"}  # columns of words
+ABSURD = 1e15  # a number of a server's that nothing real has: it must not take the width of all others
 
 
 def table(title: str, *columns: str, label_width: int = 20) -> Table:
@@ -60,6 +61,8 @@ def ms(value: float | None) -> str:
     """Return milliseconds with about three digits, "-" where missing."""
     if value is None:
         return "-"
+    if abs(value) >= ABSURD:
+        return f"{value:.3g}"
     # Adding nothing takes the sign from what rounds to zero.
     return f"{value:,.1f}" if abs(value) >= 10 else f"{round(value, 2) + 0.0:.2f}"
 
@@ -82,6 +85,8 @@ def cell(value: float | None) -> str:
     """Return a number as a table shows it: whole ones whole, others with about three digits, "-" where missing."""
     if value is None:
         return "-"
+    if abs(value) >= ABSURD:
+        return f"{value:.3g}"
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"

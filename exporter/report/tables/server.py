@@ -60,7 +60,7 @@ def server_section(summary: Summary) -> Iterator[RenderableType]:
                 for name in ("p50", "p99")
             )
             stats = histogram.stats
-            shown.add_row(f"{label}, ms", f"{stats.count:,}", ms(1e3 * histogram.stats.mean), *estimates, "")
+            shown.add_row(f"{label}, ms", cell(stats.count or 0), ms(1e3 * histogram.stats.mean), *estimates, "")
     for key, label in GAUGE_ROWS:
         gauge: Gauge | UnsetType = getattr(server, key)
         if gauge and gauge.stats.mean is not UNSET:

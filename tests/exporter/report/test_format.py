@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from exporter.report.format import setting
+from exporter.report.format import cell, ms, setting
 from sidecar.options.fields import read_seconds
 from sidecar.options.load import RunOptions
 from sidecar.options.scrape import ScrapeOptions
@@ -44,3 +44,9 @@ def test_every_duration_of_a_configuration_has_its_unit():
 def test_a_setting_is_shown_in_full(name: str, value: object, shown: str):
     """As it would be given again."""
     assert shown == setting(name, value)
+
+
+def test_a_number_of_three_hundred_digits_takes_no_room():
+    """As a server may say it: the other columns of its table stay readable."""
+    assert ("1e+308", "-1e+300", "999,999,999") == (cell(1e308), ms(-1e300), cell(999_999_999))
+    assert cell(int(1e300)) == "1e+300"
