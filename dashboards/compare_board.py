@@ -20,10 +20,8 @@ OPEN_RUN = (
 
 def whole_parts(labels: str) -> dict[str, str]:
     """Return the PromQL of each part's mean over all requests of a run that are broken down."""
-    count = last("sidelight_ttft_part_seconds_count", f'{labels}, part="other"', "run_id", "sum")
     return {
-        LABELS[part]: last("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"', "run_id", "sum")
-        + f" / ({count} > 0)"
+        LABELS[part]: last("sidelight_ttft_part_mean_seconds", f'{labels}, part="{part}"', "run_id")
         for part in TTFT_NAMES
     }
 

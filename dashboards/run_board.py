@@ -27,7 +27,7 @@ MET = {"0": "missed", "1": "met"}
 MISSED_MET = ((None, "red"), (1.0, "green"))
 LATE = ((None, "green"), (0.005, "orange"), (0.02, "red"))
 FAILED = ((None, "green"), (0.001, "orange"), (0.01, "red"))
-TTFT_SUM = "sidelight_ttft_part_seconds_sum"
+TTFT_MEAN = "sidelight_ttft_part_mean_seconds"
 REQUESTS = "sidelight_client_requests_total"
 ENDED = last(REQUESTS, RUN, fold="sum")
 PENDING = f"({last('sidelight_breakdown_pending', RUN)} or vector(0))"
@@ -102,8 +102,8 @@ ANSWER_FIRST = Row(
             "Queue's share of TTFT",
             {
                 "queue": share(
-                    last(TTFT_SUM, f'{RUN}, part="queue"', fold="sum"),
-                    last(TTFT_SUM, RUN, fold="sum"),
+                    last(TTFT_MEAN, f'{RUN}, part="queue"', fold="sum"),
+                    last(TTFT_MEAN, RUN, fold="sum"),
                 )
             },
             "How much of the client's TTFT was waiting in the engine's queue. Above one half, add capacity or lower "

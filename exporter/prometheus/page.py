@@ -35,6 +35,7 @@ from exporter.prometheus.snapshot import (
     PartCounts,
     Snapshot,
     WatchCounts,
+    mean_parts,
 )
 from rundir.printable import printable_all
 
@@ -338,6 +339,11 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
         yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
+    what = (
+        "Mean of each part of the TTFT over the requests that are broken down; of a run that ended, as in its report."
+    )
+    means_s = mean_parts(counts.ttft) if counts.ttft_means_s is None else counts.ttft_means_s
+    yield _series(GaugeMetricFamily, "sidelight_ttft_part_mean_seconds", what, ("part",), means_s)
     if counts.pending is not None:
         what = "Requests that ended and are not counted yet: they wait for their spans, or for an estimate."
         yield GaugeMetricFamily("sidelight_breakdown_pending", what, value=counts.pending)

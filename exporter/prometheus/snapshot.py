@@ -169,7 +169,8 @@ class PartCounts:
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
     what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
     a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
-    broken down.
+    broken down. `ttft_means_s` are by part, over all sources; None: `mean_parts` of `ttft`, which on the last page of
+    a run may be above the report's, since no counter falls.
     """
 
     ttft: Mapping[tuple[str, str], Cumulative]
@@ -180,6 +181,7 @@ class PartCounts:
     gateways: Mapping[str, int] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
+    ttft_means_s: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,3 +286,17 @@ def add(a: Cumulative, b: Cumulative) -> Cumulative:
 
 
 _moment = attrgetter("at_s")
+
+
+def mean_parts(histograms: Mapping[tuple[str, str], Cumulative]) -> dict[str, float]:
+    """Return the mean of each part over the requests of all sources, s; of parts keyed by (part, source).
+
+    A part that a source does not tell apart counts as nothing, so that the means add up to that of the whole.
+    """
+    totals: dict[str, float] = {}
+    requests: dict[str, float] = {}
+    for (part, source), histogram in histograms.items():
+        totals[part] = totals.get(part, 0.0) + histogram.sum_s
+        requests[source] = max(requests.get(source, 0.0), sum(histogram.counts))
+    count = sum(requests.values())
+    return {part: total / count for part, total in totals.items()} if count else {}

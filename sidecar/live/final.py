@@ -8,13 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from correlator.breakdown import Parts
 from exporter.html import as_parts
 from exporter.html.data import Recorded
 from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
+from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot, mean_parts
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
@@ -27,7 +29,6 @@ INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
 LONGEST_S = 60.0
 BROWSERS_S = 5.0
-_ROUNDING = 1e-9
 
 
 def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapshot:
@@ -45,6 +46,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         before = latest.parts
         counts = replace(
             counts,
+            ttft_means_s=mean_parts(counts.ttft),
             ttft={key: _not_below(each, before.ttft.get(key)) for key, each in counts.ttft.items()},
             e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
             inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
@@ -88,12 +90,15 @@ def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: Cl
 
 
 def _not_below(histogram: Cumulative, shown: Cumulative | None) -> Cumulative:
-    """Return a histogram whose sum is not below what was shown by what rounding makes of the order of its values: a
-    counter that falls has begun anew for Prometheus.
+    """Return a histogram of which nothing is below what was shown: a counter that falls has begun anew for Prometheus.
+
+    Sums round by the order of their values, and the report may estimate a request's parts otherwise.
     """
-    if shown is None or not histogram.sum_s < shown.sum_s <= histogram.sum_s * (1 + _ROUNDING):
+    if shown is None:
         return histogram
-    return replace(histogram, sum_s=shown.sum_s)
+    cumulative = np.maximum(np.cumsum(histogram.counts), np.cumsum(shown.counts))
+    counts = tuple(np.diff(cumulative, prepend=0.0).tolist())
+    return replace(histogram, counts=counts, sum_s=max(histogram.sum_s, shown.sum_s))
 
 
 def verdicts(summary: Summary) -> dict[str, bool]:

@@ -118,6 +118,7 @@ CONTRACT = {
     "sidelight_inner_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_pending": set(),
+    "sidelight_ttft_part_mean_seconds": {"part"},
     "sidelight_breakdown_quality_total": {"quality"},
     "sidelight_gateway_requests_total": {"first_output"},
     "sidelight_breakdown_missing_total": {"reason"},

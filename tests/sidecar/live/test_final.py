@@ -18,7 +18,7 @@ from msgspec import structs
 
 from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
 from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import EngineCounts, Snapshot
+from exporter.prometheus.snapshot import EngineCounts, Snapshot, mean_parts
 from loadgen.requests.table import FirstToken
 from rundir.clock import anchor
 from rundir.columns import take
@@ -256,3 +256,26 @@ def test_rates_verdicts_and_classes_end_as_the_report_has_them(tmp_path: Path):
     for name, requests in summary.client.classes.items():
         assert last.client.class_requests[name] == requests.requests.ok
         assert last.client.class_quantiles[name, "ttft", "0.99"] == pytest.approx((requests.ttft_ms.p99 or 0) / 1e3)
+
+
+def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
+    """Prometheus would take that for a restart and count all anew; the means are the report's all the same."""
+    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    plain = final(LATEST, derived.run, derived.times.parts, derived.summary).parts
+    assert plain is not None
+    later = {
+        key: replace(each, counts=(0.0, *each.counts[:-1]), sum_s=2 * each.sum_s) for key, each in plain.ttft.items()
+    }
+    earlier = {
+        key: replace(each, counts=(sum(each.counts), *(0.0 for _ in each.counts[1:]))) for key, each in later.items()
+    }
+    for shown in (later, earlier):
+        latest = replace(LATEST, parts=replace(plain, ttft=shown))
+        last = final(latest, derived.run, derived.times.parts, derived.summary)
+        before, after = (counters(snapshot) for snapshot in (latest, last))
+        assert [] == [name for name, value in before.items() if after[name] < value]
+        assert last.parts is not None
+        assert last.parts.ttft_means_s == mean_parts(plain.ttft)
+    queue = derived.summary.correlation.breakdown.queue_ms
+    assert mean_parts(plain.ttft)["queue"] == pytest.approx((queue.mean or 0) / 1e3, rel=1e-9)
