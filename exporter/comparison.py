@@ -21,12 +21,12 @@ from exporter.report.format import Prose, cell, ms, setting, spoken, table
 from exporter.report.load import overload, sustained
 from exporter.report.method import generator_verdict
 from exporter.report.tables.client import CLIENT_ROWS
-from exporter.report.tables.server import GAUGE_ROWS
+from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
-from methodology.intervals import Ends, difference, mean
-from methodology.percentiles import times_in_order
+from methodology.intervals import LEAST_TAIL, Ends, difference, mean
+from methodology.percentiles import QUANTILES, times_in_order
 from scraper.window.quantities import Gauge
 
 LABELS = "ABCDEF"
@@ -34,9 +34,12 @@ STATISTICS = ("mean", "p50", "p90", "p99")
 TIMES = dict.fromkeys(("ttft_ms", *map(json_name, TTFT_PARTS), "tpot_ms", "itl_ms", "e2e_ms"), STATISTICS)
 LEAST_PART = 0.05  # of the change of the mean: less of a part is not named
 CAUTION = (
-    "The intervals are about the requests of these runs alone: of means by Student's t, of percentiles by order "
-    "statistics, of differences by Zou and Donner's method from both. Runs of one and the same system often differ by "
-    "more; to claim a difference, repeat each run at least three times, in turn."
+    "The intervals are about the requests of these runs alone. Runs of one and the same system often differ by more; "
+    "to claim a difference, repeat each run at least three times, in turn."
+)
+INTERVALS = (
+    "Intervals are of means by Student's t, of percentiles by order statistics, and of differences by Zou and Donner's "
+    "method from both."
 )
 _METHOD = {"out", "prometheus_write", "otlp_export", "formats", "quiet", "tag"}  # say nothing about what was measured
 
@@ -74,6 +77,7 @@ def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
     yield runs_table(runs)
     yield configuration_table(runs)
     yield from difference_tables(runs)
+    yield Prose(INTERVALS)
 
 
 def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
@@ -89,7 +93,7 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
     yield Prose(same_requests(runs))
     yield Prose(CAUTION)
     for run in runs:
-        trust = [] if run.summary.watch else [generator_verdict(run.summary.self_check)]
+        trust = [] if run.summary.watch else [generator_verdict(run.summary)]
         trust += [sustained(run.summary)] if run.summary.methodology.stability.verdict else []
         if trust:
             yield Prose(f"{run.label}: {' '.join(trust)}")
@@ -126,9 +130,26 @@ def _change(first: Compared, other: Compared, name: str, statistic: str) -> str 
     how = f"{spoken(abs(change))} {'higher' if change > 0 else 'lower'}" if change else "the same"
     words = f"{how} ({spoken(after[0])} instead of {spoken(before[0])}"
     if low is None or high is None:
-        return f"{words}; too few requests for an interval)"
+        return f"{words}; {_why_no_interval((first, other), name, statistic)})"
     chance = ", which may be chance" if low <= 0 <= high else ""
     return f"{words}; 95 % interval of the difference {_moved(low)} to {_moved(high)}){chance}"
+
+
+def _why_no_interval(runs: Sequence[Compared], name: str, statistic: str) -> str:
+    """Say why a difference has none: of the percentile of a run that says least, what its requests are worth."""
+    few = "too few requests for an interval"
+    if statistic == "mean":
+        return few
+    of = {run.label: getattr(run.summary.methodology.percentiles[name], statistic) for run in runs}
+    label, interval = min(of.items(), key=lambda pair: pair[1].effective_tail)
+    thin = min(QUANTILES[statistic], 1 - QUANTILES[statistic])
+    independent, needed = interval.effective_tail / thin, LEAST_TAIL / thin
+    if independent * interval.tau < needed:
+        return few
+    return (
+        f"no interval: requests that queue together are slow together, so that the {independent * interval.tau:,.0f} "
+        f"of {label} say as much about it as {independent:,.0f} independent ones, and it takes {needed:,.0f}"
+    )
 
 
 def _difference(first: Compared, other: Compared, name: str, statistic: str) -> Ends | None:
@@ -148,16 +169,16 @@ def _signed(value: float) -> str:
 def difference_tables(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[str]] = TIMES) -> Iterator[Table]:
     """Yield for each run but the first a table of its times beside the first's, with the intervals of differences.
 
-    `shown_of` are the statistics to show of each time. Rows in bold are of intervals that do not hold zero.
+    `shown_of` are the statistics to show of each time. Rows in bold are of intervals that do not hold zero, and of
+    differences that do not round to it.
     """
     first, *others = runs
     labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS if name.endswith("_ms")}
     labels |= {json_name(part): label_of(part, first.summary.correlation.breakdown) for part in TTFT_PARTS}
-    labels["itl_ms"] = "gaps between chunks"
     for other in others:
         head = (first.label, other.label, "difference", "from", "to")
-        title = f"{other.label} against {first.label}, ms; 95 % intervals of differences, ?: too few requests to say"
-        shown = table(title, *head)
+        intervals = "95 % intervals of differences, bold where they exclude 0, ?: too few requests to say"
+        shown = table(f"{other.label} against {first.label}, ms; {intervals}", *head)
         for name, statistics in shown_of.items():
             for statistic in statistics:
                 before, after = first.ends(name, statistic), other.ends(name, statistic)
@@ -166,7 +187,8 @@ def difference_tables(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[
                 change, low, high = difference(before, after)
                 ends = ("?" if end is None else _signed(end) for end in (low, high))
                 label = Text(f"{labels[name]}, {statistic}")
-                style = "bold" if low is not None and high is not None and not low <= 0 <= high else ""
+                is_sure = low is not None and high is not None and not low <= 0 <= high
+                style = "bold" if is_sure and _signed(change).strip("0.") else ""
                 shown.add_row(label, ms(before[0]), ms(after[0]), _signed(change), *ends, style=style)
         yield shown
 
@@ -187,14 +209,15 @@ def runs_table(runs: Sequence[Compared]) -> Table:
     ):
         shown.add_row(label, *(Text(value(run)) for run in runs))
     for name, label in GAUGE_ROWS:
-        most = [_most(getattr(run.summary.server, name)) for run in runs]
+        most = [_most(run, name) for run in runs]
         if any(value is not None for value in most):
-            shown.add_row(f"{label}, at most", *map(cell, most))
+            shown.add_row(f"{label}, at most", *(gauge_cell(name, value) for value in most))
     return shown
 
 
-def _most(gauge: Gauge | UnsetType) -> float | None:
+def _most(run: Compared, name: str) -> float | None:
     """Return the most that a gauge of the engines showed, None where it is not known."""
+    gauge: Gauge | UnsetType = getattr(run.summary.server, name)
     most = gauge.stats.max if gauge else None
     return most if isinstance(most, int | float) else None
 
@@ -209,7 +232,10 @@ def configuration_table(runs: Sequence[Compared]) -> Table:
         if len(set(shown_values)) > 1:
             shown.add_row(Text(name.replace("_", " ")), *map(Text, shown_values))
     if not shown.row_count:
-        shown.add_row("nothing", *("" for _ in runs))
+        shown.add_row("nothing that Sidelight recorded", *("" for _ in runs))
+        most = [cell(_most(run, "requests_running")) for run in runs]
+        if len(set(most)) > 1:
+            shown.add_row("most running at once (a limit of the engine may differ)", *most)
     return shown
 
 

@@ -235,9 +235,13 @@ def _judge_short(flow: _Flow, evidence: Stability) -> tuple[Verdict, str]:
         if more >= MOST * evidence.arrivals:
             return "growing", f"requests waiting in the engine rose by {more:.0f}, of {evidence.arrivals} that arrived"
     return "undecided", (
-        f"the load lasted {flow.load_s:.1f} s and its first requests took {flow.took_s:.1f} s; to tell, it must last "
-        f"{RAMP_RESIDENCES / (1 - LEAST_SHARE):.0f} times what they took"
+        f"the load lasted {_seconds(flow.load_s)} and its first requests took {_seconds(flow.took_s)}; to tell, it "
+        f"must last {RAMP_RESIDENCES / (1 - LEAST_SHARE):.0f} times what they took"
     )
+
+
+def _seconds(value_s: float) -> str:
+    return f"{value_s:,.{1 if value_s >= 10 else 2}f} s"
 
 
 def _judged_s(evidence: Stability) -> float:

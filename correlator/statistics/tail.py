@@ -31,6 +31,8 @@ LEAST_KNOWN = 0.9
 LEAST_COUNTED = 0.02
 # The median of fewer requests at one length of the queue is a chance; they count with the next length.
 LEAST_AT_LENGTH = 5
+# Of the requests that met a shorter queue: of more that queued most of their TTFT, the length separates nothing.
+MOST_QUEUED_BELOW = 0.1
 
 
 _NAMED = Meta(extra_json_schema={"propertyNames": {"enum": list(PARTS)}})
@@ -53,7 +55,7 @@ class Tail(Struct, frozen=True, kw_only=True):
 
 
 class Threshold(Struct, frozen=True, kw_only=True):
-    """From how many waiting requests on, at submission, queueing is most of the TTFT.
+    """From how many waiting requests on, by the last scrape before submission, queueing is most of the TTFT.
 
     Numbers seen by fewer than 5 requests count with the next below them.
     """
@@ -62,7 +64,7 @@ class Threshold(Struct, frozen=True, kw_only=True):
         float | None,
         doc(
             "The least number seen at which the median request spent more than half of its TTFT in the queue, and did "
-            "so at every number above it; null where there is none.",
+            "so at every number above it; null where there is none, or where over 10 % of requests below it did.",
             "requests",
         ),
     ]
@@ -246,6 +248,13 @@ def _threshold(queue_s: Floats | None, ttft_s: Floats, waiting: Floats | Missing
             break
         threshold = shortest
         pooled[:] = False
+    below = queue_share[length < threshold] if threshold is not None else queue_share[:0]
+    if (queued := int((below > 0.5).sum())) > MOST_QUEUED_BELOW * len(below):
+        fewer = "none" if threshold == 1 else f"fewer than {threshold:g}"
+        return _no_threshold(
+            f"of {len(below):,} requests before which the last scrape showed {fewer} waiting, {queued:,} queued for "
+            "most of their TTFT"
+        )
     return Threshold(
         waiting=threshold,
         requests=0 if threshold is None else int((length >= threshold).sum()),

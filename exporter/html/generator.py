@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from exporter.report.format import ms, percent, table
+from exporter.report.load import sustained
 from exporter.report.method import basis, generator_verdict
 from exporter.report.tables.percentiles import interval_line
 from exporter.summary.result import Summary
@@ -14,25 +15,30 @@ from loadgen.requests.self_check import SelfCheck
 
 
 def how_sure(summary: Summary) -> Iterator[str]:
-    """Yield what the answer rests on, why it names no length of the queue, how sure percentiles are, and the verdict on
-    the load generator.
+    """Yield what the answer rests on, why it names no length of the queue, how sure percentiles are, and the verdicts
+    on the load generator and on the load.
     """
     correlation = summary.correlation
     if not correlation.missing:
         yield from list(basis(correlation, summary.client.requests.sent))[:1]
         tail = correlation.tail_attribution
         if not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing:
-            yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}."
+            every = summary.config.get("scrape_interval")
+            age = f" (pages were read every {every:g} s)" if every else ""
+            yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}{age}."
     yield from interval_line(summary)
     if not summary.watch:
-        yield generator_verdict(summary.self_check)
+        yield generator_verdict(summary)
+        if summary.methodology.stability.verdict in ("stable", "undecided"):
+            yield sustained(summary)
 
 
 def generator_table(check: SelfCheck) -> Table:
     """Return how late the load generator was, and how busy it and its machine were."""
     shown = table("Load generator", "p50", "p99", "max", "of the run")
+    left_late = check.arrivals.late_ms if check.arrivals else check.schedule_lateness_ms
     for label, late in (
-        ("requests left after their time, ms", check.schedule_lateness_ms),
+        ("requests left after their time, ms", left_late),
         ("timers fired late (loop delay), ms", check.loop_delay_ms),
         ("bytes waited to be read, ms", check.read_lateness_ms),
     ):

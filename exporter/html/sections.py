@@ -8,7 +8,7 @@ from html import escape
 from rich.console import RenderableType
 from rich.text import Text
 
-from exporter.comparison import Compared, answer, configuration_table, difference_tables, runs_table
+from exporter.comparison import INTERVALS, Compared, answer, configuration_table, difference_tables, runs_table
 from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks
 from exporter.html.slices import slices_table
@@ -61,7 +61,7 @@ def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>"
     yield _section("answer", "", answer(runs))
     yield _section("about", "Runs", [runs_table(runs), configuration_table(runs)])
-    yield _section("differences", "Differences", [*difference_tables(runs)])
+    yield _section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
     yield _section("time", "Over time, each run from its own start", behind=("By time", behind))
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), percentiles_table(run.summary))]
@@ -82,9 +82,9 @@ def _answer(summary: Summary) -> Iterator[RenderableType]:
     yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))
     yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
     if summary.client.requests.sent:
+        yield from objectives(summary)
         yield from (Prose(line, "bold") for line in conclusion(summary))
         yield from _prose(how_sure(summary))
-        yield from objectives(summary)
         yield from (Prose(line) for line in rate_lines(summary))
 
 

@@ -62,8 +62,8 @@ def _sections(summary: Summary) -> Iterator[RenderableType]:
     yield from (Prose(f"! {alert}", "yellow") for alert in alerts(summary))
     yield Text("")
     if loaded:
-        yield from (Prose(sentence, "bold") for sentence in conclusion(summary))
         yield from objectives(summary)
+        yield from (Prose(sentence, "bold") for sentence in conclusion(summary))
         yield Text("")
         yield from timeline_lines(correlation.timeline)
         yield from client_section(summary)

@@ -132,11 +132,10 @@ def _queue(summary: Summary) -> Advice | None:
             cure=f"give {cache}, shorten prompts or outputs, or add a replica; more running requests would not fit",
         )
     if most < ROOM and (waited.at_most_ratio or 0.0) >= AT_MOST:
-        ran = f"{waited.running_most:g} request{' was' if waited.running_most == 1 else 's were'} running"
         return Advice(
             seen=(
-                f"While others waited, {ran}, the most in this run, and the KV cache was at most {percent(most)} "
-                "full: the limit on running requests is the likely reason"
+                f"While requests waited, the engine ran {waited.running_most:g} at once, the most in this run, and the "
+                f"KV cache was at most {percent(most)} full: the limit on running requests is the likely reason"
             ),
             cure=f"raise that limit{_named(limits.running)}, since the KV cache has room, or add a replica",
         )

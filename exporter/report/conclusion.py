@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
+from correlator.statistics.tail import MOST_QUEUED_BELOW
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
 from exporter.summary.breakdown import json_name
@@ -168,8 +169,11 @@ def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
         return
     if threshold.waiting > threshold.fewest:
         most = threshold.waiting - 1
-        queue = f"more than {most:g} request{' is' if most == 1 else 's are'}" if most else "any request is"
-        yield f"Queueing takes over once {queue} waiting."
+        queue = f"more than {most:g} waiting" if most else "any request waiting"
+        yield (
+            f"Queueing takes over where the last scrape before a request was sent showed {queue} "
+            f"({threshold.requests:,} requests; of the others at most {percent(MOST_QUEUED_BELOW)} queued as much)."
+        )
 
 
 def _differences(tail: TailAttribution) -> Iterator[str]:
@@ -180,4 +184,4 @@ def _differences(tail: TailAttribution) -> Iterator[str]:
     name, share = ranked(shares)[0]
     if share >= MOSTLY and not (name == "other" and tail.merged):
         how = "almost entirely" if share >= NEARLY_ALL else "mostly"
-        yield f"Differences in TTFT come {how} from {CAUSES[name]}."
+        yield f"Differences in TTFT between requests come {how} from {CAUSES[name]}."

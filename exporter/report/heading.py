@@ -30,7 +30,7 @@ def heading(summary: Summary) -> Text:
         f"  run {summary.run_id}  ",
         (summary.status, "green" if summary.status == "complete" else "red"),
         f"\n{target} at {where}{server}",
-        f"\n{when}, {summary.window.duration_s:.1f} s" if summary.window.duration_s else "",
+        f"\n{when}, {summary.window.duration_s:,.1f} s" if summary.window.duration_s else "",
         f": {_load(config, summary.workload)}" if sent else "",
         f"\n{_counts(summary.client.requests)}" if sent else "",
         f"\n{held_sentence(summary.client.held_back)}" if summary.client.held_back else "",

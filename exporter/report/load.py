@@ -80,12 +80,17 @@ def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
     steps += [f"{sent} sent"] if rates.realised_requests_per_s is not None else []
     growing = summary.methodology.stability.verdict == "growing"
     if rates.served_requests_per_s is not None and (growing or rates.ended_in_load >= LEAST_ENDED):
-        steps.append(f"{cell(rates.served_requests_per_s)} served (after a ramp of {cell(rates.ramp_s)} s)")
+        steps.append(
+            f"{cell(rates.served_requests_per_s)} served (without the first {cell(rates.ramp_s)} s, while the "
+            "requests in flight were still rising)"
+        )
     elif rates.completed_requests_per_s is not None and not growing:
-        late = f" (the last {cell(rates.drain_s)} s later)" if rates.drain_s else ""
-        steps.append(f"{cell(rates.completed_requests_per_s)} served{late}")
+        requests = summary.client.requests
+        served = "all" if requests.ok == requests.sent else f"{requests.ok:,} of {requests.sent:,} requests"
+        late = f", the last {cell(rates.drain_s)} s after the load" if rates.drain_s else ""
+        steps.append(f"{served} served in the end{late}")
     if steps:
-        yield f"Requests/s in the {cell(rates.load_s)} s of load: {', '.join(steps)}"
+        yield f"Requests/s in the {cell(rates.load_s)} s of load, first to last sent: {', '.join(steps)}"
     drawn = rates.offered_requests_per_s
     if asked and drawn is not None and abs(drawn - asked) > DRAWN_OFF * asked:
         yield (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
-from exporter.report.format import ms
+from exporter.report.format import ms, percent
+from exporter.report.heading import urls_of
 from exporter.report.load import sustained
 from exporter.report.tables.percentiles import interval_line
 from exporter.summary.correlation import Clock, Correlation, EngineClock
@@ -13,6 +15,7 @@ from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.cause import BUSY_MACHINE
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
 
@@ -28,6 +31,7 @@ def method(summary: Summary) -> Iterator[str]:
     if summary.methodology.stability.verdict is not None:
         yield sustained(summary)
     yield from _error(summary.self_check)
+    yield from _slowed_engine(summary)
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:
         yield f"Lengths are in tokens of {tokenizer.name}, not of the server: {tokenizer.why_not_the_servers}."
@@ -75,18 +79,18 @@ def _covered(correlation: Correlation, sent: int) -> str:
     )
     known = [(round(requests * ratio), how) for ratio, how in ways if ratio]
     which = " with a first token" if sent > requests else ""
-    which += f" ({correlation.not_ok} of which did not succeed)" if correlation.not_ok else ""
+    which += f" ({correlation.not_ok:,} of which did not succeed)" if correlation.not_ok else ""
     if len(known) == 1:
-        whole = f"All {requests} requests{which} were {known[0][1]}"
+        whole = f"All {requests:,} requests{which} were {known[0][1]}"
     else:
-        whole = f"Of {requests} requests{which}, {', '.join(f'{count} were {how}' for count, how in known)}"
+        whole = f"Of {requests:,} requests{which}, {', '.join(f'{count:,} were {how}' for count, how in known)}"
     unseen = "of which the metrics page showed nothing"
     doubts = (
         (quality.by_time, "by time alone, for want of a common id"),
         (quality.mixed_traffic, "beside other traffic"),
         (quality.prior, unseen),
     )
-    less_sure = ", ".join(f"{count} {why}" for count, why in doubts if count)
+    less_sure = ", ".join(f"{count:,} {why}" for count, why in doubts if count)
     return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."
 
 
@@ -138,11 +142,26 @@ def _error(check: SelfCheck) -> Iterator[str]:
         yield arrivals.sentence
 
 
-def generator_verdict(check: SelfCheck) -> str:
+def generator_verdict(summary: Summary) -> str:
     """Say whether the load generator can be trusted, and how far off latencies are."""
+    check = summary.self_check
+    metrics = (("TTFT", check.error_ms.ttft), ("gaps between chunks", check.error_ms.itl))
+    doubtful = " and ".join(name for name, bound in metrics if bound.exceeded)
     judged = {
         True: f"The load generator can be trusted: it {check.verdict}.",
-        False: f"The load generator is not to be trusted with everything: it {check.verdict} (see the line with !).",
+        False: f"Of the client's times, {doubtful} cannot be trusted (see the line with !).",
         None: f"The load generator {check.verdict}.",
     }
-    return f"{judged[check.trusted]} {check.statement}".rstrip()
+    return " ".join(filter(None, (judged[check.trusted], check.statement, *_slowed_engine(summary))))
+
+
+def _slowed_engine(summary: Summary) -> Iterator[str]:
+    """Yield that an engine on a busy machine of ours is slowed by what else runs there, which no stamp shows."""
+    machine = summary.self_check.machine
+    hosts = {urlsplit(url).hostname or "" for url in urls_of(summary.config)}
+    is_here = any(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)
+    if is_here and machine is not None and (machine.busy_ratio or 0.0) >= BUSY_MACHINE:
+        yield (
+            f"The engine ran on this machine, which was {percent(machine.busy_ratio)} busy: it may have been slower "
+            "than on a machine of its own."
+        )

@@ -97,7 +97,7 @@ def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
         ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
         return f"TTFT hardly varies ({ratio}): {percent(share)} of it is spent {where[largest]}.", largest
     if 2 * tail.explained < tail.requests:
-        return f"Of the slowest {slowest}, only {tail.explained} of {tail.requests} requests have a breakdown.", ""
+        return f"Of the slowest {slowest}, only {tail.explained:,} of {tail.requests:,} requests have a breakdown.", ""
     (largest, share), *others = ranked(tail.share)
     spent = f"{percent(share)} of their TTFT {where[largest]}"
     if share <= MAJORITY and others:
@@ -143,8 +143,8 @@ def percent(ratio: float) -> str:
 
 def _spoken_of(tail: Tail) -> str:
     """Say how many requests a tail has, of how many of them the parts are known, and whether those are estimated."""
-    count = f"{tail.requests} request{'' if tail.requests == 1 else 's'}"
-    known = f", {tail.explained} of them with a breakdown" if tail.explained < tail.requests else ""
+    count = f"{tail.requests:,} request{'' if tail.requests == 1 else 's'}"
+    known = f", {tail.explained:,} of them with a breakdown" if tail.explained < tail.requests else ""
     estimated = (
         "" if not tail.estimated else ", estimated" if tail.estimated == tail.explained else ", partly estimated"
     )

@@ -135,6 +135,15 @@ def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
     assert "Throughput: 10 requests/s, 3,333.3 input tokens/s" in text.splitlines()
 
 
+@pytest.mark.parametrize(("gap_ms", "is_said"), [(539.0, True), (11.0, False)])
+def test_gaps_of_several_tokens_are_explained(gap_ms: float, is_said: bool):
+    """Where they are much longer than the time per output token beside them."""
+    shown = summaries.summary(summaries.correlated())
+    gaps, tokens = (msgspec.structs.replace(summaries.BLOCK, p50=value) for value in (gap_ms, 10.2))
+    client = msgspec.structs.replace(shown.client, time_between_chunks_ms=gaps, tpot_ms=tokens)
+    assert is_said == ("Chunks hold several tokens" in as_text(msgspec.structs.replace(shown, client=client)))
+
+
 def test_an_engine_without_a_scrape_in_the_window_is_named():
     """A reason stands where the table would."""
     nothing = msgspec.structs.replace(summaries.NO_SERVER, engine=VLLM)
@@ -205,7 +214,7 @@ def report_of_slow(*requests: SlowRequest) -> str:
 def test_the_slowest_requests_have_their_ids_and_what_ran_beside_them():
     """What is known of none has no column; the ids of all stand below, whole, for a search elsewhere."""
     text = report_of_slow(slow(1, queue_ms=600.0, requests_waiting=4.0), slow(2, status="failed"))
-    (heading,) = (line.split() for line in text.splitlines() if "waiting" in line.split() and "TTFT" in line)
+    (heading,) = (line.split() for line in text.splitlines() if "waiting" in line.split() and "input" in line)
     assert ["TTFT", "queue", "waiting", "input"] == heading
     rows = [line.split() for line in text.splitlines()]
     assert ["1", "699.0", "600.0", "4", "50"] in rows

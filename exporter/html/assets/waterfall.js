@@ -200,7 +200,7 @@ function detailOf(run, row) {
   number("TTFT, ms", "ttft");
   for (const { name, label } of parts) {
     number(`· ${label}`, name);
-    for (const part of inner) if (part.within === name) number(`·· ${part.label}`, part.name);
+    for (const part of inner) if (part.within === name) number(`·· ${/round_trip$/.test(part.name) ? "or: " : ""}${part.label}`, part.name);
   }
   number("standard error of the parts", "error");
   number("TPOT, ms", "tpot");

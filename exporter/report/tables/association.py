@@ -16,8 +16,11 @@ def association_line(associations: Sequence[Association]) -> Iterator[str]:
     }
     ranked = sorted(significant.items(), key=lambda pair: -abs(pair[1]))
     if ranked:
-        shown = ", ".join(f"{name} {rho:.2f}" for name, rho in ranked)
-        yield f"Rank correlation of TTFT, at submission, with: {shown}. Others are not significant."
+        shown = ", ".join(f"{name.replace('_', ' ')} {rho:.2f}" for name, rho in ranked)
+        yield (
+            f"Rank correlation of TTFT with what the last scrape before submission showed: {shown}. Others are not "
+            "significant."
+        )
 
 
 def _significant(association: Association) -> bool:

@@ -18,14 +18,15 @@ from rundir.stats import Statistics
 
 CLIENT_ROWS = (
     ("ttft_ms", "TTFT, ms"),
-    ("itl_ms", "ITL, ms"),
-    ("time_between_chunks_ms", "between chunks, ms"),
+    ("itl_ms", "gaps between chunks, ms"),
+    ("time_between_chunks_ms", "gaps between chunks, ms"),
     ("tpot_ms", "TPOT, ms"),
     ("e2e_ms", "E2E, ms"),
     ("request_output_tps", "tokens/s a request"),
     ("input_tokens", "input tokens"),
     ("output_tokens", "output tokens"),
 )
+LONGER = 2.0  # times TPOT: gaps that need an explanation
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
@@ -42,10 +43,18 @@ def client_section(summary: Summary) -> Iterator[RenderableType]:
             missing.setdefault(_reason(key, values), []).append(label.removesuffix(", ms"))
     for reason, labels in missing.items():
         yield Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
+    yield from _tokens_a_chunk(client)
     yield from map(Prose, rate_lines(summary))
     yield from _first_tokens(client.delivery)
     yield Text("")
     yield from _classes(client.classes)
+
+
+def _tokens_a_chunk(client: ClientSummary) -> Iterator[Prose]:
+    """Yield why gaps are much longer than the time per output token, where they are."""
+    gap_ms, token_ms = client.time_between_chunks_ms and client.time_between_chunks_ms.p50, client.tpot_ms.p50
+    if gap_ms and token_ms and gap_ms >= LONGER * token_ms:
+        yield Prose("Chunks hold several tokens, so that gaps between chunks are longer than TPOT.", "dim")
 
 
 def client_table(client: ClientSummary) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from correlator.breakdown import TTFT_PARTS
-from exporter.report.format import ms, spoken, table
+from exporter.report.format import duration, ms, spoken, table
 from exporter.report.tables.client import CLIENT_ROWS
 from exporter.summary.breakdown import json_name, label_of
 from exporter.summary.result import Summary
@@ -29,13 +29,20 @@ def interval_line(summary: Summary) -> Iterator[str]:
         else f"{label} at least {spoken(interval.low)}"
         for label, interval in intervals.items()
     ]
-    unbounded = [(interval.needed_n, label) for label, interval in intervals.items() if not interval.is_known]
+    needed = {label: _rounded_up(interval.needed_n) for label, interval in intervals.items() if not interval.is_known}
     more = ""
-    if unbounded:
-        needed, label = max(unbounded)
-        step = 10 ** max(0, len(str(needed)) - 2)
-        more = f"; an upper bound of {label} takes at least {-(-needed // step) * step:,} requests"
+    if needed:
+        per_s = summary.client.rates.realised_requests_per_s
+        time = f" ({duration(max(needed.values()) / per_s)} at this rate)" if per_s else ""
+        counts = ", ".join(f"{label} {count:,}" for label, count in needed.items())
+        more = f"; an upper bound takes more requests, at least: {counts}{time}"
     yield f"TTFT with 95 % confidence: {', '.join(words)}{more}."
+
+
+def _rounded_up(count: int) -> int:
+    """Return a count to two digits."""
+    step: int = 10 ** max(0, len(str(count)) - 2)
+    return -(-count // step) * step
 
 
 def percentiles_table(summary: Summary) -> Table:
@@ -44,7 +51,6 @@ def percentiles_table(summary: Summary) -> Table:
     shown = table(title, *(text for name in SHOWN for text in (name, "from - to")))
     labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
     labels |= {json_name(part): label_of(part, summary.correlation.breakdown) for part in TTFT_PARTS}
-    labels["itl_ms"] = "gaps between chunks"
     for name, percentiles in summary.methodology.percentiles.items():
         intervals = [getattr(percentiles, label) for label in SHOWN]
         shown.add_row(labels[name], *(text for interval in intervals for text in _cells(interval)))

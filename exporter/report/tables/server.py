@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from rich.console import RenderableType
 from rich.text import Text
 
-from exporter.report.format import cell, ms, table
+from exporter.report.format import Prose, cell, ms, percent, table
 from exporter.summary.correlation import TimePercentiles
 from exporter.summary.result import Summary
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
@@ -23,6 +23,10 @@ HISTOGRAM_ROWS = (
     ("ttft", "TTFT"),
     ("inter_token_latency", "ITL"),
     ("e2e_latency", "E2E"),
+)
+BY_BUCKETS = (
+    "Percentiles of the engine's times are estimated from histogram buckets (low-high where these are wide), and may "
+    "lie above the longest time that the client saw."
 )
 CLIENT_EYES = {"queue_time": "queue_ms", "prefill_time": "prefill_ms"}
 GAUGE_ROWS = (
@@ -64,15 +68,23 @@ def server_section(summary: Summary) -> Iterator[RenderableType]:
     for key, label in GAUGE_ROWS:
         gauge: Gauge | UnsetType = getattr(server, key)
         if gauge and gauge.stats.mean is not UNSET:
-            shown.add_row(label, "", *(cell(_known(gauge.stats, name)) for name in ("mean", "p50", "p99", "max")))
+            values = (_known(gauge.stats, name) for name in ("mean", "p50", "p99", "max"))
+            shown.add_row(label, "", *(gauge_cell(key, value) for value in values))
     for key, label in COUNTER_ROWS:
         counter: Counter | UnsetType = getattr(server, key)
         if counter and not isinstance(counter.stats.total, UnsetType):
             shown.add_row(label, cell(counter.stats.total), "", "", "", "")
     if shown.row_count:
         yield shown
+        if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):
+            yield Prose(BY_BUCKETS, "dim")
     elif summary.window.duration_s:
         yield Text(f"Server: {engine.name}, no scrape within the measured window\n", style="yellow")
+
+
+def gauge_cell(name: str, value: float | None) -> str:
+    """Return a value of a gauge as a table shows it: of the KV cache in percent."""
+    return percent(value) if name == "kv_cache_usage" else cell(value)
 
 
 def _known(of: SampleStatistics | Range, name: str) -> float | None:

@@ -245,7 +245,10 @@ WAITING = np.repeat(np.arange(10.0), 10)
         (
             np.where((WAITING > 3) & (WAITING != 6), 500.0, 5.0),
             WAITING,
-            Threshold(waiting=7.0, requests=30, fewest=0.0),
+            no_threshold(
+                "of 70 requests before which the last scrape showed fewer than 7 waiting, 20 queued for most of their "
+                "TTFT"
+            ),
         ),
         (
             np.where(WAITING > 3, 500.0, 5.0),
@@ -256,7 +259,10 @@ WAITING = np.repeat(np.arange(10.0), 10)
     ids=["from 4 on", "never", "always", "not above", "but for one above", "where known"],
 )
 def test_queueing_dominates_from_a_length_of_the_queue_on(queue: Floats, waiting: Floats, expected: Threshold):
-    """The least number at which the median request queued for more than half of its TTFT, there and at all above."""
+    """The least number at which the median request queued for more than half of its TTFT, there and at all above.
+
+    But where as many did below it, as with old samples of the queue, the length tells nothing.
+    """
     jitter = np.arange(100) / 1e3
     assert expected == shares_of(columns(queue_ms=queue + jitter), waiting).threshold
 

@@ -140,9 +140,16 @@ def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
     rates = next(at for at, text in enumerate(paragraphs) if text.startswith("Throughput"))
     between = " ".join(paragraphs[answer:rates])
     assert "matched to engine spans" in between
-    assert f"The load generator {'can be' if check.trusted else 'is not to be'} trusted" in between
+    assert not check.trusted
+    assert "Of the client's times, TTFT and gaps between chunks cannot be trusted (see the line with !)." in between
+    busy = "The engine ran on this machine, which was 96 % busy"
+    assert busy in between
+    elsewhere = msgspec.structs.replace(run.summary, config=run.summary.config | {"url": ["http://10.0.0.1:8000"]})
+    assert busy not in as_text(elsewhere)
     late = next(row for row in page.rows if row[0] == "requests left after their time, ms")
-    assert late[3] == ms(check.schedule_lateness_ms.max)
+    assert check.arrivals is not None
+    assert late[2:4] == [ms(check.arrivals.late_ms.p99), ms(check.arrivals.late_ms.max)]
+    assert f"Requests left up to {late[2]} ms after" in " ".join(paragraphs)
 
 
 def test_percentiles_of_charts_are_those_of_the_summary(tmp_path: Path):

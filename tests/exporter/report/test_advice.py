@@ -88,7 +88,7 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
     [
         (
             made_of("queue", waiting=SEATS),
-            "8 requests were running, the most in this run, and the KV cache was at most 20 % full",
+            "the engine ran 8 at once, the most in this run, and the KV cache was at most 20 % full",
             "raise that limit (--max-num-seqs), since the KV cache has room, or add a replica",
         ),
         (

@@ -212,10 +212,10 @@ def test_a_queue_that_only_grew_has_no_threshold():
     [
         (
             Threshold(waiting=4.0, requests=300, fewest=0.0),
-            "Queueing takes over once more than 3 requests are waiting.",
+            "a request was sent showed more than 3 waiting (300 requests; of the others at most 10 % queued as much).",
         ),
-        (Threshold(waiting=2.0, requests=300, fewest=0.0), "Queueing takes over once more than 1 request is waiting."),
-        (Threshold(waiting=1.0, requests=300, fewest=0.0), "Queueing takes over once any request is waiting."),
+        (Threshold(waiting=2.0, requests=300, fewest=0.0), "showed more than 1 waiting (300 requests; "),
+        (Threshold(waiting=1.0, requests=300, fewest=0.0), "showed any request waiting (300 requests; "),
         (Threshold(waiting=2.0, requests=1000, fewest=2.0), ""),
         (Threshold(waiting=None, requests=0, fewest=0.0), ""),
         (UNSCRAPED, ""),
@@ -231,9 +231,9 @@ def test_from_which_queue_on_is_said_where_it_is_known(threshold: Threshold, exp
 @pytest.mark.parametrize(
     ("variance", "expected"),
     [
-        (shares(queue=0.95, prefill=0.05), "Differences in TTFT come almost entirely from queueing."),
-        (shares(queue=1.02, prefill=-0.02), "Differences in TTFT come almost entirely from queueing."),
-        (shares(queue=0.3, prefill=0.7), "Differences in TTFT come mostly from prefill."),
+        (shares(queue=0.95, prefill=0.05), "Differences in TTFT between requests come almost entirely from queueing."),
+        (shares(queue=1.02, prefill=-0.02), "Differences in TTFT between requests come almost entirely from queueing."),
+        (shares(queue=0.3, prefill=0.7), "Differences in TTFT between requests come mostly from prefill."),
         (HALF, ""),
     ],
 )
@@ -257,6 +257,7 @@ def test_significant_correlations_share_a_line():
         structs.replace(FOUND, server="c", ci95_lag0=(-0.1, 0.98)),
         UNKNOWN,
     ]
-    line = "Rank correlation of TTFT, at submission, with: requests_waiting 0.88, weaker -0.60."
+    scrape = "what the last scrape before submission showed"
+    line = f"Rank correlation of TTFT with {scrape}: requests waiting 0.88, weaker -0.60."
     assert [f"{line} Others are not significant."] == list(association_line(associations))
     assert [] == list(association_line(associations[2:]))

@@ -96,7 +96,9 @@ def test_each_verdict_has_its_words(verdict: str | None, head: str):
 def test_throughput_is_called_what_it_is():
     """What was sent and served while the load lasted, then what counts the drain in, which is named."""
     load, throughput = rate_lines(asked_for(12.4, loaded_run(2.0, seconds=60)))
-    assert load.startswith("Requests/s in the 59.9 s of load: 12.4 asked for, 12.4 sent, 5.81 served (after a ramp of ")
+    assert load.startswith(
+        "Requests/s in the 59.9 s of load, first to last sent: 12.4 asked for, 12.4 sent, 5.81 served (without the "
+    )
     assert throughput.startswith("Throughput including 69.1 s of drain: 5.76 requests/s")
 
 
@@ -109,8 +111,8 @@ def test_a_short_run_of_a_system_that_served_all_says_so():
     sent = cell(rates.realised_requests_per_s)
     load, throughput = rate_lines(asked_for(rates.offered_requests_per_s or 0.0, run))
     assert load == (
-        f"Requests/s in the {cell(rates.load_s)} s of load: {sent} asked for, {sent} sent, {sent} served "
-        f"(the last {cell(rates.drain_s)} s later)"
+        f"Requests/s in the {cell(rates.load_s)} s of load, first to last sent: {sent} asked for, {sent} sent, "
+        f"all served in the end, the last {cell(rates.drain_s)} s after the load"
     )
     assert throughput.startswith(f"Throughput including {cell(rates.drain_s)} s of drain: ")
 
@@ -119,8 +121,8 @@ def test_a_rate_of_a_few_that_ended_is_not_shown_as_what_a_system_serves():
     """Where all succeeded in the end, what was sent was served; of many, the rate while the load lasted."""
     few, many = loaded_run(0.3, seconds=20, per_s=3.0), loaded_run(0.5, seconds=120)
     assert few.client.rates.served_requests_per_s is not None
-    assert f" {cell(few.client.rates.completed_requests_per_s)} served (the last " in next(rate_lines(few))
-    assert f" {cell(many.client.rates.served_requests_per_s)} served (after a ramp of " in next(rate_lines(many))
+    assert " all served in the end, the last " in next(rate_lines(few))
+    assert f" {cell(many.client.rates.served_requests_per_s)} served (without the first " in next(rate_lines(many))
 
 
 def test_arrivals_that_came_to_another_rate_than_was_asked_for_are_named():
@@ -130,7 +132,7 @@ def test_arrivals_that_came_to_another_rate_than_was_asked_for_are_named():
     assert 2 == len(list(rate_lines(asked_for(1.04 * offered, run))))
     load, chance, _ = rate_lines(asked_for(1.2 * offered, run))
     asked = cell(1.2 * offered)
-    assert f"load: {asked} asked for, {cell(offered)} sent" in load
+    assert f"first to last sent: {asked} asked for, {cell(offered)} sent" in load
     assert chance.startswith(f"The arrivals that were drawn at random for {asked} requests/s came to {cell(offered)}: ")
 
 

@@ -30,12 +30,12 @@ def summary_of(requests: int, verdict: Verdict = "stable") -> Summary:
     ("requests", "words"),
     [
         (5000, ["TTFT with 95 % confidence: p50 2,", " to 2,", "p95 4,7", "p99 4,9"]),
-        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "an upper bound of p99 takes at least 2,"]),
-        (30, ["p50 at least ", "p95 at least ", "p99 at least "]),
+        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "; an upper bound takes more requests, at least: p99 2,"]),
+        (30, ["p50 at least ", "p95 at least ", "p99 at least ", "at least: p50 91, p95 910, p99 4,600."]),
     ],
 )  # fmt: skip
 def test_a_percentile_has_an_interval_or_a_bound(requests: int, words: list[str]):
-    """And what a bound would need is said once, of the highest."""
+    """And how many requests a bound would need."""
     (line,) = interval_line(summary_of(requests))
     for word in words:
         assert word in line
