@@ -135,7 +135,7 @@ function causeCharts(place, run) {
   const pair = element("div", { class: "pair even" });
   place.append(pair);
   const queueing = run.threshold ? ` Beyond the line, queueing is most of the median TTFT.` : "";
-  scatter(pair, `TTFT against the requests waiting in the engine as each was sent.${queueing}`, run, "waiting", "requests waiting", run.threshold);
+  scatter(pair, `TTFT against requests waiting at the scrape before each was sent.${queueing}`, run, "waiting", "requests waiting", run.threshold);
   scatter(pair, "TTFT against input tokens", run, "input", "input tokens", null);
 }
 

@@ -200,14 +200,14 @@ function detailOf(run, row) {
   number("TTFT, ms", "ttft");
   for (const { name, label } of parts) {
     number(`· ${label}`, name);
-    for (const part of inner) if (part.within === name) number(`·· ${/round_trip$/.test(part.name) ? "or: " : ""}${part.label}`, part.name);
+    for (const part of inner) if (part.within === name) number(`·· ${part.name.endsWith("round_trip") ? "or: " : ""}${part.label}`, part.name);
   }
   number("standard error of the parts", "error");
   number("TPOT, ms", "tpot");
   number("E2E, ms", "e2e");
   number("decode by the engine, ms", "decode");
   number("sent late by, ms", "late");
-  for (const [label, name] of [["input tokens", "input"], ["of them cached", "cached"], ["output tokens", "output"], ["waiting at its start", "waiting"], ["running at its start", "running"]]) number(label, name, cell);
+  for (const [label, name] of [["input tokens", "input"], ["of them cached", "cached"], ["output tokens", "output"], ["waiting just before", "waiting"], ["running just before", "running"]]) number(label, name, cell);
   for (const [label, name] of [["status", "status"], ["error", "message"], ["finish reason", "finish"], ["class", "class"], ["URL", "address"], ["phase", "phase"], ["breakdown from", "source"], ["quality", "quality"], ["other includes", "merged"], ["note", "reason"]]) worded(label, name);
   for (const { label, address, name, times, values } of gauges) {
     const at = placeOf(times, valueOf(columns, "sent", row));

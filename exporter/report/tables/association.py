@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from correlator.statistics.association import Association
+from exporter.report.tables.server import GAUGE_ROWS
+
+LABELS = dict(GAUGE_ROWS)
 
 
 def association_line(associations: Sequence[Association]) -> Iterator[str]:
@@ -16,7 +19,7 @@ def association_line(associations: Sequence[Association]) -> Iterator[str]:
     }
     ranked = sorted(significant.items(), key=lambda pair: -abs(pair[1]))
     if ranked:
-        shown = ", ".join(f"{name.replace('_', ' ')} {rho:.2f}" for name, rho in ranked)
+        shown = ", ".join(f"{LABELS.get(name, name.replace('_', ' '))} {rho:.2f}" for name, rho in ranked)
         yield (
             f"Rank correlation of TTFT with what the last scrape before submission showed: {shown}. Others are not "
             "significant."

@@ -141,7 +141,7 @@ def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
     between = " ".join(paragraphs[answer:rates])
     assert "matched to engine spans" in between
     assert not check.trusted
-    assert "Of the client's times, TTFT and gaps between chunks cannot be trusted (see the line with !)." in between
+    assert f"{'. '.join(check.reasons)} (see the line with !)." in between
     busy = "The engine ran on this machine, which was 96 % busy"
     assert busy in between
     elsewhere = msgspec.structs.replace(run.summary, config=run.summary.config | {"url": ["http://10.0.0.1:8000"]})
