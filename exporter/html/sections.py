@@ -29,11 +29,13 @@ from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
 
+_NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
+
 
 def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     correlation = summary.correlation
-    yield f"<header>\n{blocks([heading(summary)])}\n</header>"
+    yield f"<header>\n{blocks([heading(summary)])}\n</header>{_NO_SCRIPT}"
     yield _section("answer", "", _answer(summary))
     if summary.client.requests.sent:
         if not correlation.missing:
@@ -58,9 +60,9 @@ def sections(summary: Summary) -> Iterator[str]:
 def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     """Yield the sections of several runs beside each other."""
     legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
-    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>"
+    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>{_NO_SCRIPT}"
     yield _section("answer", "", answer(runs))
-    yield _section("about", "Runs", [runs_table(runs), configuration_table(runs)])
+    yield _section("about", "What is compared", [runs_table(runs), configuration_table(runs)])
     yield _section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
     yield _section("time", "Over time, each run from its own start", behind=("By time", behind))

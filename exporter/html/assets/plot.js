@@ -26,9 +26,11 @@ function axisMs(value, step) {
   const seconds = step >= 100 || value >= 10000;
   const shown = seconds ? value / 1000 : value;
   const apart = seconds ? step / 1000 : step;
-  const digits = [0, 1, 2].find((places) => Math.abs(apart * 10 ** places - Math.round(apart * 10 ** places)) < 1e-6) ?? 3;
-  return `${grouped(shown, digits)} ${seconds ? "s" : "ms"}`;
+  return `${grouped(shown, digitsOf(apart))} ${seconds ? "s" : "ms"}`;
 }
+
+/* As many digits as tell places apart that are so far from each other. */
+const digitsOf = (apart) => [0, 1, 2].find((places) => Math.abs(apart * 10 ** places - Math.round(apart * 10 ** places)) < 1e-6) ?? 3;
 
 function ticks(low, high, count) {
   const rough = (high - low) / Math.max(1, count);

@@ -33,8 +33,8 @@ function spreadCharts(place, run) {
   place.append(pair);
   distribution(pair, "Time to first token and its parts, ms", [{ run, name: "ttft", label: "TTFT", hue: "ink", width: 2.5 }, ...parts]);
   distribution(pair, `End-to-end time, time per output token${run.live ? "" : " and gaps between chunks"}, ms`, [
-    { run, name: "e2e", label: "E2E", hue: "decode" }, { run, name: "tpot", label: "TPOT", hue: "prefill" },
-    { run, name: "itl", label: "gaps between chunks", hue: "network" }]);
+    { run, name: "e2e", label: "E2E", hue: "ink", width: 2.5 }, { run, name: "tpot", label: "TPOT", hue: "decode" },
+    { run, name: "itl", label: "gaps between chunks", hue: "decode", dash: [2, 3] }]);
   marksNote(place, [run]);
 }
 
@@ -61,16 +61,19 @@ function distribution(place, caption, all) {
     const high = Math.max(...shown.map(({ values }) => values.at(-1)), ...shown.flatMap((curve) => Object.values(engineOf(curve)).flat())) * 1.1;
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
     const { across, up } = axes(context, box, { low: Math.min(low, high / 10), high, log: true, text: axisMs },
-      { low: 0, high: 1, ticks: 5, text: (value) => `${grouped(100 * value, 0)} %` });
-    for (const [order, curve] of shown.entries()) {
-      context.strokeStyle = context.fillStyle = colour(curve.hue);
+      { low: 0, high: 1.05, ticks: 5, text: (value) => `${grouped(100 * value, 0)} %` });
+    for (const curve of shown) {
+      context.strokeStyle = colour(curve.hue);
       context.lineWidth = curve.width || 1.75;
       context.setLineDash(curve.dash || []);
       drawSteps(context, curve.values, across, up);
-      context.setLineDash([]);
+    }
+    context.setLineDash([]);
+    for (const [order, curve] of shown.entries()) {
+      context.fillStyle = colour(curve.hue);
       // Bars beside each other, since those of several curves meet.
       const aside = 3 * (order - (shown.length - 1) / 2);
-      for (const [share, at, low, high] of percentilesOf(curve)) drawMark(context, across, up(share), aside, at, low, high);
+      for (const [share, at, low, high] of percentilesOf(curve)) drawMark(context, across, up(share), aside, at, low, high, curve.width ? 5 : 3);
       drawEngine(context, engineOf(curve), across, up);
     }
   });
@@ -89,9 +92,9 @@ function markText([share, at, low, high, needed]) {
 }
 
 /* A percentile as a dot, its interval as a bar with ends; a bound has one end and an arrow. */
-function drawMark(context, across, y, aside, at, low, high) {
+function drawMark(context, across, y, aside, at, low, high, radius) {
   context.beginPath();
-  context.arc(across(at), y, 3, 0, 7);
+  context.arc(across(at), y, radius, 0, 7);
   context.fill();
   if (low === undefined) return;
   const left = across(low), right = high === null ? across(at) + 12 : across(high), level = y + aside;
@@ -150,8 +153,16 @@ function scatter(place, caption, run, name, label, line) {
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
     const { across, up } = axes(context, box, { low: 0, high: right * 1.03, ticks: Math.min(6, right * 1.03), label }, { low: 0, high: top * 1.05, text: axisMs });
     context.fillStyle = colour("accent");
-    context.globalAlpha = Math.max(0.08, Math.min(0.6, 400 / rows.length));
-    for (const row of rows) context.fillRect(across(valueOf(columns, name, row)) - 1.5, up(valueOf(columns, "ttft", row)) - 1.5, 3, 3);
+    const dots = new Map(); // how many at a place, in steps of 2 px: one alone is seen beside thousands
+    for (const row of rows) {
+      const place = 65536 * Math.round(across(valueOf(columns, name, row)) / 2) + Math.round(up(valueOf(columns, "ttft", row)) / 2);
+      dots.set(place, (dots.get(place) || 0) + 1);
+    }
+    const densest = Math.log(Math.max(2, ...dots.values()));
+    for (const [place, count] of dots) {
+      context.globalAlpha = 0.55 + (0.45 * Math.log(count)) / densest;
+      context.fillRect(2 * Math.floor(place / 65536) - 1.5, 2 * (place % 65536) - 1.5, 3, 3);
+    }
     context.globalAlpha = 1;
     if (line === null || line === undefined) return;
     context.strokeStyle = colour("alarm");

@@ -1,7 +1,8 @@
 "use strict";
 /* Charts over time, on one axis with one cursor and one zoom: the parts of TTFT, the engine's load, its KV cache. */
 
-const STEP_PX = 7, MOST_STEPS = 240, FEWEST_STEPS = 12;
+const STEP_PX = 4, MOST_STEPS = 240, FEWEST_STEPS = 12, LEAST_VIEW_MS = 1000;
+const COUNTS = Array.from({ length: 30 }, (_, at) => [1, 2, 5][at % 3] * 10 ** Math.floor(at / 3));
 
 function timeCharts(place, run) {
   const kinds = [
@@ -21,13 +22,12 @@ function onOneAxis(place, runs, kinds, draw) {
   const paint = () => {
     const [from, to] = first.view || all();
     const requests = Math.max(...runs.map(({ columns: { sent } }) => placeOf(sent.values, to) - placeOf(sent.values, from)));
-    for (const chart of charts) chart.show(from, to, requests);
+    for (const chart of charts) chart.show(from, to, requests, readEvery(runs));
   };
   const show = (from, to) => {
-    const [begin, end] = all();
-    const left = Math.max(begin, Math.min(from, end)), right = Math.min(end, Math.max(to, left + 1));
-    first.view = left > begin || right < end ? [left, right] : null;
+    first.view = viewOf(from, to, ...all());
     paint();
+    first.zoomed?.();
   };
   const controls = zoomControls(() => first.view || all(), show);
   place.append(controls);
@@ -37,6 +37,13 @@ function onOneAxis(place, runs, kinds, draw) {
   paint();
   const fit = () => { for (const chart of charts) chart.fit(); paint(); };
   whenPainted(controls, fit, () => { for (const chart of charts) chart.end(); });
+}
+
+/* What is shown of a run where a range is asked for: never less than a second; null for all. */
+function viewOf(from, to, begin, end) {
+  const wide = Math.min(end - begin, Math.max(to - from, LEAST_VIEW_MS)), spare = Math.max(0, wide - (to - from)) / 2;
+  const left = Math.max(begin, Math.min(from - spare, end - wide));
+  return wide < end - begin ? [left, left + wide] : null;
 }
 
 function zoomControls(view, show) {
@@ -85,18 +92,24 @@ function meansOf(run, steps) {
 
 const stepsOf = (from, to, count) => ({ from, to, count, each: (to - from) / count });
 
+/* At most so many steps for what is in view, of a round length and from a round time on: one begins as the run does. */
+function roundSteps(from, to, most, least) {
+  const { step } = ticks(0, Math.max((to - from) / most, least), 1), first = Math.floor(from / step), count = Math.max(1, Math.ceil(to / step) - first);
+  return stepsOf(first * step, (first + count) * step, count);
+}
+
 function loadRows(run) {
   const ends = ({ columns }) => once(columns, "ends", () => Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row))
     .filter((value) => value === value).sort());
   const open = (at) => placeOf(run.columns.sent.values, at) - placeOf(ends(run), at);
   const add = (gauge, name) => gaugeRows(run, gauge, name, gauge, cell, (a, b) => a + b);
   // Of what is in flight while a run goes, columns know nothing.
-  const rows = run.live ? add("in flight", "network") : [{ name: "network", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open) }];
-  for (const [gauge, name] of [["running", "prefill"], ["waiting", "queue"]]) rows.push(...add(gauge, name));
+  const rows = run.live ? add("in flight", "ink") : [{ name: "ink", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open, open) }];
+  for (const [gauge, name] of [["running", "decode"], ["waiting", "queue"]]) rows.push(...add(gauge, name));
   return rows;
 }
 
-const cacheRows = (run) => gaugeRows(run, "KV cache in use", "decode", "KV cache in use",
+const cacheRows = (run) => gaugeRows(run, "KV cache in use", "ink", "KV cache in use",
   (value) => (Number.isFinite(value) ? `${grouped(100 * value, 1)} %` : "-"), Math.max);
 
 /* One row of a gauge, of all engines together; none where no engine has it. */
@@ -108,11 +121,14 @@ function gaugeRows(run, gauge, name, label, text, fold) {
 
 const timesOf = (held) => Float64Array.from(held.flatMap(({ times }) => Array.from(times))).sort();
 
-/* The most in each step: a peak between the ends of two steps is seen too. */
-function highest(steps, times, value) {
+/* How far apart gauges are read: in shorter steps an earlier reading would stand beside what is counted now. */
+const readEvery = (runs) => Math.max(0, ...runs.flatMap(({ gauges }) => gauges.map(({ times }) => (times.at(-1) - times[0]) / (times.length - 1) || 0)));
+
+/* The most in each step: a peak between the ends of two steps is seen too, and what is counted, not read, at their begin. */
+function highest(steps, times, value, counted = () => null) {
   return Array.from({ length: steps.count }, (_, step) => {
     const to = steps.from + (step + 1) * steps.each;
-    let most = value(to) ?? -Infinity;
+    let most = Math.max(value(to) ?? -Infinity, counted(to - steps.each) ?? -Infinity);
     for (let at = placeOf(times, to - steps.each) + 1; times[at] <= to; at++) most = Math.max(most, value(times[at]) ?? -Infinity);
     return most === -Infinity ? null : most;
   });
@@ -129,28 +145,32 @@ function combined(held, at, fold) {
   return whole;
 }
 
+/* The right edge, where its value stands, of the step that the cursor is in. */
+const stepAt = ({ data: [edges] }, series, near, at) => Math.max(1, Math.min(edges.length - 1, placeOf(edges, at) + 1));
+
 /* One chart of uPlot. Stacked rows are drawn as sums, the whole first, so that each covers what is not its own. */
 function timeChart(place, height, rows, show, draw) {
   const stacked = rows.filter((row) => row.stacked);
   const order = [...[...stacked].reverse(), ...rows.filter((row) => !row.stacked)];
   const grid = { stroke: () => colour("faint"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line") } };
   const width = () => Math.max(200, place.clientWidth);
-  let shown = {};
+  let shown = {}, isEmpty = false, top = 1;
   const chart = new uPlot({
     width: width(), height,
     legend: { markers: { width: 2, stroke: (_, at) => `var(--${order[at - 1].name})`, dash: (_, at) => (order[at - 1].dash ? "dashed" : "solid"),
       fill: (_, at) => (order[at - 1].stacked ? `var(--${order[at - 1].name})` : "transparent") } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => [0, (high || 1) * 1.05] } },
-    cursor: { sync: { key: "time" }, drag: { x: true, y: false, setScale: false } },
+    scales: { x: { time: false }, y: { range: () => [0, top * 1.05] } },
+    cursor: { sync: { key: "time" }, points: { show: false }, dataIdx: stepAt, drag: { x: true, y: false, setScale: false } },
     axes: [
-      { ...grid, values: (_, values) => values.map(moment), ...(DATA.byClock && { space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300] }) },
-      { ...grid, size: 70, space: 22, values: (_, values) => values.map((value) => (rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
+      { ...grid, size: 34, space: 90, values: (_, values) => values.map((value) => moment(value, values[1] - values[0] || 1)), ...(DATA.byClock && { incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300] }) },
+      { ...grid, size: 70, space: height > 150 ? 26 : 16, ...(rows[0].text === cell && { incrs: COUNTS }),
+        values: (_, values) => values.map((value) => (isEmpty ? "" : rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
     ],
-    series: [{ label: DATA.byClock ? "at, UTC" : "after the start", value: (_, value) => (value === null ? "-" : moment(value)) }, ...order.map((row) => ({
+    series: [{ label: " ", value: (u, _, series, edge) => (edge ? `${between(u.data[0][edge - 1], u.data[0][edge], u.data[0][edge] - u.data[0][edge - 1])} ${DATA.byClock ? "UTC" : "after the start"}` : "") }, ...order.map((row) => ({
       label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
       fill: row.stacked ? () => colour(row.name) : undefined, points: { show: false },
       paths: row.stacked ? uPlot.paths.bars({ size: [1], align: -1 }) : uPlot.paths.stepped({ align: -1 }),
-      value: (_, value, series, edge) => (edge ? row.text(shown[row.label][edge - 1]) : "-"),
+      value: (_, value, series, edge) => (edge ? row.text(shown[row.label][edge - 1]) : ""),
     }))],
     hooks: {
       setSelect: [(u) => {
@@ -163,34 +183,40 @@ function timeChart(place, height, rows, show, draw) {
   }, [[], ...order.map(() => [])], place);
   const drawing = chart.root.querySelector("canvas"), caption = place.firstChild.textContent;
   drawing.setAttribute("role", "img");
+  // Parts stand in their own order, as in other legends.
+  const [range, ...lines] = chart.root.querySelectorAll(".u-series");
+  range.parentNode.append(...lines.slice(0, stacked.length).reverse(), ...lines.slice(stacked.length), range);
   return {
     end: () => chart.destroy(), // it listens to the window
     fit: () => chart.setSize({ width: width(), height }),
-    show: (from, to, requests) => {
-      const count = stepCount(place.clientWidth, rows[0].mean ? Math.ceil(requests / 3) : Infinity);
-      const steps = stepsOf(from, to, count);
+    show: (from, to, requests, every) => {
+      const steps = rows[0].mean ? roundSteps(from, to, stepCount(place.clientWidth, Math.max(FEWEST_STEPS, requests / 3)), 0)
+        : roundSteps(from, to, stepCount(place.clientWidth, Infinity), 0.9 * every);
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
+      isEmpty = rows.every((row) => shown[row.label].every((value) => value === null));
+      place.firstChild.textContent = isEmpty ? `${caption}: ${rows[0].mean ? (requests ? "no TTFT" : "no requests") : "not known"} here` : caption;
       const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
-      drawing.setAttribute("aria-label", `${caption}, from ${cell(from / 1000)} to ${cell(to / 1000)} s: ${most.join(", ")}.${DATA.live ? "" : " The table below has the numbers."}`);
-      const sums = new Float64Array(count);
+      drawing.setAttribute("aria-label", `${caption}, ${between(from / 1000, to / 1000)}: ${most.join(", ")}.${DATA.live ? "" : " The table below has the numbers."}`);
+      const sums = new Float64Array(steps.count);
       const tops = new Map(stacked.map((row) => [row.label, shown[row.label].map((value, step) => (value === null ? null : (sums[step] += Math.max(0, value))))]));
       // A step's value stands at its right edge; the first edge has none of its own.
-      const edges = Array.from({ length: count + 1 }, (_, edge) => (from + edge * steps.each) / 1000);
+      const edges = Array.from({ length: steps.count + 1 }, (_, edge) => (steps.from + edge * steps.each) / 1000);
       const drawn = order.map((row) => tops.get(row.label) || shown[row.label]);
-      chart.setData([edges, ...drawn.map((values) => [values[0], ...values])], false);
+      top = Math.max(...drawn.flat()) || 1;
+      chart.setData([edges, ...drawn.map((values, at) => [order[at].stacked ? null : values[0], ...values])], false);
       chart.setScale("x", { min: from / 1000, max: to / 1000 });
     },
   };
 }
 
 /* A place on the axis: seconds after the start; of a watch, which may go on for days, the time of day. */
-const moment = (seconds) => (DATA.byClock ? new Date(Date.parse(DATA.startsAt) + 1000 * seconds).toISOString().slice(11, 19) : `${cell(seconds)} s`);
+const moment = (seconds, apart = 1) => (DATA.byClock ? new Date(Date.parse(DATA.startsAt) + 1000 * seconds).toISOString().slice(11, 19) : `${grouped(seconds, digitsOf(apart))} s`);
+
+/* A range of the axis, in digits that fit its length. */
+const between = (from, to, apart = 10 ** Math.min(0, Math.floor(Math.log10(to - from)) - 1)) => `${moment(from, apart)} to ${moment(to, apart)}`;
 
 /* As many steps as the width has room for; of few requests fewer, so that most steps have one. */
-function stepCount(width, requests) {
-  const most = Math.min(MOST_STEPS, Math.floor(width / STEP_PX));
-  return Math.max(1, Math.min(most, Math.max(FEWEST_STEPS, requests)));
-}
+const stepCount = (width, most) => Math.max(1, Math.min(MOST_STEPS, width / STEP_PX, most));
 
 /* What happened to the engines, and when requests were sent that did not succeed. */
 const marksOf = ({ columns, marks }) => once(columns, "marks", () =>

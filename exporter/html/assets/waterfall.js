@@ -5,13 +5,13 @@ const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX =
 const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
 
 function waterfall(place, run) {
-  const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1, chosen: "" });
+  const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1, chosen: null });
   const detail = element("div", { class: "detail", "aria-live": "polite" });
   const list = element("div", { class: "scroll", tabindex: "0", role: "application",
     "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside." });
   const count = element("span", { class: "note", role: "status" });
   const view = canvas(list, LIST_PX, "", (context, width) => {
-    if (state.columns !== run.columns) {
+    if (state.columns !== run.columns || state.view !== run.view) {
       arrange();
       showDetail();
     }
@@ -37,20 +37,22 @@ function waterfall(place, run) {
   };
   const arrange = () => {
     const { columns } = run;
-    state.columns = columns;
-    state.rows = sorted(filtered(columns, state.filters), columns, state.sort);
+    if (state.columns !== columns) {
+      state.all = sorted(filtered(columns, state.filters), columns, state.sort);
+      colours.replaceChildren(partsLegend(run));
+    }
+    [state.columns, state.view] = [columns, run.view];
+    state.rows = sentIn(state.view, columns.sent.values, state.all);
     state.range = rangeOf(state.rows, columns, state.clock);
     state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
     spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
-    count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests`;
-    state.at = state.chosen ? state.rows.findIndex((row) => identity(columns, row) === state.chosen) : -1;
-    colours.replaceChildren(partsLegend(run));
+    count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests${state.view ? `, sent from ${between(...state.view.map((edge) => edge / 1000))}, as the charts over time show` : ""}`;
+    const [sent, e2e] = state.chosen || [];
+    state.at = state.chosen ? state.rows.findIndex((row) => columns.sent.values[row] === sent && Object.is(valueOf(columns, "e2e", row), e2e)) : -1;
   };
   const refresh = () => {
     list.scrollTop = 0;
-    state.chosen = "";
-    arrange();
-    showDetail();
+    state.columns = null;
     view.paint();
   };
   list.addEventListener("scroll", view.paint);
@@ -66,11 +68,14 @@ function waterfall(place, run) {
   place.append(controls(run, state, refresh), colours,
     element("div", { class: "pair" }, element("div", {}, list, count), detail));
   state.columns = null;
+  run.zoomed = view.paint;
   view.paint();
 }
 
+const sentIn = (view, sent, rows) => (view ? rows.filter((row) => sent[row] >= view[0] && sent[row] <= view[1]) : rows);
+
 /* What a request is known by when others come and rows are numbered anew: no two begin and end at the same times. */
-const identity = (columns, row) => `${valueOf(columns, "sent", row)} ${valueOf(columns, "e2e", row)}`;
+const identity = (columns, row) => [valueOf(columns, "sent", row), valueOf(columns, "e2e", row)];
 
 function controls(run, state, refresh) {
   const { columns } = run;

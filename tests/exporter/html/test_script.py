@@ -104,6 +104,31 @@ def test_a_peak_within_a_step_is_drawn():
 
 
 @pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("[0, 0.9, 1, 1.2, 4].map((at) => stepAt({ data: [[0, 1, 2, 3]] }, 1, 0, at))", [1, 1, 2, 2, 3]),
+        ("roundSteps(-2190, 10790, 14, 0)", {"from": -3000, "to": 11000, "count": 14, "each": 1000}),
+        ("roundSteps(100, 1100, 200, 4500)", {"from": 0, "to": 5000, "count": 1, "each": 5000}),
+        ("[viewOf(900, 1100, 0, 5000), viewOf(-1000, 1000, 0, 5000)]", [[500, 1500], [0, 2000]]),
+        ("[viewOf(4600, 4900, 0, 5000), viewOf(-Infinity, Infinity, 0, 5000)]", [[4000, 5000], None]),
+        ("sentIn([2, 3], [1, 2, 3, 4], [3, 2, 1, 0])", [2, 1]),
+        ("between(3350, 3600)", "3,350 s to 3,600 s"),
+        ("[moment(3480.05, 0.05), moment(3480.1, 0.05)]", ["3,480.05 s", "3,480.10 s"]),
+        ("highest(stepsOf(0, 20, 2), [], (at) => (at < 10 ? 3 : 1), (at) => (at < 10 ? 3 : 1))", [3, 1]),
+    ],
+)
+def test_steps_and_ranges_are_those_that_are_labelled(expression: str, value: object):
+    """The step under the cursor, of a round length; a zoom of a second at least; what is open as a step begins."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    assets = resources.files("exporter.html") / "assets"
+    script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js", "waterfall.js"))
+    shown = f"; const DATA = {{}}; process.stdout.write(JSON.stringify({expression}))"
+    command = [NODE, "-e", script.replace('"use strict";', "") + shown]
+    assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == value
+
+
+@pytest.mark.parametrize(
     ("mark", "text"),
     [
         ("[0.99, 412, 380, 455, 2000]", "p99 412.0, 95 % interval 380.0 to 455.0"),
