@@ -145,9 +145,11 @@ def _error(check: SelfCheck) -> Iterator[str]:
 def generator_verdict(summary: Summary) -> str:
     """Say whether the load generator can be trusted, and how far off latencies are."""
     check = summary.self_check
+    metrics = (("TTFT", check.error_ms.ttft), ("gaps between chunks", check.error_ms.itl))
+    doubtful = " and ".join(name for name, bound in metrics if bound.exceeded)
     judged = {
         True: f"The load generator can be trusted: it {check.verdict}.",
-        False: f"{'. '.join(check.reasons)} (see the line with !).",
+        False: f"The load generator is not to be trusted with {doubtful} (see the line with !).",
         None: f"The load generator {check.verdict}.",
     }
     return " ".join(filter(None, (judged[check.trusted], check.statement, *_slowed_engine(summary))))

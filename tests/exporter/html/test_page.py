@@ -148,7 +148,7 @@ def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
     between = " ".join(paragraphs[answer:rates])
     assert "matched to engine spans" in between
     assert not check.trusted
-    assert f"{'. '.join(check.reasons)} (see the line with !)." in between
+    assert "not to be trusted with TTFT and gaps between chunks (see the line with !)." in between
     busy = "The engine ran on this machine, which was 96 % busy"
     assert busy in between
     elsewhere = msgspec.structs.replace(run.summary, config=run.summary.config | {"url": ["http://10.0.0.1:8000"]})
