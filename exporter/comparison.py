@@ -18,7 +18,7 @@ from rich.text import Text
 from correlator.breakdown import TTFT_PARTS, Parts
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.format import Prose, cell, ms, setting, spoken, table
-from exporter.report.load import overload, sustained
+from exporter.report.load import overload, served_in_load, sustained
 from exporter.report.method import generator_verdict
 from exporter.report.tables.client import CLIENT_ROWS
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
@@ -204,7 +204,7 @@ def runs_table(runs: Sequence[Compared]) -> Table:
         ("requests sent", lambda run: cell(run.summary.client.requests.sent)),
         ("of them ok", lambda run: cell(run.summary.client.requests.ok)),
         ("requests/s sent", lambda run: cell(run.summary.client.rates.realised_requests_per_s)),
-        ("requests/s served", lambda run: cell(run.summary.client.rates.served_requests_per_s)),
+        ("requests/s served", lambda run: cell(served_in_load(run.summary))),
         ("output tokens/s", lambda run: cell(run.summary.client.throughput.output_tokens_per_s)),
     ):
         shown.add_row(label, *(Text(value(run)) for run in runs))

@@ -37,8 +37,14 @@ class QuantileInterval(msgspec.Struct, frozen=True, kw_only=True):
     """A quantile and the interval that holds the true one; an end that the values cannot say is null."""
 
     estimate: Annotated[float | None, doc("The quantile, by linear interpolation; null without values.", OF_VALUES)]
-    low: Annotated[float | None, doc("Lower end of its interval; null of a low quantile of too few.", OF_VALUES)]
-    high: Annotated[float | None, doc("Upper end of its interval; null of a high quantile of too few.", OF_VALUES)]
+    low: Annotated[
+        float | None,
+        doc("Lower end of its interval; null of too few values, the sooner the lower the quantile.", OF_VALUES),
+    ]
+    high: Annotated[
+        float | None,
+        doc("Upper end of its interval; null of too few values, the sooner the higher the quantile.", OF_VALUES),
+    ]
     tau: Annotated[
         Amount, doc("How many values in a row say as much as a single independent one, from 1 on.", "values")
     ]
@@ -60,7 +66,7 @@ def quantile(values_in_order: npt.ArrayLike, q: float, level: float = 0.95) -> Q
     """Return the q-quantile of values [n], in the order in which they came, and its interval.
 
     - With fewer than 20 effective values beyond the quantile, only the end on its thicker side is given: of a p99 a
-      lower bound.
+      lower bound; of very few values neither, as of a median of less than 6.
     - No values: nothing but how many are needed. All equal: an interval without width.
 
     Raises ValueError for a value that is not finite, and for q or level not between 0 and 1.
@@ -93,10 +99,12 @@ def _interval(values: Floats, ascending: Floats, q: float, level: float, least_t
     tau = max(least_tau, autocorrelation_time(values <= estimate))
     needed = _needed(tau, thin)
     low, high = ascending[_ranks(size, size / tau, q, level)].tolist()
+    # Nor is the least or the greatest value an end, where all values lie beyond the quantile more often than `level`.
+    has_low, has_high = (share ** (size / tau) <= (1 - level) / 2 for share in (1 - q, q))
     return QuantileInterval(
         estimate=estimate,
-        low=min(low, estimate) if size >= needed or q >= 0.5 else None,
-        high=max(high, estimate) if size >= needed or q < 0.5 else None,
+        low=min(low, estimate) if has_low and (size >= needed or q >= 0.5) else None,
+        high=max(high, estimate) if has_high and (size >= needed or q < 0.5) else None,
         tau=tau,
         effective_tail=size / tau * thin,
         needed_n=needed,

@@ -110,6 +110,8 @@ def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str,
     if kept_s < SHOWN_S:
         text = f"Only the last {duration(kept_s)} are shown: more requests ended before than the page keeps."
         paragraphs.append(Prose(text, "yellow"))
+    if not facts:
+        paragraphs.append(Prose("Charts come once a request of the measured phase has ended.", "dim"))
     return event("state", {"facts": facts, "title": title, "html": blocks(paragraphs)})
 
 

@@ -83,6 +83,6 @@ def _table(table: Table) -> str:
 
 
 def _class(style: object) -> str:
-    names = {"red": "alarm", "yellow": "warning", "dim": "note", "inner": "inner", "bold": "strong"}
+    names = {"red": "alarm", "yellow": "warning", "green": "met", "dim": "note", "inner": "inner", "bold": "strong"}
     words = [name for word, name in names.items() if word in str(style).split()]
     return f' class="{" ".join(words)}"' if words else ""

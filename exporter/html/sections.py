@@ -76,7 +76,9 @@ def live_sections() -> Iterator[str]:
     yield _section("answer", "", [Text("This page needs JavaScript: its charts are drawn as requests end.")])
     yield _section("time", "The last 15 minutes")
     yield _section("requests", "Every request that ended")
-    yield _section("spread", "How times are spread")
+    differs = "These are of requests that ended; p50 and p99 at the top of a run count each first token as it comes, "
+    differs += "the mean those whose parts are known, and a watch has its last minutes there."
+    yield _section("spread", "How times are spread", [Prose(differs, "dim")])
 
 
 def _answer(summary: Summary) -> Iterator[RenderableType]:

@@ -36,8 +36,13 @@ WIDTH = 100
 
 def as_text(summary: Summary) -> str:
     """Return the report as plain text, 100 columns wide, ending in a newline."""
+    return without_padding(render(summary))
+
+
+def without_padding(content: RenderableType) -> str:
+    """Return what a terminal of 100 columns would show, as plain text without blanks at the ends of lines."""
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
-    console.print(render(summary))
+    console.print(content)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(row.rstrip() for row in text.splitlines()) + "\n"
 

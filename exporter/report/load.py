@@ -79,9 +79,9 @@ def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
     steps += [f"{offered} offered"] if rates.offered_requests_per_s is not None and offered != sent else []
     steps += [f"{sent} sent"] if rates.realised_requests_per_s is not None else []
     growing = summary.methodology.stability.verdict == "growing"
-    if rates.served_requests_per_s is not None and (growing or rates.ended_in_load >= LEAST_ENDED):
+    if (served_per_s := served_in_load(summary)) is not None:
         steps.append(
-            f"{cell(rates.served_requests_per_s)} served (without the first {cell(rates.ramp_s)} s, while the "
+            f"{cell(served_per_s)} served (without the first {cell(rates.ramp_s)} s, while the "
             "requests in flight were still rising)"
         )
     elif rates.completed_requests_per_s is not None and not growing:
@@ -97,6 +97,12 @@ def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
             f"The arrivals that were drawn at random for {cell(asked)} requests/s came to {offered}: so few requests "
             "vary by chance, and a longer run comes nearer."
         )
+
+
+def served_in_load(summary: Summary) -> float | None:
+    """Return how many requests a second were served while the load lasted, None where too few ended to say."""
+    rates, growing = summary.client.rates, summary.methodology.stability.verdict == "growing"
+    return rates.served_requests_per_s if growing or rates.ended_in_load >= LEAST_ENDED else None
 
 
 def _asked_per_s(config: Mapping[str, Any]) -> float | None:

@@ -112,7 +112,7 @@ def _client(view: View) -> Iterator[Text]:
         "TTFT",
         cell("p50", _ms(view.ttft_p50_ms)),
         cell("p99", _ms(view.ttft_p99_ms)),
-        cell(f"mean of {view.broken_down}", _ms(mean_ms)),
+        cell(f"mean of {view.broken_down}:", _ms(mean_ms)),
     )
     yield _row("", _bar(view.ttft_parts_ms))
     yield _row("", Text("  ").join(_legend(view.ttft_parts_ms)))
@@ -168,7 +168,7 @@ def _legend(parts_ms: Mapping[str, float]) -> Iterator[Text]:
 
 def _standing(standing: Standing) -> Text:
     """Return an objective and its verdict, without its value: that is some seconds older than the numbers above it."""
-    verdict, style = {True: ("met", "green"), False: ("MISSED", "bold red"), None: ("not known", "")}[standing.met]
+    verdict, style = {True: ("met", "bold green"), False: ("MISSED", "bold red"), None: ("not known", "")}[standing.met]
     return Text.assemble((f"{printable(standing.objective)} ", "dim"), (verdict, style))
 
 

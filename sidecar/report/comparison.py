@@ -10,7 +10,7 @@ from rich.console import Group
 from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
 from exporter.html import as_comparison
-from exporter.report import without_controls
+from exporter.report import without_controls, without_padding
 from rundir.columns import take
 from rundir.printable import printable
 from sidecar.directory import write_text
@@ -33,7 +33,8 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
     write_text(output, as_comparison(compared, [recorded(derived.run, derived.times.parts) for derived in read]))
     console = Terminal(highlight=False)
-    console.print(Group(*comparison(compared)))
+    page = Group(*comparison(compared))
+    console.print(page if console.is_terminal else without_padding(page), end="", soft_wrap=not console.is_terminal)
     console.print(f"\nWritten: {output}", soft_wrap=True)
 
 

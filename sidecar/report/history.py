@@ -192,14 +192,15 @@ def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptio
     steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
     native = wanted.prometheus_native_histograms
     sent = asyncio.run(write(steps, url, write_access(wanted), native=native, report=progress.stage))
-    taken = f"{sent.samples + sum(data['samples'] for data in live):,} samples"
+    before = "".join(f", after {data['samples']:,} while it went" for data in live)
+    taken = f"{sent.samples:,} samples{before}"
     if sent.reason:
         progress.warn(
             f"--prometheus-write {where}: {sent.reason}; it took {taken}; "
             f"`sidelight report {run.path} --prometheus-write URL` sends the rest"
         )
     else:
-        there = f", and had {sent.there:,} or newer ones" if sent.there else ""
+        there = f"; {sent.there:,} others, or newer ones, were there already" if sent.there else ""
         progress.stage(f"{where} took {taken}{there}")
     if sent.too_old:
         progress.warn(

@@ -59,7 +59,7 @@ def warnings(
     yield from _estimates(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
-    yield from _repeats(run, workload) or _cache(run, workload, server)
+        yield from _repeats(run, workload) or _cache(run, workload, server)
     yield from _clipping(workload)
 
 

@@ -60,23 +60,24 @@ def test_requests_that_queue_together_count_as_fewer():
 
 @given(VALUES, QUANTILES)
 def test_an_interval_lies_about_its_estimate(values: list[float], q: float):
-    """And its ends are values of the sample; without enough values it has one end."""
+    """And its ends are values of the sample; without enough values it has one end at most."""
     interval = quantile(values, q)
     assert interval.estimate == pytest.approx(np.quantile(values, q))
     low, high = interval.low, interval.high
     assert low is None or (low <= interval.estimate and (low in values or low == interval.estimate))
     assert high is None or (high >= interval.estimate and (high in values or high == interval.estimate))
-    assert low is not None or high is not None
+    assert low is None or (1 - q) ** (len(values) / interval.tau) <= 0.025
+    assert high is None or q ** (len(values) / interval.tau) <= 0.025
     assert interval.is_known == (len(values) >= interval.needed_n)
     assert interval.is_known == (round(interval.effective_tail, 6) >= LEAST_TAIL)
 
 
 @given(VALUES, QUANTILES)
 def test_a_higher_level_is_never_narrower(values: list[float], q: float):
-    """The interval of 90 % lies in that of 99 %."""
+    """The interval of 90 % lies in that of 99 %, which may have no end where that has one."""
     inner, outer = quantile(values, q, 0.9), quantile(values, q, 0.99)
-    assert inner.low is None or (outer.low is not None and outer.low <= inner.low)
-    assert inner.high is None or (outer.high is not None and outer.high >= inner.high)
+    assert outer.low is None or (inner.low is not None and outer.low <= inner.low)
+    assert outer.high is None or (inner.high is not None and outer.high >= inner.high)
 
 
 @given(VALUES, QUANTILES)
@@ -99,6 +100,12 @@ def test_too_few_values_give_a_bound():
     assert low.high is not None
     assert high.needed_n == pytest.approx(2000 * high.tau, abs=1)
     assert quantile(np.arange(200) % 2, 0.9).needed_n == 200
+
+
+@pytest.mark.parametrize(("size", "q", "has_low"), [(1, 0.5, False), (5, 0.5, False), (6, 0.5, True), (1, 0.95, False)])
+def test_the_least_value_is_a_bound_only_where_that_is_sure(size: int, q: float, has_low: bool):
+    """It is below the median of where it comes from in half of all cases, if it is the only one."""
+    assert (quantile([1.0] * size, q).low is not None) == has_low
 
 
 def test_equal_values_have_an_interval_without_width():

@@ -81,7 +81,7 @@ def test_the_panel_shows_both_sides():
         "tokens 1234",
         "p50 9.4 ms",
         "p99 140 ms",
-        "mean of 41 248 ms",
+        "mean of 41: 248 ms",
         "░ outside 1.3 ms",
         "█ queue 168 ms",
         "▓ prefill 60 ms",

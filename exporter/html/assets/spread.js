@@ -87,7 +87,7 @@ function percentilesOf({ run, name, values }) {
 }
 
 function markText([share, at, low, high, needed]) {
-  const interval = low === undefined ? "" : high === null ? `, at least ${ms(low)}; an interval needs about ${cell(needed)}` : `, 95 % interval ${ms(low)} to ${ms(high)}`;
+  const interval = low === undefined || low === null ? "" : high === null ? `, at least ${ms(low)}; an interval needs about ${cell(needed)}` : `, 95 % interval ${ms(low)} to ${ms(high)}`;
   return `p${100 * share} ${ms(at)}${interval}`;
 }
 
@@ -96,7 +96,7 @@ function drawMark(context, across, y, aside, at, low, high, radius) {
   context.beginPath();
   context.arc(across(at), y, radius, 0, 7);
   context.fill();
-  if (low === undefined) return;
+  if (low === undefined || low === null) return;
   const left = across(low), right = high === null ? across(at) + 12 : across(high), level = y + aside;
   context.fillRect(left, level - 0.5, right - left, 1);
   for (const end of high === null ? [left] : [left, right]) context.fillRect(end - 0.75, level - 3, 1.5, 6);

@@ -46,7 +46,7 @@ function waterfall(place, run) {
     state.range = rangeOf(state.rows, columns, state.clock);
     state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
     spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
-    count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests${state.view ? `, sent from ${between(...state.view.map((edge) => edge / 1000))}, as the charts over time show` : ""}`;
+    count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests${state.view ? `, sent from ${between(...state.view.map((edge) => edge / 1000))}, as the charts over time show` : ""}${DATA.byClock ? "; those without a breakdown are not drawn" : ""}`;
     const [sent, e2e] = state.chosen || [];
     state.at = state.chosen ? state.rows.findIndex((row) => columns.sent.values[row] === sent && Object.is(valueOf(columns, "e2e", row), e2e)) : -1;
   };

@@ -26,6 +26,8 @@ def interval_line(summary: Summary) -> Iterator[str]:
     words = [
         f"{label} {spoken(interval.low)} to {spoken(interval.high)}"
         if interval.is_known
+        else f"{label} not known"
+        if interval.low is None
         else f"{label} at least {spoken(interval.low)}"
         for label, interval in intervals.items()
     ]
@@ -58,4 +60,5 @@ def percentiles_table(summary: Summary) -> Table:
 
 
 def _cells(interval: QuantileInterval) -> tuple[str, str]:
-    return ms(interval.estimate), f"{ms(interval.low)} - {'?' if interval.high is None else ms(interval.high)}"
+    low, high = ("?" if end is None else ms(end) for end in (interval.low, interval.high))
+    return ms(interval.estimate), f"{low} - {high}"

@@ -181,3 +181,19 @@ def test_the_live_page_connects_to_nothing_but_its_own_server():
     assert policy.endswith("connect-src 'self'")
     assert not re.findall(r"<[^>]+ (?:src|href|on\w+)=", text.replace(script, ""))
     assert Path("live") == Path(re.findall(r'new EventSource\("(\w+)"\)', text)[0])
+
+
+def test_an_objective_that_is_met_has_no_colour_of_a_part():
+    """Nor that of a warning, as prefill's is; the prefill of the legend keeps it."""
+    lines = [Text.assemble(("met", "bold green"), ("▓", "green"))]
+    assert (
+        '<p><span class="met strong">met</span><span class="prefill">▓</span></p>'
+        in data_of(state_event("t", lines, {"run": "r"}, kept_s=900))["html"]
+    )
+
+
+def test_a_page_without_charts_says_when_they_come():
+    """In the warm-up there are none."""
+    assert "Charts come once" in data_of(state_event("t", ["line"], {}, kept_s=900))["html"]
+    facts = LiveColumns("r", 0).facts(0)
+    assert "Charts come once" not in data_of(state_event("t", ["line"], facts, kept_s=900))["html"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +12,10 @@ import summaries
 from logs import request_log
 from queues import loaded
 
+from exporter.comparison import runs_table
 from exporter.report import as_text
-from exporter.report.format import cell
-from exporter.report.load import overload, rate_lines, sustained
+from exporter.report.format import cell, plain
+from exporter.report.load import overload, rate_lines, served_in_load, sustained
 from exporter.summary.result import Summary
 from loadgen.requests.summary import HeldBack, client_summary
 from methodology.load import stability_of
@@ -144,3 +147,14 @@ def test_a_run_without_rates_has_one_line():
     """Of a single request."""
     client = client_summary(request_log({"dispatch": 0, "submit": 0, "end": 100}))
     assert 1 == len(list(rate_lines(msgspec.structs.replace(summaries.summary(summaries.correlated()), client=client))))
+
+
+def test_few_requests_say_no_rate_in_any_view():
+    """The report has none of a short run, nor has it beside others."""
+    few, many = loaded_run(0.5, seconds=60, per_s=1.0, servers=2), loaded_run(0.5, seconds=60)
+    assert few.client.rates.served_requests_per_s is not None
+    assert served_in_load(few) is None
+    assert served_in_load(many) == many.client.rates.served_requests_per_s
+    runs: Any = [SimpleNamespace(label="A", name="a", summary=few), SimpleNamespace(label="B", name="b", summary=many)]
+    rates = [list(column.cells)[7] for column in runs_table(runs).columns]
+    assert list(map(plain, rates)) == ["requests/s served", "-", cell(served_in_load(many))]

@@ -66,6 +66,7 @@ def test_two_runs_give_one_page_and_stay_as_they_are(
     ended = sidelight("report", *runs, "--output", tmp_path / "page.html")
     assert ended.code == 0, ended.err
     assert before == [files_of(run) for run in runs]
+    assert all(line == line.rstrip() for line in ended.out.splitlines())
     said = " ".join(ended.out.split())
     assert "B against A: the mean TTFT is " in said
     assert "95 % interval of the difference" in said

@@ -182,6 +182,12 @@ def test_what_changes_the_reading_is_said(change: dict[str, Any], expected: str)
     assert [expected] == said(change)
 
 
+def test_a_watch_sends_nothing_that_a_cache_could_know():
+    """Others' requests come from the cache as they do on any day: no seed changes that."""
+    watched = SimpleNamespace(broken={}, whole=50)
+    assert [] == said({"server.prefix_cache_hits.stats.total": 960.0}, watched=watched)
+
+
 def test_warm_up_requests_that_fail_are_said():
     """By the kinds of their errors; those that the end of the run cancelled are no failures."""
     warm_up = {**REPLY, "phase": "warmup"}
