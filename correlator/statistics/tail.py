@@ -32,7 +32,7 @@ LEAST_COUNTED = 0.02
 # The median of fewer requests at one length of the queue is a chance; they count with the next length.
 LEAST_AT_LENGTH = 5
 # Of the requests that met a shorter queue: of more that queued most of their TTFT, the length separates nothing.
-MOST_QUEUED_BELOW = 0.1
+MOST_QUEUED_BELOW = 0.25
 
 
 _NAMED = Meta(extra_json_schema={"propertyNames": {"enum": list(PARTS)}})
@@ -64,12 +64,14 @@ class Threshold(Struct, frozen=True, kw_only=True):
         float | None,
         doc(
             "The least number seen at which the median request spent more than half of its TTFT in the queue, and did "
-            "so at every number above it; null where there is none, or where over 10 % of requests below it did.",
+            "so at every number above it; null where there is none, or where over 25 % of requests below it did.",
             "requests",
         ),
     ]
     requests: Annotated[Count, doc("Requests submitted at or above it.", "requests")]
     fewest: Annotated[float | None, doc("The least number seen at all.", "requests")]
+    below: Annotated[Count, doc("Requests submitted below it.", "requests")] = 0
+    queued_below: Annotated[Count, doc("Of these, those that queued for most of their TTFT.", "requests")] = 0
     missing: Annotated[str | UnsetType, doc("Why it is not known.")] = UNSET
 
 
@@ -259,6 +261,8 @@ def _threshold(queue_s: Floats | None, ttft_s: Floats, waiting: Floats | Missing
         waiting=threshold,
         requests=0 if threshold is None else int((length >= threshold).sum()),
         fewest=float(lengths[0]),
+        below=len(below),
+        queued_below=queued,
     )
 
 

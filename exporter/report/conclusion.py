@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
-from correlator.statistics.tail import MOST_QUEUED_BELOW
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
 from exporter.summary.breakdown import json_name
@@ -172,7 +171,8 @@ def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
         queue = f"more than {most:g} waiting" if most else "any request waiting"
         yield (
             f"Queueing takes over where the last scrape before a request was sent showed {queue} "
-            f"({threshold.requests:,} requests; of the others at most {percent(MOST_QUEUED_BELOW)} queued as much)."
+            f"({threshold.requests:,} requests; of the {threshold.below:,} others, {threshold.queued_below:,} queued "
+            "for most of their TTFT)."
         )
 
 

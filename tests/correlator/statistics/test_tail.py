@@ -238,7 +238,7 @@ WAITING = np.repeat(np.arange(10.0), 10)
 @pytest.mark.parametrize(
     ("queue", "waiting", "expected"),
     [
-        (np.where(WAITING > 3, 500.0, 5.0), WAITING, Threshold(waiting=4.0, requests=60, fewest=0.0)),
+        (np.where(WAITING > 3, 500.0, 5.0), WAITING, Threshold(waiting=4.0, requests=60, fewest=0.0, below=40)),
         (np.full(100, 5.0), WAITING, Threshold(waiting=None, requests=0, fewest=0.0)),
         (np.full(100, 500.0), WAITING, Threshold(waiting=0.0, requests=100, fewest=0.0)),
         (np.where(WAITING == 4, 500.0, 5.0), WAITING, Threshold(waiting=None, requests=0, fewest=0.0)),
@@ -253,7 +253,7 @@ WAITING = np.repeat(np.arange(10.0), 10)
         (
             np.where(WAITING > 3, 500.0, 5.0),
             np.where(WAITING > 8, np.nan, WAITING),
-            Threshold(waiting=4.0, requests=50, fewest=0.0),
+            Threshold(waiting=4.0, requests=50, fewest=0.0, below=40),
         ),
     ],
     ids=["from 4 on", "never", "always", "not above", "but for one above", "where known"],
@@ -272,7 +272,7 @@ def test_a_length_that_few_requests_met_counts_with_the_next_below():
     waiting = np.append(np.repeat(np.arange(5.0), 10), 9.0)
     queue = np.append(np.where(waiting[:-1] > 2, 500.0, 5.0), 5.0) + np.arange(51) / 1e6
 
-    assert Threshold(waiting=3.0, requests=21, fewest=0.0) == shares_of(columns(queue_ms=queue), waiting).threshold
+    assert Threshold(waiting=3.0, requests=21, fewest=0.0, below=30) == shares_of(columns(queue_ms=queue), waiting).threshold
 
 
 @pytest.mark.parametrize(

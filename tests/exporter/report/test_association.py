@@ -164,14 +164,16 @@ def test_what_the_tail_is_made_of_is_strict_json():
     written = as_json(tail_attribution(shares_with(tail())))
     assert {"queue": 0.9, "gateway": None} == {name: written["variance_share"][name] for name in ("queue", "gateway")}
     assert [0.8, 0.95] == written["ci95"]["queue"]
-    assert {"waiting": 4.0, "requests": 300, "fewest": 0.0} == written["threshold"]
+    counts = {"below": 0, "queued_below": 0}
+    assert {"waiting": 4.0, "requests": 300, "fewest": 0.0, **counts} == written["threshold"]
     assert 5500.0 == written["tail"]["p99"]["above_median_ms"]["queue"]
     assert "queue" == written["largest"]
 
 
 def test_a_threshold_that_is_not_known_says_why():
     written = as_json(tail_attribution(shares_with(tail(), threshold=UNSCRAPED)))
-    assert {"waiting": None, "requests": 0, "fewest": None, "missing": "not scraped"} == written["threshold"]
+    counts = {"requests": 0, "below": 0, "queued_below": 0}
+    assert {"waiting": None, "fewest": None, "missing": "not scraped", **counts} == written["threshold"]
 
 
 def test_a_tail_that_is_not_known_is_its_reason_and_the_sentence():
@@ -211,8 +213,8 @@ def test_a_queue_that_only_grew_has_no_threshold():
     ("threshold", "expected"),
     [
         (
-            Threshold(waiting=4.0, requests=300, fewest=0.0),
-            "a request was sent showed more than 3 waiting (300 requests; of the others at most 10 % queued as much).",
+            Threshold(waiting=4.0, requests=300, fewest=0.0, below=1200, queued_below=7),
+            "showed more than 3 waiting (300 requests; of the 1,200 others, 7 queued for most of their TTFT).",
         ),
         (Threshold(waiting=2.0, requests=300, fewest=0.0), "showed more than 1 waiting (300 requests; "),
         (Threshold(waiting=1.0, requests=300, fewest=0.0), "showed any request waiting (300 requests; "),
