@@ -272,7 +272,8 @@ def test_a_length_that_few_requests_met_counts_with_the_next_below():
     waiting = np.append(np.repeat(np.arange(5.0), 10), 9.0)
     queue = np.append(np.where(waiting[:-1] > 2, 500.0, 5.0), 5.0) + np.arange(51) / 1e6
 
-    assert Threshold(waiting=3.0, requests=21, fewest=0.0, below=30) == shares_of(columns(queue_ms=queue), waiting).threshold
+    expected = Threshold(waiting=3.0, requests=21, fewest=0.0, below=30)
+    assert expected == shares_of(columns(queue_ms=queue), waiting).threshold
 
 
 @pytest.mark.parametrize(
