@@ -39,7 +39,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
     try:
         asyncio.run(_run(settings, exit_on_eof=options.exit_on_eof))
     except OSError as error:
-        return _fail(f"cannot listen on {settings.host}:{settings.port}: {connection_problem(error)}", 3)
+        return _fail(
+            f"cannot listen on {settings.host}:{settings.port}: {connection_problem(error)}; choose another port, or 0",
+            3,
+        )
     return 0
 
 

@@ -233,8 +233,7 @@ NOTHING = {
     "no --slo": {"Objectives", "Limits and values", "Value over limit", "Goodput / met every objective"},
     "a single class": {"Classes", "TTFT p99 so far by class"},
     "not in what promtool fills in": {
-        "CPU of our processes", "Duration of a scrape", "Longest event-loop delay so far", "Records not shown live",
-        "Scrapes by outcome",
+        "CPU of our processes", "Longest event-loop delay so far", "Records not shown live",
     },
     "some seconds do not tell how far the clocks differ": {"p99 of each part / API server"},
     "traces are whole, nothing is passed on": {

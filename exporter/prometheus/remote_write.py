@@ -138,7 +138,7 @@ def _refusal(status: int, reason: str) -> Rejected:
     for words, is_too_old in ((_TOO_OLD, True), (_THERE, False)):
         if any(word in reason.lower() for word in words):
             return _Late(reason, is_too_old=is_too_old)
-    if status == 404:
+    if status in (404, 405):
         return Rejected(
             f"{reason}; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"
         )

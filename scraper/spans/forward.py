@@ -142,7 +142,7 @@ class Wire:
     async def _over_http(self, body: bytes, signal: str) -> bytes:
         url = http_url(bare(self._url), signal)
         if not url:
-            raise Rejected("the path of its URL is for spans alone; end it in /v1/traces")
+            raise Rejected(f"the path of its URL is for spans alone; end it in /v1/traces, or in /v1/{signal}")
         headers = {"Content-Type": PROTOBUF, **headers_for(self._access, self._url)}
         if self._zipped:
             body, headers["Content-Encoding"] = gzip.compress(body), "gzip"

@@ -79,7 +79,8 @@ Against your engine:
   sidelight run http://HOST:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128"""
 
 EPILOGUE = (
-    "Exit codes: 0 done; 1 an objective of --slo was missed, or doctor found something to change between us and the "
+    "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
+    "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
     "engine; 2 bad usage or configuration; 3 the target could not be reached or measured; 130 interrupted (results up "
     "to then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
 )

@@ -198,13 +198,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(read_regular(path / MANIFEST), parse_constant=_refuse_constant)
     except FileNotFoundError:
-        raise ConfigurationError(f"{path}: no {MANIFEST} here; give the --out of a run") from None
+        what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
+        raise ConfigurationError(f"{path}: {what}; give the directory of a run (its --out)") from None
     except OSError as error:
         raise ConfigurationError(f"{path / MANIFEST}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
     if not isinstance(manifest, dict) or "run_id" not in manifest:
-        raise ConfigurationError(f"{path / MANIFEST}: not the manifest of a run; give the --out of a run")
+        raise ConfigurationError(
+            f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
+        )
     return manifest
 
 

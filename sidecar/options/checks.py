@@ -141,8 +141,11 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
 
 
 def _check_tags(tags: Sequence[str]) -> None:
+    names = [tag.partition("=")[0] for tag in tags]
     for tag in tags:
         name, equals, value = tag.partition("=")
+        if names.count(name) > 1:
+            raise ConfigurationError(f"--tag {tag}: {name} is given more than once; a label has one value")
         if not equals or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
             raise ConfigurationError(f"--tag {tag}: must be NAME=VALUE, NAME of letters, digits and underscores")
         if not value.isprintable():

@@ -227,7 +227,7 @@ def listen_address(listen: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def http_url(name: str, url: str, *, user: bool = False) -> None:
+def http_url(name: str, url: str, *, user: bool = False, example: str = "http://127.0.0.1:8000") -> None:
     """Raise ConfigurationError unless the URL is http(s) with a host; a password in it only with `user`."""
     secret = False
     try:
@@ -243,6 +243,4 @@ def http_url(name: str, url: str, *, user: bool = False) -> None:
             "set SIDELIGHT_API_KEY instead"
         )
     if not usable:
-        raise ConfigurationError(
-            f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000"
-        )
+        raise ConfigurationError(f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. {example}")

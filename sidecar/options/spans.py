@@ -115,7 +115,8 @@ def check_exports(options: ExportOptions) -> None:
 def check_remote_write(options: RemoteWriteOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.prometheus_write is not None:
-        http_url("--prometheus-write", options.prometheus_write, user=True)
+        example = "http://127.0.0.1:9090/api/v1/write"
+        http_url("--prometheus-write", options.prometheus_write, user=True, example=example)
     require_headers("--prometheus-header", options.prometheus_header)
 
 

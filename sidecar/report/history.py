@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -167,10 +169,17 @@ def _view(endpoint: EndpointSeries) -> EngineView:
 
 
 def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
-    """Show the last page by then, nothing before the first, and return the view."""
-    place = int(np.searchsorted(endpoint.response_ns, at_ns, side="right")) - 1
-    if place >= 0:
-        view.show(endpoint.values[place])
+    """Show the last page by then, nothing before the first, count the scrapes up to it, and return the view."""
+    pages = int(np.searchsorted(endpoint.response_ns, at_ns, side="right"))
+    if pages:
+        view.show(endpoint.values[pages - 1])
+    view.counts = replace(
+        view.counts,
+        scrapes={"ok": pages, "failed": bisect_right(endpoint.failures, at_ns, key=itemgetter(0))},
+        last_scrape_duration_s=float(endpoint.response_ns[pages - 1] - endpoint.request_ns[pages - 1]) / 1e9
+        if pages
+        else None,
+    )
     return view
 
 

@@ -46,7 +46,7 @@ Sidelight = Callable[..., Ended]
         ("demo --engine tgi", "--engine tgi: choose from vllm, sglang, trtllm"),
         ("scrape", "--metrics is missing"),
         ("doctor", "--url is missing"),
-        ("report nowhere", "nowhere: no manifest.json here"),
+        ("report nowhere", "nowhere: there is no such directory; give the directory of a run (its --out)"),
         ("report", "report: the run directory is missing; give the one that a run wrote, e.g. "),
         ("schema everything", "OF everything: choose from config, scrape-config, "),
         ("rum", "rum: there is no such command; commands: demo, run, "),

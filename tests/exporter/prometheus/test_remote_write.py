@@ -159,6 +159,7 @@ async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("status", "text", "said"),
     [
+        (405, "", "HTTP 405; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"),
         (404, "", "HTTP 404; start Prometheus with --web.enable-remote-write-receiver; its path is /api/v1/write"),
         (401, "no", "HTTP 401: no"),
     ],

@@ -164,6 +164,11 @@ def test_a_tag_is_a_label_that_can_be_sent(tag: str, said: str):
     assert said in refusal(RunOptions(url=(URL,), tag=(tag,)))
 
 
+def test_a_tag_has_one_value():
+    """Two values of one name are refused: the first of them was dropped unseen."""
+    assert "--tag a=2: a is given more than once" in refusal(RunOptions(url=(URL,), tag=("b=1", "a=2", "a=1")))
+
+
 def test_the_target_must_be_named():
     """A run needs a URL, a scrape a URL or a page."""
     assert refusal(RunOptions()).startswith("--url is missing")
@@ -405,7 +410,10 @@ def test_all_requests_at_once_are_a_closed_loop():
             {"trace_url": "https://tempo"},
             "--trace-url https://tempo: must be an http:// or https:// URL with {trace_id}",
         ),
-        ({"prometheus_write": "h:9090"}, "--prometheus-write h:9090: must be an http:// or https:// URL"),
+        (
+            {"prometheus_write": "h:9090"},
+            "--prometheus-write h:9090: must be an http:// or https:// URL, e.g. http://127.0.0.1:9090/api/v1/write",
+        ),
         ({"prometheus_header": ("hush",)}, "--prometheus-header (4 characters without a colon): must be 'Name: value'"),
     ],
 )

@@ -114,6 +114,18 @@ def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
     assert counted
 
 
+def test_scrapes_are_counted_as_they_were_recorded(tmp_path: Path):
+    """Those that answered and those that failed, of which alerts are; the time that the last one took."""
+    run = derived("two_engines", tmp_path)
+    points = samples(run)
+    for page in run.run.endpoints:
+        counts = {"ok": len(page.response_ns), "failed": len(page.failures)}
+        for outcome, count in counts.items():
+            assert last(points, "sidelight_scrapes_total", endpoint=page.url, outcome=outcome) == count
+        took_s = (page.response_ns[-1] - page.request_ns[-1]) / 1e9
+        assert last(points, "sidelight_scrape_duration_seconds", endpoint=page.url) == took_s
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
     """From its first event to its last, ascending in each series, in whole ms as a remote write has them; no counter
