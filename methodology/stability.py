@@ -102,7 +102,8 @@ def verdict(at_s: npt.ArrayLike, waiting: npt.ArrayLike, arrived_s: npt.ArrayLik
     flow = _flow(arrived_s, ended_s)
     if len(flow.arrived_s) < LEAST_REQUESTS:
         count = len(flow.arrived_s)
-        reason = f"{count} requests were sent, at least {LEAST_REQUESTS} are needed"
+        sent = "1 request was" if count == 1 else f"{count} requests were"
+        reason = f"{sent} sent, at least {LEAST_REQUESTS} are needed"
         return Stability(verdict="undecided", reason=reason, arrivals=count)
     evidence = _evidence(flow, *_queue(flow, at_s, waiting))
     in_flight = evidence.in_flight

@@ -21,6 +21,10 @@ AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran
 LEAST_REQUESTS = 20
 STRONG_RHO = 0.7
 RARELY_CACHED = 0.05
+MEASURE_AGAIN = (
+    "measure again before changing the system: the load generator was held up, and the line that begins with "
+    "`! TTFT may be wrong` says what helps"
+)
 CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
 
@@ -39,9 +43,13 @@ def advice(summary: Summary) -> Iterator[str]:
     TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
     """
     first = _before_any_change(summary)
-    parts = [] if first or summary.correlation.missing else _large_parts(summary)
+    parts = [] if first not in ("", MEASURE_AGAIN) or summary.correlation.missing else _large_parts(summary)
+    if first:  # What pages and spans of the engine say stands, however late the client was.
+        parts = [part for part in parts if part != "network"]
     advised = next(filter(None, (ADVISERS[part](summary) for part in parts)), None)
-    if advised is None:
+    if advised is not None and first:
+        yield f"{advised.seen}."
+    if advised is None or first:
         yield f"What to do: {first or _without_evidence(summary)}."
     else:
         yield f"{advised.seen}."
@@ -57,10 +65,7 @@ def _before_any_change(summary: Summary) -> str:
         often = "".join(f"; most often: {error}" for error in list(client.errors)[:1])
         return f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
     if summary.self_check.error_ms.ttft.exceeded and not summary.watch:
-        return (
-            "measure again before changing the system: the load generator was too slow, and the line that begins with "
-            "`! TTFT may be wrong` says what helps"
-        )
+        return MEASURE_AGAIN
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
     return "nothing, every objective was met" if good_enough else ""
 

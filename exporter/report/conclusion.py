@@ -44,7 +44,7 @@ def conclusion(summary: Summary) -> Iterator[str]:
 
 def _what_happened(client: ClientSummary) -> str:
     requests = client.requests
-    whose = "" if requests.ok == requests.sent else f" of the {requests.ok:,} requests that succeeded"
+    whose = "" if requests.ok == requests.sent else f" of {_the(requests.ok)} that succeeded"
     if client.ttft_ms.mean is not None:
         over = "" if whose else f", over {client.ttft_ms.count} requests"
         return f"TTFT{whose} was {_distribution(client.ttft_ms, over)}."
@@ -57,7 +57,7 @@ def _what_happened(client: ClientSummary) -> str:
 def _distribution(times: Statistics, over: str) -> str:
     """Return mean and percentiles in words; of few requests the largest, and `over` how many."""
     if times.count == 1:
-        return f"{spoken(times.mean)}, of one request"
+        return f"{spoken(times.mean)}{', of one request' if over else ''}"
     if times.count < FEW_REQUESTS:
         return f"{spoken(times.mean)} in the mean and {spoken(times.max)} at most{over}"
     return f"{spoken(times.mean)} in the mean, {spoken(times.p50)} at p50 and {spoken(times.p95)} at p95"
@@ -85,7 +85,11 @@ def where_it_went(summary: Summary) -> str:
 
 
 def _subject(covered: Statistics) -> str:
-    return f"Of the {covered.count:,} requests with a breakdown ({spoken(covered.mean)} in the mean)"
+    return f"Of {_the(covered.count)} with a breakdown ({spoken(covered.mean)} in the mean)"
+
+
+def _the(requests: int) -> str:
+    return "the one request" if requests == 1 else f"the {requests:,} requests"
 
 
 def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) -> str:

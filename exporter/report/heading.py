@@ -74,7 +74,7 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
             f"; watched since {watch.begun[:10]} {watch.begun[11:19]}, but older logs were deleted "
             f"(--keep {config.get('keep')}, --keep-bytes {config.get('keep_bytes')}) or left out"
         )
-    counts = f"{_counts(summary.client.requests)}, by their outermost spans"
+    counts = _counts(summary.client.requests) + (", by their outermost spans" if summary.client.requests.sent else "")
     if unseen := watch.missing.get(NO_CLIENT):
         counts += f"; {unseen:,} more by their engine's spans alone"
     lines = [f"traffic at {where}{server}", covered, counts]

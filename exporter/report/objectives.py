@@ -25,7 +25,8 @@ def evidence(objective: ObjectiveResult) -> str:
     if objective.value is None:
         return f"{objective.missing}{left_out}"
     failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""
-    return f"{_value(objective.value, objective.unit)} over {objective.requests} requests{failed}{left_out}"
+    whole = f"{objective.requests} request{'' if objective.requests == 1 else 's'}"
+    return f"{_value(objective.value, objective.unit)} over {whole}{failed}{left_out}"
 
 
 def _value(value: float, unit: str) -> str:
