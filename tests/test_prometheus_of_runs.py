@@ -93,6 +93,9 @@ async def _seen(folder: Path) -> Seen:
                 group.create_task(_run(name, folder / name, page))
         ended_s = time.time()
         summaries = {name: json.loads((folder / name / "summary.json").read_text()) for name in (*STARTED, RECORDED)}
+        for name in STARTED:  # what was scraped last may not have been stored yet
+            last_page = f'sidelight_run_info{{run_id="{summaries[name]["run_id"]}", phase="done"}}'
+            await _scraped(base_url, f"last_over_time({last_page}[1h])", 1)
         runs = {}
         for name, summary in summaries.items():
             start_s, end_s = (recorded_s - 5, recorded_s + 60) if name == RECORDED else (began_s, ended_s)
