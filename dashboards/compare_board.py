@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from panels import TTFT_NAMES, Board, Row, Variable, bars, client_quantile, last, lines, table
-from run_board import FAILED, LATE, rate
+from run_board import FAILED, LATE, MODEL, TTFT_MEAN, rate
 
 from correlator.breakdown import LABELS
 
@@ -20,10 +20,7 @@ OPEN_RUN = (
 
 def whole_parts(labels: str) -> dict[str, str]:
     """Return the PromQL of each part's mean over all requests of a run that are broken down."""
-    return {
-        LABELS[part]: last("sidelight_ttft_part_mean_seconds", f'{labels}, part="{part}"', "run_id")
-        for part in TTFT_NAMES
-    }
+    return {LABELS[part]: last(TTFT_MEAN, f'{labels}, part="{part}"', "run_id") for part in TTFT_NAMES}
 
 
 def numbers(labels: str) -> dict[str, str]:
@@ -130,7 +127,7 @@ BOARD = Board(
     description="Load runs beside each other: latencies, where the TTFT went, rates, and the change against one run.",
     rows=(SIDE_BY_SIDE, AGAINST_BASE),
     variables=(
-        Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)'),
+        MODEL,
         Variable("run", "Runs", 'label_values(sidelight_run_info{phase!="watch", model=~"$model"}, run_id)'),
         Variable(
             "base",

@@ -28,6 +28,7 @@ MISSED_MET = ((None, "red"), (1.0, "green"))
 LATE = ((None, "green"), (0.005, "orange"), (0.02, "red"))
 FAILED = ((None, "green"), (0.001, "orange"), (0.01, "red"))
 TTFT_MEAN = "sidelight_ttft_part_mean_seconds"
+MODEL = Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)')
 REQUESTS = "sidelight_client_requests_total"
 ENDED = last(REQUESTS, RUN, fold="sum")
 PENDING = f"({last('sidelight_breakdown_pending', RUN)} or vector(0))"
@@ -358,7 +359,7 @@ BOARD = Board(
         GENERATOR,
     ),
     variables=(
-        Variable("model", "Model", 'label_values(sidelight_run_info{phase!="watch"}, model)'),
+        MODEL,
         Variable("instance", "Sidecar", 'label_values(sidelight_run_info{phase!="watch", model=~"$model"}, instance)'),
         Variable(
             "run",
