@@ -1,0 +1,278 @@
+"""What a study is made of, from what was asked to what follows: what every test of the draft reads and returns.
+
+A test is a pure function of what was asked and of the steps that have ended, so that a study that was cut short goes on
+with the same decisions, and is derived again from its directory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from correlator.breakdown import Parts
+from loadgen.requests.table import RequestLog
+from methodology.intervals import QuantileInterval
+from methodology.stability import Stability
+from rundir.fields import NO_UNIT, Amount, Count, Ratio, StampNs, doc
+from scraper.series.table import EndpointSeries
+
+Scale = Literal["letter", "short"]
+Cell = float | int | str | bool | None
+Limit = Literal["seats", "kv_cache", "steps", "client", "slo", "unknown"]
+
+
+class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The numbers of a test; null where the test has no such number. Each is an option of `sidelight test`."""
+
+    load: Annotated[Ratio | None, doc("Load, as a share of the capacity.", "ratio")] = None
+    levels: Annotated[tuple[float, ...] | None, doc("Levels of load, as shares of the capacity.", "ratio")] = None
+    duration: Annotated[Amount | None, doc("Length of a step.", "s")] = None
+    requests: Annotated[Count | None, doc("Requests of a step, of a class or of a length.", "requests")] = None
+    min: Annotated[float | None, doc("Lowest level of the search: requests/s or requests in flight.", NO_UNIT)] = None
+    max: Annotated[float | None, doc("Highest level of the search.", NO_UNIT)] = None
+    increment: Annotated[float | None, doc("Least difference of two levels of the search.", NO_UNIT)] = None
+    capacity: Annotated[Amount | None, doc("Known capacity of the system.", "requests/s")] = None
+    slo: Annotated[str | None, doc("Objectives that a level must meet, as `--slo` of `run`.")] = None
+    completion: Annotated[Ratio | None, doc("Least share of the requests that must end ok.", "ratio")] = None
+    per_slot: Annotated[Count | None, doc("Completions per request in flight that a step needs.", "requests")] = None
+    output_tokens: Annotated[Count | None, doc("Fixed output length.", "tokens")] = None
+    lengths: Annotated[tuple[int, ...] | None, doc("Input lengths.", "tokens")] = None
+    concurrency: Annotated[Count | None, doc("Requests in flight.", "requests")] = None
+    mix: Annotated[Ratio | None, doc("Share of the short class among the requests.", "ratio")] = None
+    until: Annotated[str | None, doc("Go on until an interval is that narrow, as in ttft_p99±10%.")] = None
+    sentinel: Annotated[bool | None, doc("Repeat the first level at the end, to see whether the system drifted.")] = (
+        None
+    )
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What a study was asked for, as resolved; a test decides by it and by the finished steps alone."""
+
+    test: Annotated[str, doc("The test.")]
+    scale: Annotated[Scale, doc("letter: the draft's numbers; short: fewer and shorter steps.")]
+    parameters: Annotated[Parameters, doc("The test's numbers.")]
+    seed: Annotated[int, doc("Seed of the study.", NO_UNIT)]
+    options: Annotated[dict[str, Any], doc("Options of `run` that every step has, by their configuration names.")] = {}
+    variants: Annotated[tuple[str, ...], doc("Names of the configurations that are measured, if several.")] = ()
+    max_model_len: Annotated[int | None, doc("Longest input and output together.", "tokens")] = None
+    isolated: Annotated[bool, doc("Whether the system serves nobody else, as declared.")] = False
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One run that a test decides on."""
+
+    kind: Annotated[str, doc("What it is for: saturate, level, alone, mixed, sentinel, ...")]
+    label: Annotated[str, doc("Names its directory, as in closed-32.")]
+    load: Annotated[Literal["open", "closed"], doc("Load model.")]
+    level: Annotated[Amount, doc("Offered requests/s of an open loop, requests in flight of a closed one.", NO_UNIT)]
+    share: Annotated[Amount | None, doc("The level as a share of the capacity.", "ratio")] = None
+    duration: Annotated[Amount | None, doc("Submit until then; null: until `requests` were sent.", "s")] = None
+    requests: Annotated[Count | None, doc("Requests to send at most; null: as many as the duration has.")] = None
+    seed: Annotated[Count, doc("Seed of contents and arrivals: equal seeds send the same requests.", NO_UNIT)]
+    options: Annotated[dict[str, Any], doc("Further options of `run`, by their configuration names.")] = {}
+    variant: Annotated[str, doc("Configuration that it measures; empty: the only one.")] = ""
+    warm_up: Annotated[
+        Literal["draft", "none"],
+        doc("draft: warmed up if the engine has not been since it started; none: cold, on purpose."),
+    ] = "draft"
+    reset_cache: Annotated[bool, doc("Whether the prefix cache is emptied before.")] = False
+    repeat: Annotated[Count, doc("1: the same step again, because the first was void.", NO_UNIT)] = 0
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """No further step."""
+
+    reason: Annotated[str, Meta(min_length=1), doc("Why there is none.")]
+    complete: Annotated[bool, doc("Whether the test has all that it needs.")] = True
+
+
+class SteadyWindow(Struct, frozen=True, kw_only=True):
+    """The part of a step that is counted: without its first tenth and without the drain."""
+
+    start_ns: Annotated[StampNs, doc("Its begin.", "ns")]
+    end_ns: Annotated[StampNs, doc("Its end: the end of the load.", "ns")]
+    left_out: Annotated[Ratio, doc("Share of the load before it.", "ratio")]
+    enough: Annotated[bool | None, doc("Whether MSER-5 would leave out no more; null: too few requests.")]
+
+    @property
+    def duration_s(self) -> float:
+        """Return its length in s."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came of a step, as later decisions need it; derived from the step's run directory alone."""
+
+    status: Annotated[str, doc("complete, interrupted or crashed, as of the run.")]
+    void: Annotated[str, doc("Why the step counts for nothing; empty where it counts.")] = ""
+    window: Annotated[SteadyWindow | None, doc("What is counted; null where nothing was sent.")] = None
+    sent: Annotated[Count, doc("Requests sent.", "requests")] = 0
+    ok: Annotated[Count, doc("Requests that ended ok.", "requests")] = 0
+    failed: Annotated[dict[str, int], doc("Those that did not, by kind of error.")] = {}
+    offered_per_s: Annotated[float | None, doc("Requests by the schedule; null in a closed loop.", "requests/s")] = None
+    realised_per_s: Annotated[float | None, doc("Requests as they were dispatched.", "requests/s")] = None
+    completed_per_s: Annotated[float | None, doc("Completions in the window.", "requests/s")] = None
+    output_tokens_per_s: Annotated[float | None, doc("Output tokens that arrived in the window.", "tokens/s")] = None
+    input_tokens_per_s: Annotated[
+        float | None, doc("Input tokens of requests whose first token came in the window.", "tokens/s")
+    ] = None
+    server_tokens_per_s: Annotated[
+        float | None, doc("Increase of the engine's generation_tokens over the window.", "tokens/s")
+    ] = None
+    throughput_ci95: Annotated[
+        tuple[float, float] | None, doc("95 % interval of completed_per_s, by batch means.", "requests/s")
+    ] = None
+    stability: Annotated[Stability | None, doc("Whether the load was sustained; of a closed loop not judged.")] = None
+    percentiles: Annotated[
+        dict[str, dict[str, QuantileInterval]],
+        doc("By metric (ttft_ms, tpot_ms, e2e_ms, itl_ms, parts of the TTFT), then p50, p90, p95, p99, p99_9."),
+    ] = {}
+    queued_ratio: Annotated[Ratio | None, doc("Share of the scrapes in the window with requests waiting.", "ratio")] = (
+        None
+    )
+    running_max: Annotated[float | None, doc("Most requests running in the engine.", "requests")] = None
+    running_mean: Annotated[float | None, doc("Mean of the requests running.", "requests")] = None
+    waiting_mean: Annotated[float | None, doc("Mean of the requests waiting.", "requests")] = None
+    kv_cache_max: Annotated[float | None, doc("Highest KV cache usage.", "ratio")] = None
+    preemptions: Annotated[float | None, doc("Increase of the engine's preemptions.", "preemptions")] = None
+    in_flight_mean: Annotated[float | None, doc("Mean of the client's requests in flight.", "requests")] = None
+    little_residual: Annotated[
+        float | None, doc("In flight over rate times E2E, less 1: a check of ourselves.", "ratio")
+    ] = None
+    foreign_ratio: Annotated[float | None, doc("Share of the engine's requests that were not ours.", "ratio")] = None
+    limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")] = None
+    limit_reason: Annotated[str, doc("The evidence for that, in words.")] = ""
+    blame: Annotated[str, doc("What made the slowest requests slow, in words.")] = ""
+    engine_start_ns: Annotated[int | None, doc("When the engine's process started, by its page.", "ns")] = None
+
+
+class Finished(Struct, frozen=True, kw_only=True):
+    """A step that has ended."""
+
+    number: Annotated[int, Meta(ge=1), doc("Its number in the study, repeats counted.", NO_UNIT)]
+    run: Annotated[str, doc("Its run directory, inside the study's.")]
+    step: Annotated[Step, doc("What was decided.")]
+    outcome: Annotated[Outcome, doc("What came of it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepData:
+    """The tables of a step's run, of its measured requests [n] alone, and what else its directory says.
+
+    start_ns, end_ns   begin of the measured phase, and end of its load: the last submission
+    not_trusted        why the load generator's times cannot be trusted; empty where they can
+    about              facts of the manifest and of the summary by name: target, tokenizer, workload, clock_state,
+                       network_rtt_ms, host, config, warmup, planned
+    """
+
+    requests: RequestLog
+    parts: Parts
+    endpoints: tuple[EndpointSeries, ...]
+    start_ns: int
+    end_ns: int
+    closed_loop: bool
+    status: str
+    not_trusted: str = ""
+    blame: str = ""
+    about: Mapping[str, Any]
+
+
+# Returns the tables of a finished step; reading one anew each time keeps memory small.
+Reader = Callable[[Finished], StepData]
+
+
+class Quantity(Struct, frozen=True, kw_only=True):
+    """One result: a number, how sure it is, and how it was come by."""
+
+    value: Annotated[float | None, doc("The number; null where missing.", "its unit")]
+    unit: Annotated[str, doc("Its unit; 1 for a pure number.")]
+    ci95: Annotated[tuple[float | None, float | None] | None, doc("95 % interval; an end or all null: not known.")] = (
+        None
+    )
+    n: Annotated[Count | None, doc("Values that it rests on.", "values")] = None
+    tau: Annotated[float | None, doc("How many values in a row say as much as an independent one.", "values")] = None
+    method: Annotated[str, doc("How it and its interval were computed.")] = ""
+    missing: Annotated[str, doc("Why it is null.")] = ""
+
+
+class Column(Struct, frozen=True, kw_only=True):
+    """A column of a table."""
+
+    name: Annotated[str, doc("Its name in the CSV file, with the unit.")]
+    title: Annotated[str, doc("Its heading for people.")]
+    digits: Annotated[int | None, doc("Significant digits for people; null: as it is.", NO_UNIT)] = 3
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """A table of the report, named as the draft names it; also written as tables/NAME.csv."""
+
+    name: Annotated[str, Meta(pattern="^[a-z0-9-]+$"), doc("Its file's name.")]
+    title: Annotated[str, doc("Its heading.")]
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: Annotated[str, doc("What a reader must know of it.")] = ""
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """A line, a set of marks or a layer of a plot."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    low: tuple[float | None, ...] = ()
+    high: tuple[float | None, ...] = ()
+
+
+class Plot(Struct, frozen=True, kw_only=True):
+    """A plot of the report."""
+
+    name: Annotated[str, Meta(pattern="^[a-z0-9-]+$"), doc("Names it.")]
+    title: Annotated[str, doc("Its heading.")]
+    kind: Annotated[Literal["line", "steps", "marks", "stack"], doc("How it is drawn.")]
+    x_title: str
+    y_title: str
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    log_y: bool = False
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """A number that a sentence of the report rests on."""
+
+    claim: Annotated[str, doc("The sentence.")]
+    quantity: Annotated[str, doc("What was measured, by its name in docs/reference/metrics.md where it has one.")]
+    run: Annotated[str, doc("The step's directory.")]
+    value: Annotated[float | None, doc("The number.")]
+
+
+class Findings(Struct, frozen=True, kw_only=True):
+    """What follows from the steps of a study."""
+
+    answer: Annotated[tuple[str, ...], doc("The result in at most three sentences: what, how sure, what limits it.")]
+    results: Annotated[dict[str, Quantity], doc("Results by name.")]
+    evidence: Annotated[tuple[Evidence, ...], doc("What the sentences rest on.")] = ()
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
+    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    """A test of the draft: what it is for, its numbers, its steps, and its results.
+
+    workload  default of `--workload`, or its mapping
+    presets   its parameters by scale; an option that is null in both is not one of this test
+    """
+
+    name: str
+    title: str
+    section: str
+    objective: str
+    workload: str
+    presets: Mapping[Scale, Parameters]
+    next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
+    findings: Callable[[Asked, Sequence[Finished], Reader], Findings]

@@ -1,0 +1,44 @@
+"""What comes next in a study, whatever its test: void steps are repeated once, and a sentinel ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from methodology.study.model import Asked, Done, Finished, Procedure, Step
+
+SENTINEL = "sentinel"
+
+
+def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the next step of a study, a pure function of what was asked and of the steps so far.
+
+    - A void step is repeated once, with the same requests; where that is void too, the study is not complete.
+    - After a complete test whose parameters ask for a sentinel, its first level is run again.
+    """
+    if finished and finished[-1].outcome.void:
+        last = finished[-1]
+        if last.step.repeat:
+            reason = f"step {last.number} ({last.step.label}) was void twice: {last.outcome.void}"
+            return Done(reason=reason, complete=False)
+        return replace(last.step, repeat=1)
+    decided = procedure.next_step(asked, counting(finished))
+    first = next((each.step for each in counting(finished) if each.step.kind == "level"), None)
+    if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):
+        return decided
+    if any(each.step.kind == SENTINEL for each in finished):
+        return decided
+    seed = content_seed(asked, len(finished) + 1)
+    return replace(first, kind=SENTINEL, label=f"{SENTINEL}-{first.label}", seed=seed, repeat=0)
+
+
+def counting(finished: Sequence[Finished]) -> list[Finished]:
+    """Return the steps that count, without void ones and sentinels."""
+    return [each for each in finished if not each.outcome.void and each.step.kind != SENTINEL]
+
+
+def content_seed(asked: Asked, number: int) -> int:
+    """Return the seed of what the `number`-th content of a study sends: each differs, so that no step warms another."""
+    return int(np.random.SeedSequence(asked.seed, spawn_key=(16, number)).generate_state(1, np.uint32)[0])

@@ -1,0 +1,71 @@
+"""`result.json` of a study as types; `sidelight schema result` is generated from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from methodology.stability import Verdict
+from methodology.study.model import Evidence, Limit, Parameters, Quantity, Scale, SteadyWindow
+from rundir.fields import NO_UNIT, Amount, Count, doc
+
+
+class StepRecord(Struct, frozen=True, kw_only=True):
+    """A step of a study, as `result.json` states it."""
+
+    number: Annotated[int, doc("Its number, repeats counted.", NO_UNIT)]
+    run: Annotated[str, doc("Its run directory inside the study's.")]
+    kind: Annotated[str, doc("What it was for.")]
+    load: Annotated[Literal["open", "closed"], doc("Load model.")]
+    level: Annotated[Amount, doc("Requests/s of an open loop, requests in flight of a closed one.", NO_UNIT)]
+    share: Annotated[float | None, doc("The level as a share of the capacity.", "ratio")]
+    variant: Annotated[str, doc("Configuration that it measured; empty: the only one.")]
+    offered: Annotated[float | None, doc("Requests by the schedule.", "requests/s")]
+    realised: Annotated[float | None, doc("Requests as they were dispatched.", "requests/s")]
+    completed: Annotated[float | None, doc("Completions in the window.", "requests/s")]
+    stability: Annotated[Verdict | None, doc("Whether the load was sustained; null: not judged.")]
+    limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")]
+    void: Annotated[str, doc("Why it counts for nothing; empty where it counts.")]
+    window: Annotated[SteadyWindow | None, doc("What of it is counted.")]
+
+
+class Drift(Struct, frozen=True, kw_only=True):
+    """Whether the system changed while the study went on: its first level, measured again at the end."""
+
+    verdict: Annotated[Literal["none", "drifted", "unknown"], doc("Whether it did.")]
+    sentence: Annotated[str, doc("The same in words, with the numbers.")]
+    results: Annotated[dict[str, Quantity], doc("Ratio of the last to the first, by metric.")] = {}
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """What the study took."""
+
+    steps: Annotated[Count, doc("Steps, void ones too.", "steps")]
+    seconds: Annotated[Amount, doc("From the first step's begin to the last one's end.", "s")]
+    load_seconds: Annotated[Amount, doc("Of it, measured load.", "s")]
+    requests: Annotated[Count, doc("Requests sent in measured phases.", "requests")]
+    input_tokens: Annotated[Count, doc("Their input tokens.", "tokens")]
+    output_tokens: Annotated[Count, doc("Their output tokens.", "tokens")]
+
+
+class StudyResult(Struct, frozen=True, kw_only=True):
+    """The result of a study."""
+
+    schema_version: Annotated[Literal[1], doc("Version of this schema.", NO_UNIT)] = 1
+    study_id: Annotated[str, doc("Names the study; sorts by time.")]
+    test: Annotated[str, doc("The test.")]
+    scale: Annotated[Scale, doc("letter or short.")]
+    status: Annotated[Literal["complete", "partial", "interrupted"], doc("Whether the test has all that it needs.")]
+    reason: Annotated[str, doc("Why it ended.")]
+    sut: Annotated[dict[str, object], doc("The system under test as declared and as seen.")]
+    parameters: Annotated[Parameters, doc("The test's numbers.")]
+    seed: Annotated[int, doc("Its seed.", NO_UNIT)]
+    steps: Annotated[list[StepRecord], doc("Its steps, in order.")]
+    answer: Annotated[list[str], doc("The result in at most three sentences.")]
+    results: Annotated[dict[str, Quantity], doc("Results by name.")]
+    evidence: Annotated[list[Evidence], doc("What the sentences rest on.")]
+    drift: Annotated[Drift | None, doc("Whether the system drifted; null without a sentinel.")]
+    cost: Annotated[Cost, doc("What the study took.")]
+    notes: Annotated[list[str], doc("How the draft was read where it is open, and deviations.")]
+    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")]
