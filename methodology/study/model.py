@@ -43,6 +43,11 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     concurrency: Annotated[Count | None, doc("Requests in flight.", "requests")] = None
     mix: Annotated[Ratio | None, doc("Share of the short class among the requests.", "ratio")] = None
     until: Annotated[str | None, doc("Go on until an interval is that narrow, as in ttft_p99±10%.")] = None
+    pairs: Annotated[Count | None, doc("Times that each configuration is measured, in turn.", "runs")] = None
+    margin: Annotated[Ratio | None, doc("Difference that is still called equivalent.", "ratio")] = None
+    vary: Annotated[dict[str, tuple[str, ...]] | None, doc("Values of the options that a sweep varies.")] = None
+    repeat: Annotated[Count | None, doc("Runs of each cell of a sweep.", "runs")] = None
+    order: Annotated[Literal["random", "ascending"] | None, doc("Order of the cells of a sweep.")] = None
     sentinel: Annotated[bool | None, doc("Repeat the first level at the end, to see whether the system drifted.")] = (
         None
     )
@@ -59,6 +64,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     variants: Annotated[tuple[str, ...], doc("Names of the configurations that are measured, if several.")] = ()
     max_model_len: Annotated[int | None, doc("Longest input and output together.", "tokens")] = None
     isolated: Annotated[bool, doc("Whether the system serves nobody else, as declared.")] = False
+    system: Annotated[dict[str, Any], doc("The declaration of the system under test.")] = {}
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -258,6 +264,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     plots: tuple[Plot, ...] = ()
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
     passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")] = None
+    documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
