@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
@@ -28,6 +28,11 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")]
     void: Annotated[str, doc("Why it counts for nothing; empty where it counts.")]
     window: Annotated[SteadyWindow | None, doc("What of it is counted.")]
+    requests: Annotated[Count, doc("Requests sent in its measured phase.", "requests")] = 0
+    ok: Annotated[Count, doc("Of them, ended ok.", "requests")] = 0
+    seed: Annotated[int | None, doc("Seed of its contents and arrivals.", NO_UNIT)] = None
+    requests_sha256: Annotated[str | None, doc("Hash of the requests as sent; null: not known.")] = None
+    blame: Annotated[str, doc("What made its slowest requests slow, in words.")] = ""
 
 
 class Drift(Struct, frozen=True, kw_only=True):
@@ -47,6 +52,20 @@ class Cost(Struct, frozen=True, kw_only=True):
     requests: Annotated[Count, doc("Requests sent in measured phases.", "requests")]
     input_tokens: Annotated[Count, doc("Their input tokens.", "tokens")]
     output_tokens: Annotated[Count, doc("Their output tokens.", "tokens")]
+
+
+class Reproduction(Struct, frozen=True, kw_only=True):
+    """What it takes to repeat a study, and what it was made with."""
+
+    command: Annotated[list[str], doc("The command line, secrets masked; empty: not recorded.")] = []
+    versions: Annotated[dict[str, str], doc("Versions by what they are of: sidelight, python, engine.")] = {}
+    model: Annotated[str, doc("The model as the requests name it; empty: not known.")] = ""
+    workload: Annotated[str, doc("Name of the workload; empty: not known.")] = ""
+    tokenizer: Annotated[str, doc("What counts tokens; empty: not known.")] = ""
+    warm_up: Annotated[str, doc("The warm-up that was followed, in words; empty: not known.")] = ""
+    options: Annotated[dict[str, Any], doc("Options of `run` that every step had, secrets masked.")] = {}
+    started_at: Annotated[str, doc("Begin of the first step, ISO 8601; empty: not known.")] = ""
+    ended_at: Annotated[str, doc("End of the last step, ISO 8601; empty: not known.")] = ""
 
 
 class StudyResult(Struct, frozen=True, kw_only=True):
@@ -69,3 +88,4 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     cost: Annotated[Cost, doc("What the study took.")]
     notes: Annotated[list[str], doc("How the draft was read where it is open, and deviations.")]
     passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")]
+    reproduction: Annotated[Reproduction, doc("What it takes to repeat the study.")] = Reproduction()
