@@ -102,6 +102,7 @@ class SteadyWindow(Struct, frozen=True, kw_only=True):
     end_ns: Annotated[StampNs, doc("Its end: the end of the load.", "ns")]
     left_out: Annotated[Ratio, doc("Share of the load before it.", "ratio")]
     enough: Annotated[bool | None, doc("Whether MSER-5 would leave out no more; null: too few requests.")]
+    mser5_left_out: Annotated[float | None, doc("Share of the load that MSER-5 would leave out.", "ratio")] = None
 
     @property
     def duration_s(self) -> float:
