@@ -13,18 +13,35 @@ On queues of 1, 16 and 64 servers at 50 to 150 % load, 60 and 300 s, it holds th
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from methodology.study.model import SteadyWindow
 from rundir.columns import Floats
+from rundir.fields import Ratio, StampNs, doc
 
 LEFT_OUT = 0.1
 MSER_BATCH = 5
 LEAST_BATCHES = 10  # of five completions each, that MSER-5 can judge
 BATCHES, LEAST_EVENTS = 10, 20  # of a rate
 _ONE_SIDED_95 = 1.645
+
+
+class SteadyWindow(Struct, frozen=True, kw_only=True):
+    """The part of a step that is counted: without its first tenth and without the drain."""
+
+    start_ns: Annotated[StampNs, doc("Its begin.", "ns")]
+    end_ns: Annotated[StampNs, doc("Its end: the end of the load.", "ns")]
+    left_out: Annotated[Ratio, doc("Share of the load before it.", "ratio")]
+    enough: Annotated[bool | None, doc("Whether MSER-5 would leave out no more; null: too few requests.")]
+    mser5_left_out: Annotated[float | None, doc("Share of the load that MSER-5 would leave out.", "ratio")] = None
+
+    @property
+    def duration_s(self) -> float:
+        """Return its length in s."""
+        return (self.end_ns - self.start_ns) / 1e9
 
 
 def steady_window(start_ns: int, end_ns: int, ended_ns: npt.ArrayLike) -> SteadyWindow:

@@ -18,6 +18,9 @@ NAMES = {
     "kv": ("vllm:kv_cache_usage_perc", "gauge"),
     "preemptions": ("vllm:num_preemptions_total", "counter"),
     "queries": ("vllm:prefix_cache_queries_total", "counter"),
+    "finished": ("vllm:request_success_total", "counter"),
+    "generated": ("vllm:generation_tokens_total", "counter"),
+    "started": ("process_start_time_seconds", "gauge"),
     "hits": ("vllm:prefix_cache_hits_total", "counter"),
 }
 

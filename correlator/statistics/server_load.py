@@ -112,7 +112,9 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
     }
 
 
-def gauge_samples(endpoints: Sequence[EndpointSeries], name: str) -> Samples:
+def gauge_samples(
+    endpoints: Sequence[EndpointSeries], name: str, *, together: Literal["sum", "max"] = "sum"
+) -> Samples:
     """Return a gauge of all engines together at the scrapes of the first [t], NaN where it is unknown of one, or larger
     than any count; none where an engine does not show it.
     """
@@ -121,8 +123,8 @@ def gauge_samples(endpoints: Sequence[EndpointSeries], name: str) -> Samples:
     if not known or len(known) < len(gauges):
         return Samples(at_ns=np.empty(0, np.int64), amount=np.empty(0), over=None, fresh_ns=0.0)
     held = np.array([_held(gauge, known[0].at_ns)[0] for gauge in known])
-    total = np.where(np.abs(held) < MOST, held, np.nan).sum(axis=0)
-    return replace(known[0], amount=total)
+    counted = np.where(np.abs(held) < MOST, held, np.nan)
+    return replace(known[0], amount=counted.max(axis=0) if together == "max" else counted.sum(axis=0))
 
 
 def most_within(samples: Samples, edges_ns: Ints) -> Floats:
@@ -137,6 +139,11 @@ def most_within(samples: Samples, edges_ns: Ints) -> Floats:
 
 def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
     """Return the engines of the leading kind, by address."""
+    return [(endpoint.url, _samples(endpoint, sources)) for endpoint, sources in leading_endpoints(endpoints)]
+
+
+def leading_endpoints(endpoints: Sequence[EndpointSeries]) -> list[tuple[EndpointSeries, Sources]]:
+    """Return the pages of the engines of the leading kind, and where each has its canonical quantities."""
     recognised = [
         (endpoint, engine, canonical(endpoint.series, engine.name))
         for endpoint in endpoints
@@ -144,7 +151,7 @@ def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[
     ]
     leading = leading_engine((engine, sources) for _, engine, sources in recognised)
     return [
-        (endpoint.url, _samples(endpoint, sources))
+        (endpoint, sources)
         for endpoint, engine, sources in recognised
         if leading is not None and engine.name == leading.name
     ]

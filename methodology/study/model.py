@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from correlator.breakdown import Parts
+from loadgen.requests.slo import SloResult
 from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability
-from rundir.fields import NO_UNIT, Amount, Count, Ratio, StampNs, doc
+from methodology.steady import SteadyWindow
+from rundir.fields import NO_UNIT, Amount, Count, Ratio, doc
 from scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]
@@ -95,21 +97,6 @@ class Done(Struct, frozen=True, kw_only=True):
     complete: Annotated[bool, doc("Whether the test has all that it needs.")] = True
 
 
-class SteadyWindow(Struct, frozen=True, kw_only=True):
-    """The part of a step that is counted: without its first tenth and without the drain."""
-
-    start_ns: Annotated[StampNs, doc("Its begin.", "ns")]
-    end_ns: Annotated[StampNs, doc("Its end: the end of the load.", "ns")]
-    left_out: Annotated[Ratio, doc("Share of the load before it.", "ratio")]
-    enough: Annotated[bool | None, doc("Whether MSER-5 would leave out no more; null: too few requests.")]
-    mser5_left_out: Annotated[float | None, doc("Share of the load that MSER-5 would leave out.", "ratio")] = None
-
-    @property
-    def duration_s(self) -> float:
-        """Return its length in s."""
-        return (self.end_ns - self.start_ns) / 1e9
-
-
 class Outcome(Struct, frozen=True, kw_only=True):
     """What came of a step, as later decisions need it; derived from the step's run directory alone."""
 
@@ -119,12 +106,17 @@ class Outcome(Struct, frozen=True, kw_only=True):
     sent: Annotated[Count, doc("Requests sent.", "requests")] = 0
     ok: Annotated[Count, doc("Requests that ended ok.", "requests")] = 0
     failed: Annotated[dict[str, int], doc("Those that did not, by kind of error.")] = {}
-    offered_per_s: Annotated[float | None, doc("Requests by the schedule; null in a closed loop.", "requests/s")] = None
-    realised_per_s: Annotated[float | None, doc("Requests as they were dispatched.", "requests/s")] = None
+    offered_per_s: Annotated[
+        float | None, doc("Requests due in the window by the schedule; null in a closed loop.", "requests/s")
+    ] = None
+    realised_per_s: Annotated[float | None, doc("Requests dispatched in the window.", "requests/s")] = None
     completed_per_s: Annotated[float | None, doc("Completions in the window.", "requests/s")] = None
     output_tokens_per_s: Annotated[float | None, doc("Output tokens that arrived in the window.", "tokens/s")] = None
     input_tokens_per_s: Annotated[
         float | None, doc("Input tokens of requests whose first token came in the window.", "tokens/s")
+    ] = None
+    realised_tokens_per_s: Annotated[
+        float | None, doc("Output tokens of the requests dispatched in the window, over its length.", "tokens/s")
     ] = None
     server_tokens_per_s: Annotated[
         float | None, doc("Increase of the engine's generation_tokens over the window.", "tokens/s")
@@ -132,11 +124,18 @@ class Outcome(Struct, frozen=True, kw_only=True):
     throughput_ci95: Annotated[
         tuple[float, float] | None, doc("95 % interval of completed_per_s, by batch means.", "requests/s")
     ] = None
+    output_tokens_ci95: Annotated[
+        tuple[float, float] | None, doc("95 % interval of output_tokens_per_s, by batch means.", "tokens/s")
+    ] = None
+    steady: Annotated[bool | None, doc("Whether the output tokens a second vary by chance alone in the window.")] = None
     stability: Annotated[Stability | None, doc("Whether the load was sustained; of a closed loop not judged.")] = None
     percentiles: Annotated[
         dict[str, dict[str, QuantileInterval]],
         doc("By metric (ttft_ms, tpot_ms, e2e_ms, itl_ms, parts of the TTFT), then p50, p90, p95, p99, p99_9."),
     ] = {}
+    slo: Annotated[
+        SloResult | None, doc("The objectives that the step states, of the requests submitted in the window.")
+    ] = None
     queued_ratio: Annotated[Ratio | None, doc("Share of the scrapes in the window with requests waiting.", "ratio")] = (
         None
     )

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 
 from methodology.stability import Verdict
-from methodology.study.model import Evidence, Limit, Parameters, Quantity, Scale, SteadyWindow
+from methodology.steady import SteadyWindow
+from methodology.study.model import Evidence, Limit, Parameters, Quantity, Scale
 from rundir.fields import NO_UNIT, Amount, Count, doc
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from queues import Served, loaded
 
 from methodology.steady import (
+    SteadyWindow,
     in_flight,
     is_steady,
     little_residual,
@@ -17,7 +18,6 @@ from methodology.steady import (
     steady_window,
     von_neumann_ratio,
 )
-from methodology.study.model import SteadyWindow
 
 S = 1_000_000_000
 

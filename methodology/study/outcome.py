@@ -1,0 +1,165 @@
+"""What came of a step: the numbers that later decisions of a study rest on, from the tables of its run.
+
+Rates are those of the steady window: without the first tenth of the load and without the drain. Percentiles are of the
+requests that were submitted in it, however long they took. What the server showed is read by `server_side`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from loadgen.requests.metrics import input_tokens, request_metrics
+from loadgen.requests.slo import SloResult, parse_slo, slo_result
+from loadgen.requests.table import RequestLog
+from methodology.intervals import QuantileInterval, quantiles
+from methodology.load import stability_of
+from methodology.percentiles import times_in_order
+from methodology.steady import SteadyWindow, in_flight, is_steady, little_residual, rate, steady_window
+from methodology.study.model import Outcome, Step, StepData
+from methodology.study.server_side import ServerSide, binding, server_side
+from rundir.columns import Bools, Floats, Ints, take
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+MOST_FOREIGN = 0.02
+OF_REQUESTS = ("error_rate", "goodput_ratio")  # what an SLO may bound of a step, beside latencies
+NOTHING_SENT = "no request was sent"
+
+
+def outcome(step: Step, data: StepData) -> Outcome:
+    """Return what came of a step; a pure function of its tables. `slo` among its options says what is judged."""
+    log = data.requests
+    failures, counts = np.unique(
+        np.array([_kind(error) for error in log.error[log.status != "ok"]]), return_counts=True
+    )
+    shared: dict[str, Any] = {
+        "status": data.status,
+        "sent": int((log.dispatch_ns >= 0).sum()),
+        "ok": int((log.status == "ok").sum()),
+        "failed": dict(zip(failures.tolist(), counts.tolist(), strict=True)),
+        "blame": data.blame,
+    }
+    if data.end_ns <= data.start_ns or not shared["sent"]:
+        return Outcome(**shared, void=_void(data, None, shared["sent"]))
+    ended_ns = log.end_ns[log.end_ns >= 0]
+    window = steady_window(data.start_ns, data.end_ns, ended_ns)
+    server = server_side(log, data.endpoints, window, data.start_ns)
+    limit, reason = binding(step, server, data)
+    return Outcome(
+        **shared,
+        void=_void(data, server, shared["sent"]),
+        window=window,
+        **_rates(log, window, closed_loop=data.closed_loop),
+        stability=stability_of(log, data.endpoints, closed_loop=data.closed_loop),
+        percentiles=_percentiles(log, data.parts, window),
+        slo=_slo(step, log, window),
+        server_tokens_per_s=server.tokens_per_s,
+        queued_ratio=server.queued_ratio,
+        running_max=server.running_max,
+        running_mean=server.running_mean,
+        waiting_mean=server.waiting_mean,
+        kv_cache_max=server.kv_cache_max,
+        preemptions=server.preemptions,
+        in_flight_mean=in_flight(log.submit_ns, log.end_ns, window),
+        little_residual=little_residual(log.submit_ns, log.end_ns, window),
+        foreign_ratio=server.foreign_ratio,
+        limit=limit,
+        limit_reason=reason,
+        engine_start_ns=server.engine_start_ns,
+    )
+
+
+def _kind(error: str) -> str:
+    return error.split(":", 1)[0] or "unknown"
+
+
+def _void(data: StepData, server: ServerSide | None, sent: int) -> str:
+    """Return why a step counts for nothing, empty where it counts."""
+    if not sent:
+        return NOTHING_SENT
+    if data.status == "crashed":
+        return "the load generator ended before its load did"
+    if server is not None and server.restarted:
+        return "the engine restarted during the step: its start time moved, or its counters began at zero"
+    if data.not_trusted:
+        return f"the load generator's times cannot be trusted: {data.not_trusted}"
+    if server is not None and (server.foreign_ratio or 0) > MOST_FOREIGN:
+        return (
+            f"{100 * (server.foreign_ratio or 0):.1f} % of the requests that the engine finished were not ours "
+            f"(at most {100 * MOST_FOREIGN:.0f} % may be): another client used it"
+        )
+    return ""
+
+
+def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[str, Any]:
+    """Return what was asked and served in the window, a second."""
+    ended_ns = log.end_ns[(log.status == "ok") & (log.end_ns >= 0)]
+    completed, ci95 = rate(ended_ns, 1, window)
+    arrived_ns, arrived = _arrivals(log)
+    tokens_per_s, tokens_ci95 = rate(arrived_ns, arrived, window)
+    dispatched = _inside(log.dispatch_ns, window)
+    began = _inside(log.first_token_ns, window)
+    tokens = np.where(log.output_tokens >= 0, log.output_tokens, np.nan)
+    prompt = input_tokens(log)[began]
+    return {
+        "offered_per_s": None if closed_loop else int(_inside(log.scheduled_ns, window).sum()) / window.duration_s,
+        "realised_per_s": int(dispatched.sum()) / window.duration_s,
+        "realised_tokens_per_s": _scaled_sum(tokens[dispatched], window),
+        "completed_per_s": completed,
+        "throughput_ci95": ci95,
+        "output_tokens_per_s": tokens_per_s,
+        "output_tokens_ci95": tokens_ci95,
+        "steady": is_steady(arrived_ns, arrived, window),
+        "input_tokens_per_s": _scaled_sum(prompt, window),
+    }
+
+
+def _scaled_sum(amounts: Floats, window: SteadyWindow) -> float | None:
+    """Return a sum over the window, a second; unknown amounts count as the mean of those known."""
+    known = amounts[np.isfinite(amounts)]
+    return float(known.mean()) * len(amounts) / window.duration_s if len(known) else None
+
+
+def _arrivals(log: RequestLog) -> tuple[Ints, Floats]:
+    """Return when output tokens arrived, and how many then: each reply's evenly over its chunks.
+
+    Of a reply that did not end its tokens are unknown: each chunk counts for as many as a chunk of the others has.
+    """
+    chunks = np.diff(log.chunk_start)
+    counted = (log.output_tokens >= 0) & (chunks > 0)
+    usual = float(log.output_tokens[counted].sum() / chunks[counted].sum()) if counted.any() else 1.0
+    per_chunk = np.where(counted, log.output_tokens / np.maximum(chunks, 1), usual)
+    in_one_piece = (chunks == 0) & (log.output_tokens > 0) & (log.end_ns >= 0)
+    stamps_ns = np.concatenate([log.chunk_ns, log.end_ns[in_one_piece]])
+    return stamps_ns, np.concatenate([np.repeat(per_chunk, chunks), log.output_tokens[in_one_piece]])
+
+
+def _inside(stamps_ns: Any, window: SteadyWindow) -> Bools:
+    return np.asarray((stamps_ns >= window.start_ns) & (stamps_ns <= window.end_ns), np.bool_)
+
+
+def submitted_within(log: RequestLog, window: SteadyWindow) -> Bools:
+    """Return which requests [n] were submitted in the window: those whose latencies count."""
+    return _inside(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
+
+
+def _percentiles(log: RequestLog, parts: Parts, window: SteadyWindow) -> dict[str, dict[str, QuantileInterval]]:
+    rows = submitted_within(log, window)
+    return {
+        name: dict(zip(QUANTILES, quantiles(values, list(QUANTILES.values())), strict=True))
+        for name, values in times_in_order(take(log, rows), take(parts, rows)).items()
+    }
+
+
+def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> SloResult | None:
+    """Judge the objectives by the requests of the window; those of whole runs' rates are not a step's."""
+    text = step.options.get("slo")
+    if not text:
+        return None
+    parsed = parse_slo(str(text))
+    judged = tuple(each for each in parsed.objectives if each.of_latency or each.metric in OF_REQUESTS)
+    rows = take(log, submitted_within(log, window))
+    return slo_result(replace(parsed, objectives=judged), rows, request_metrics(rows), {})
