@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 
 
-def extend_chain(chain: list[int], token_ids: Sequence[int], full_blocks: int, block_size: int) -> None:
+def extend_chain(chain: list[int], token_ids: Sequence[int], full_blocks: int, block_size: int, root: int = 0) -> None:
     """Extend a chain of block hashes in place until it names `full_blocks` blocks of `token_ids`.
 
-    A hash covers its block and all before it, so equal hashes mean equal prefixes. Python's hash of integers and
-    tuples of them does not depend on the process.
+    A hash covers its block and all before it, so equal hashes mean equal prefixes that begin at the same `root`.
+    Python's hash of integers and tuples of them does not depend on the process.
     """
     for block in range(len(chain), full_blocks):
-        parent = chain[-1] if chain else 0
+        parent = chain[-1] if chain else root
         chain.append(hash((parent, *token_ids[block * block_size : (block + 1) * block_size])))
+
+
+def cache_root(salt: str) -> int:
+    """Return where the chains of requests with this salt begin; without one, 0."""
+    return (
+        int.from_bytes(blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") if salt else 0
+    )
 
 
 class BlockPool:
@@ -82,6 +90,15 @@ class BlockPool:
         if self._hash_of[block] is None and block_hash not in self._block_of:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block
+
+    def forget(self) -> bool:
+        """Forget all contents; false, and nothing forgotten, while a block is in use."""
+        if self.used:
+            return False
+        self._hash_of = [None] * self.size
+        self._block_of.clear()
+        self.evictable = 0
+        return True
 
     def release(self, blocks: list[int]) -> None:
         """Give back the blocks of one sequence and clear the list.

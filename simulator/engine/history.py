@@ -16,7 +16,8 @@ Role = Literal["request", "probe", "prefix"]
 class EngineRequest:
     """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1. `traceparent` is
     the header of that name as it came, empty for none; `client_id` the client's own id where replies do not carry it.
-    `samples` is how many replies to the prompt the client wants, of which this is one.
+    `samples` is how many replies to the prompt the client wants, of which this is one. The lower `priority`, the sooner
+    it is scheduled, where priorities count. Only requests of the same `cache_salt` share cached prefixes.
     """
 
     request_id: str
@@ -28,6 +29,8 @@ class EngineRequest:
     client_id: str = ""
     role: Role = "request"
     samples: int = 1
+    priority: int = 0
+    cache_salt: str = ""
 
 
 class StepTimes(NamedTuple):

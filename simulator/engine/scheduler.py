@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.engine.blocks import BlockPool, extend_chain
+from simulator.engine.blocks import BlockPool, cache_root, extend_chain
 from simulator.engine.history import (
     Admission,
     EngineRequest,
@@ -45,6 +45,7 @@ class _Sequence:
     arrival_ns: int
     dispatched_ns: int
     key: int
+    root: int
     token_ids: list[int]
     blocks: list[int] = field(default_factory=list)
     chain: list[int] = field(default_factory=list)
@@ -105,7 +106,7 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._step: _Step | None = None
-        self._submitted = 0
+        self.submitted = 0
 
     def submit(self, request: EngineRequest, arrival_ns: int, dispatched_ns: int = -1) -> int:
         """Hand a request over and return its number; the engine takes it in before its next step.
@@ -113,18 +114,21 @@ class Engine:
         `dispatched_ns` is now, where it is later than the arrival. Prompt and output together are at most
         max_model_len, which the reader of requests ensures.
         """
-        number = self._submitted
-        self._submitted += 1
+        number = self.submitted
+        self.submitted += 1
         sequence = _Sequence(
             number=number,
             request=request,
             arrival_ns=arrival_ns,
             dispatched_ns=max(arrival_ns, dispatched_ns),
             key=reply_key(self.settings.seed, request.prompt_token_ids),
+            root=cache_root(request.cache_salt),
             token_ids=list(request.prompt_token_ids),
         )
         block_size = self.pool.block_size
-        extend_chain(sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size)
+        extend_chain(
+            sequence.chain, sequence.token_ids, len(sequence.token_ids) // block_size, block_size, sequence.root
+        )
         self._live[number] = sequence
         self._arrived.append(sequence)
         return number
@@ -152,6 +156,10 @@ class Engine:
     def abandoned(self) -> tuple[int, ...]:
         """Return the numbers of the requests that were abandoned and have not ended."""
         return tuple(number for number, sequence in self._live.items() if sequence.is_abandoned)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; false, and nothing forgotten, while a request holds blocks."""
+        return self.pool.forget()
 
     def begin_step(self, now_ns: int) -> float | None:
         """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
@@ -292,7 +300,7 @@ class Engine:
         first = sequence.computed // block_size
         sequence.computed += chunk_tokens
         full = sequence.computed // block_size
-        extend_chain(sequence.chain, sequence.token_ids, full, block_size)
+        extend_chain(sequence.chain, sequence.token_ids, full, block_size, sequence.root)
         for block in range(first, full):
             self.pool.register(sequence.blocks[block], sequence.chain[block])
 

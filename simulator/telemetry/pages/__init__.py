@@ -28,10 +28,13 @@ class EnginePage(Protocol):
         """Return the page and its content type for a request's Accept header."""
 
 
-def page_of(settings: SimulatorSettings, clock: Callable[[], int]) -> EnginePage:
-    """Return the page of the engine that the settings name; `clock` gives int64 ns, the engine's own."""
+def page_of(settings: SimulatorSettings, clock: Callable[[], int], *, start_s: float | None = None) -> EnginePage:
+    """Return the page of the engine that the settings name; `clock` gives int64 ns, the engine's own.
+
+    `start_s` is when its process started, s Unix, where it is not this one.
+    """
     if settings.engine == "sglang":
         return SglangPage(settings.model, settings.engine_settings, clock)
     if settings.engine == "trtllm":
         return TrtllmPage(settings.model, settings.engine_settings)
-    return VllmPage(settings.model, settings.engine_settings)
+    return VllmPage(settings.model, settings.engine_settings, start_s=start_s)

@@ -99,12 +99,19 @@ def one_two_five_bounds(limit: int) -> tuple[float, ...]:
 class VllmPage:
     """Own the metrics of one engine, in a registry of their own."""
 
-    def __init__(self, model: str, settings: EngineSettings) -> None:
-        """Register every family at zero, as vLLM shows them before the first request."""
+    def __init__(self, model: str, settings: EngineSettings, *, start_s: float | None = None) -> None:
+        """Register every family at zero, as vLLM shows them before the first request.
+
+        With `start_s` the engine is in no process, and of one only such a start is shown.
+        """
         self.registry = CollectorRegistry()
-        GCCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        ProcessCollector(registry=self.registry)
+        if start_s is None:
+            GCCollector(registry=self.registry)
+            PlatformCollector(registry=self.registry)
+            ProcessCollector(registry=self.registry)
+        else:
+            started = "Start time of the process since unix epoch in seconds."
+            Gauge("process_start_time_seconds", started, registry=self.registry).set(start_s)
         self._blocks = settings.kv_blocks
         labels = (model, "0")
         self._gauges = {
@@ -134,6 +141,9 @@ class VllmPage:
             for name, (text, bounds) in _HISTOGRAMS.items()
         }
         _show_cache_config(settings, self.registry)
+        if start_s is not None:
+            for metric in (*self._counters.values(), *self._histograms.values()):
+                vars(metric)["_created"] = start_s
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type: the text format 0.0.4, whatever is accepted."""

@@ -1,0 +1,89 @@
+"""Loads that are played in virtual time."""
+
+from __future__ import annotations
+
+from simulator.engine.history import EngineRequest
+from simulator.settings import EngineSettings, SimulatorSettings
+from simulator.virtual import EPOCH_NS, Load, VirtualServer
+
+SECOND = 10**9
+
+
+def request(number: int, *, length: int = 100, max_tokens: int = 5) -> EngineRequest:
+    ids = tuple(range(1000 * number, 1000 * number + length))
+    return EngineRequest(request_id=f"cmpl-{number}", prompt_token_ids=ids, max_tokens=max_tokens)
+
+
+def test_an_open_loop_sends_each_request_when_it_is_due_and_hears_of_it_later_by_the_network() -> None:
+    """Submission is as planned, arrival half a round trip later, and each token another half after its step."""
+    server = VirtualServer(SimulatorSettings(), network_s=0.01)
+    played = server.play(Load(requests=map(request, range(3)), offsets_ns=[0, SECOND, 2 * SECOND], duration_s=2.5))
+    assert [each.submit_ns - EPOCH_NS for each in played.exchanges] == [0, SECOND, 2 * SECOND]
+    for each in played.exchanges:
+        assert each.record is not None
+        assert each.record.arrival_ns == each.submit_ns + 5_000_000
+        assert each.token_ns[0] == each.record.first_token_ns + 5_000_000
+        assert each.token_ns[-1] == each.end_ns == each.record.finished_ns + 5_000_000
+        assert len(each.token_ns) == 5
+    assert played.end_ns == EPOCH_NS + 5 * SECOND // 2
+
+
+def test_a_closed_loop_keeps_so_many_in_flight_and_sends_the_next_when_one_ends() -> None:
+    """Behind the first wave, each submission is the end of an earlier request; none comes after the duration."""
+    played = VirtualServer(SimulatorSettings()).play(
+        Load(requests=map(request, range(999)), concurrency=4, duration_s=2)
+    )
+    ends = {each.end_ns for each in played.exchanges}
+    assert [each.submit_ns for each in played.exchanges[:4]] == [EPOCH_NS] * 4
+    assert {each.submit_ns for each in played.exchanges[4:]} < ends
+    assert EPOCH_NS + SECOND < max(each.submit_ns for each in played.exchanges) < EPOCH_NS + 2 * SECOND
+    for each in played.exchanges:
+        assert sum(other.submit_ns <= each.submit_ns < other.end_ns for other in played.exchanges) <= 4
+
+
+def test_pages_show_the_engine_at_their_moments_and_the_last_one_its_end() -> None:
+    """Scrapes come at equal intervals; the first shows an idle engine, the last all that ended."""
+    server = VirtualServer(SimulatorSettings(), network_s=0.002)
+    played = server.play(Load(requests=map(request, range(20)), concurrency=20), scrape_s=0.1)
+    at_ns = [page.request_ns + 1_000_000 for page in played.pages]
+    assert at_ns == [EPOCH_NS + SECOND // 10 * number for number in range(len(at_ns))]
+    assert b'vllm:e2e_request_latency_seconds_count{engine="0",model_name="sim-llama"} 0.0' in played.pages[0].body
+    assert b'vllm:e2e_request_latency_seconds_count{engine="0",model_name="sim-llama"} 20.0' in played.pages[-1].body
+    assert at_ns[-2] < max(each.end_ns for each in played.exchanges) <= at_ns[-1]
+
+
+def test_the_same_settings_and_load_give_the_same_stamps_and_pages_to_the_byte() -> None:
+    """Nothing depends on the process, on the clock or on the machine."""
+    twice = [
+        VirtualServer(SimulatorSettings()).play(Load(requests=map(request, range(30)), concurrency=8), scrape_s=0.2)
+        for _ in range(2)
+    ]
+    first, second = ([(each.submit_ns, list(each.token_ns)) for each in played.exchanges] for played in twice)
+    assert first == second
+    assert [page.body for page in twice[0].pages] == [page.body for page in twice[1].pages]
+
+
+def test_without_a_page_the_stamps_are_the_same() -> None:
+    """Scraping is not part of what is measured."""
+    shown, plain = (
+        VirtualServer(SimulatorSettings(), shown=shown).play(
+            Load(requests=map(request, range(30)), concurrency=8), scrape_s=0.05
+        )
+        for shown in (True, False)
+    )
+    assert [list(each.token_ns) for each in shown.exchanges] == [list(each.token_ns) for each in plain.exchanges]
+    assert not plain.pages
+
+
+def test_time_and_cache_go_on_from_load_to_load_until_the_cache_is_reset() -> None:
+    """The second of two equal loads finds its prompts cached, the third after a reset does not."""
+    server = VirtualServer(SimulatorSettings(engine_settings=EngineSettings(seed=3)))
+    cached = []
+    for reset in (False, False, True):
+        if reset:
+            assert server.engine.reset_prefix_cache()
+        began_ns = server.now_ns
+        played = server.play(Load(requests=map(request, range(3)), concurrency=1))
+        assert played.start_ns == began_ns
+        cached.append([each.record.cached_tokens for each in played.exchanges if each.record])
+    assert cached == [[0, 0, 0], [96, 96, 96], [0, 0, 0]]
