@@ -29,7 +29,7 @@ MAY_IMPORT = {
 }
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
 ROOMS, VARIANTS, ROOT_ROOMS = 9, 12, 12
-VARYING = {"protocols", "engines", "workloads", "dialects"}
+VARYING = {"protocols", "engines", "workloads", "dialects", "procedures"}
 # Import levels of a folder's rooms: how long a chain of imports among them may be.
 LEVELS, ROOT_LEVELS = 5, 7
 # Folders that are still to be brought in line; this set only ever shrinks.

@@ -6,6 +6,7 @@ truth as spans would state it, or what the correlator makes of the scrapes, or u
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -108,12 +109,17 @@ def step_data(
         closed_loop=closed_loop,
         status="complete",
         about={
-            "planned": len(planned),
+            "planned": {"count": len(planned), "sha256": _digest(planned)},
             "truth": tuple(played.exchanges),
             "steps": tuple(played.steps),
             **(about or {}),
         },
     )
+
+
+def _digest(planned: Sequence[WorkloadRequest]) -> str:
+    """Return a hash that is equal for equal requests, of the first few."""
+    return hashlib.sha256(repr((len(planned), planned[:3])).encode()).hexdigest()
 
 
 def request_log(exchanges: Sequence[Exchange], planned: Sequence[WorkloadRequest]) -> RequestLog:

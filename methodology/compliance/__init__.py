@@ -1,0 +1,1 @@
+"""Whether a study follows the draft: its requirements, checked one by one."""

@@ -1,0 +1,109 @@
+"""The draft's fair comparison checklist: each line checked from what the runs recorded, declared, or not met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from methodology.study.model import Asked, Column, Finished, Table
+
+Facts = Mapping[str, Any]
+
+CHECKED, DECLARED, NOT_MET = "checked", "declared", "not met"
+_LOAD = ("rate", "concurrency", "arrival", "burstiness", "barrier", "ramp")
+# Settings that say nothing about what was measured.
+_OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config"}
+
+
+def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
+    """Return the checklist of a comparison, whose runs [n] recorded `facts` [n]."""
+    return Table(
+        name="fair-comparison-checklist",
+        title="Fair Comparison Checklist",
+        columns=(
+            Column(name="line", title="Line"),
+            Column(name="state", title="State"),
+            Column(name="evidence", title="Evidence"),
+        ),
+        rows=tuple(_lines(asked, runs, facts)),
+    )
+
+
+def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
+    """Return why runs that were not made for each other must not be compared; empty where they may."""
+    reasons = []
+    if not _same_requests(runs, facts)[0]:
+        reasons.append("they did not send the same requests (SHA-256 of requests differs)")
+    for name, words in (("duration", "durations"), ("endpoint", "endpoints, that is boundaries")):
+        values = {str(_config(each).get(name)) for each in facts}
+        if len(values) > 1:
+            reasons.append(f"their {words} differ ({', '.join(sorted(values))})")
+    return reasons
+
+
+def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[tuple[str, str, str]]:
+    same, evidence = _same_requests(runs, facts)
+    yield (
+        "Same workload: the same requests, in the same order, by the same seeds",
+        CHECKED if same else NOT_MET,
+        evidence,
+    )
+    yield (
+        "Same load model and parameters",
+        *_equal(facts, lambda each: {name: _config(each).get(name) for name in _LOAD}),
+    )
+    yield "Same test duration", *_equal(facts, lambda each: _config(each).get("duration"))
+    yield "Same warm-up procedure", *_equal(facts, lambda each: (each.get("warmup") or {}).get("policy"))
+    yield "Same success criteria", *_equal(facts, lambda each: _config(each).get("slo"))
+    interleaved = all(
+        {each.step.variant for each in runs[at : at + len(asked.variants)]} == set(asked.variants)
+        for at in range(0, len(runs), max(1, len(asked.variants)))
+    )
+    order = ", ".join(each.step.variant for each in runs)
+    yield "Tested at the same time: configurations in turn", CHECKED if interleaved and runs else NOT_MET, order
+    for line, name in (
+        ("Equivalent SUT boundary", "boundary"),
+        ("Comparable hardware, or normalised", "accelerator"),
+        ("Production-representative configuration", "production_representative"),
+    ):
+        declared = asked.system.get(name)
+        yield line, DECLARED if declared else NOT_MET, str(declared or f"not declared: sut.{name}")
+    differences = "; ".join(_differences(runs, facts))
+    yield "Differences in configuration noted", CHECKED, differences or "no difference in what Sidelight recorded"
+
+
+def _same_requests(runs: Sequence[Finished], facts: Sequence[Facts]) -> tuple[bool, str]:
+    """Tell whether runs of equal seeds sent equal requests, and the evidence."""
+    hashes: dict[int, set[str]] = {}
+    for each, fact in zip(runs, facts, strict=True):
+        hashes.setdefault(each.step.seed, set()).add(str((fact.get("planned") or {}).get("sha256")))
+    if any("None" in group for group in hashes.values()):
+        return False, "hashes of requests are not known"
+    paired = hashes and all(len(group) == 1 for group in hashes.values())
+    shown = ", ".join(sorted(digest[:12] for group in hashes.values() for digest in group))
+    return bool(paired), f"SHA-256 by pair: {shown}"
+
+
+def _equal(facts: Sequence[Facts], value: Callable[[Facts], object]) -> tuple[str, str]:
+    values = {str(value(each)) for each in facts}
+    return (CHECKED if len(values) == 1 else NOT_MET), "; ".join(sorted(values))
+
+
+def _differences(runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[str]:
+    """Yield every setting and version that differs between configurations."""
+    by_variant = {each.step.variant: fact for each, fact in zip(runs, facts, strict=True)}
+    described = {variant: _settings(fact) for variant, fact in by_variant.items()}
+    for name in sorted({name for settings in described.values() for name in settings}):
+        values = {variant: str(settings.get(name, "-")) for variant, settings in described.items()}
+        if len(set(values.values())) > 1:
+            yield f"{name}: {', '.join(f'{variant} {value}' for variant, value in values.items())}"
+
+
+def _settings(facts: Facts) -> dict[str, object]:
+    target = facts.get("target") or {}
+    named = {name: value for name, value in _config(facts).items() if name not in _OURS}
+    return {**named, "model": target.get("model"), "engine version": target.get("version"), "url": target.get("url")}
+
+
+def _config(facts: Facts) -> Mapping[str, Any]:
+    return facts.get("config") or {}

@@ -1,0 +1,370 @@
+"""Comparison of systems: the same requests at the same moments for each, in pairs that are measured in turn.
+
+Draft, "Multi-System Comparison Guidelines". Requests of a run depend on each other, so that runs, not requests, are
+what is tested; the runs of a pair have the same requests, so that what these ask for is in no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from correlator.breakdown import LABELS, TTFT_PARTS
+from methodology.compare import Comparison, of_family, paired, unpaired
+from methodology.compliance.fair_comparison import checklist
+from methodology.search import Capacity, capacity
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    Table,
+)
+from methodology.study.planning import content_seed
+from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
+from rundir.stats import finite
+
+PAIR = "pair"
+LEVEL = 0.95
+LEAST_RUNS = 3
+SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
+MARGIN = 0.05
+TESTED = (
+    "Student's t on the logarithm of each run's ratio, over pairs of runs with the same requests (Welch's where runs "
+    "are not paired); Holm's correction over all metrics; equivalent by two one-sided tests (Schuirmann 1987)"
+)
+NOTES = (
+    (
+        "Runs, not requests, are compared: requests that queue together are slow together, and a test over pooled "
+        "requests calls identical systems different in more than half of all cases."
+    ),
+    (
+        "A failed request took for ever. Where success rates differ, latencies are of different requests and get no "
+        "verdict; the rate of completed requests decides."
+    ),
+    "Tokens per dollar-hour is read as tokens per second over dollars per hour.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A configuration beside the first: runs of both, and by metric what is concluded.
+
+    The k-th runs of both are a pair where `is_paired`.
+    """
+
+    first: str
+    other: str
+    before: Sequence[Sample]
+    after: Sequence[Sample]
+    is_paired: bool
+    concluded: Mapping[str, Comparison]
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the next run: pair by pair, the configurations of each in an order by the study's seed."""
+    parameters, variants = asked.parameters, asked.variants
+    if len(variants) < 2:
+        return Done(reason="a comparison needs two configurations", complete=False)
+    load = _load(asked, [each for each in finished if each.step.kind != PAIR])
+    if isinstance(load, Step):
+        return replace(load, variant=variants[0])
+    if isinstance(load, Done):
+        return load
+    measured = {(each.step.seed, each.step.variant) for each in finished}
+    pairs = parameters.pairs or LEAST_RUNS
+    for pair in range(1, pairs + 1):
+        seed = content_seed(asked, pair)
+        for place in np.random.default_rng([asked.seed, pair]).permutation(len(variants)).tolist():
+            if (seed, variants[place]) not in measured:
+                return Step(
+                    kind=PAIR,
+                    label=f"pair-{pair}-{variants[place]}",
+                    load=load[0],
+                    level=load[1],
+                    duration=parameters.duration,
+                    requests=parameters.requests,
+                    seed=seed,
+                    variant=variants[place],
+                )
+    return Done(reason=f"{pairs} runs of each configuration were measured")
+
+
+def _load(asked: Asked, finished: Sequence[Finished]) -> tuple[Literal["open", "closed"], float] | Step | Done:
+    """Return the load that was asked for in numbers, else a share of the first configuration's capacity."""
+    if rate := asked.options.get("rate"):
+        return "open", float(rate)
+    if concurrency := asked.options.get("concurrency"):
+        return "closed", float(concurrency)
+    known = capacity(asked, finished)
+    return ("open", (asked.parameters.load or 1.0) * known.per_s) if isinstance(known, Capacity) else known
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return by how much each configuration differs from the first, how sure that is, and what makes the difference."""
+    runs = [each for each in finished if each.step.kind == PAIR]
+    samples, facts = [], []
+    for each in runs:
+        data = read(each)
+        samples.append(sample(each, data))
+        facts.append(data.about)
+    margin = asked.parameters.margin or MARGIN
+    comparisons = [against(samples, asked.variants[0], other, margin) for other in asked.variants[1:]]
+    return Findings(
+        answer=tuple(sentence for each in comparisons for sentence in _answer(each, margin)),
+        results={name: quantity for each in comparisons for name, quantity in _results(each)},
+        evidence=tuple(item for each in comparisons for item in _evidence(each)),
+        tables=(
+            *(_verdict_table(each, margin) for each in comparisons),
+            *(_part_table(each) for each in comparisons),
+            _run_table(samples),
+            checklist(asked, runs, facts),
+        ),
+        plots=tuple(_plot(samples, metric) for metric in (TIMES[0], TIMES[2], RATES[0])),
+        notes=NOTES,
+        passed=all(not _is_worse(each) for each in comparisons),
+    )
+
+
+def against(samples: Sequence[Sample], first: str, other: str, margin: float) -> Against:
+    """Conclude over all metrics what differs between the runs of two configurations."""
+    before, after = ([each for each in samples if each.finished.step.variant == name] for name in (first, other))
+    seeds = [[each.finished.step.seed for each in group] for group in (before, after)]
+    is_paired = len(set(seeds[0])) == len(seeds[0]) and sorted(seeds[0]) == sorted(seeds[1])
+    if is_paired:
+        before, after = (sorted(group, key=lambda each: each.finished.step.seed) for group in (before, after))
+    concluded = {metric.name: _compared(metric, before, after, margin, is_paired) for metric in FAMILY}
+    return Against(
+        first=first, other=other, before=before, after=after, is_paired=is_paired, concluded=of_family(concluded, LEVEL)
+    )
+
+
+def _compared(
+    metric: Metric, before: Sequence[Sample], after: Sequence[Sample], margin: float, is_paired: bool
+) -> Comparison:
+    """Compare one metric; where that cannot be done it has no verdict, and the reason."""
+    success = [float(np.mean([each.success for each in group] or [0.0])) for group in (before, after)]
+    if metric in TIMES and abs(success[0] - success[1]) > SAME_SUCCESS:
+        shares = " and ".join(f"{100 * share:.1f} %" for share in success)
+        return _no_verdict(f"success rates differ ({shares}), so that these are times of different requests")
+    a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
+    if np.isinf([*a, *b]).any():
+        return _no_verdict("so many requests failed that it falls on one of them")
+    compare = paired if is_paired else unpaired
+    return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
+
+
+def _no_verdict(reason: str) -> Comparison:
+    return Comparison(ratio=None, ci95=None, p=None, verdict=None, reason=reason)
+
+
+def _is_worse(comparison: Against) -> bool:
+    return any(each.verdict == "worse" for each in comparison.concluded.values())
+
+
+def _answer(comparison: Against, margin: float) -> Iterator[str]:
+    """Yield what is concluded, how sure that is, and which part of the TTFT makes the difference."""
+    by_verdict: dict[str, list[str]] = {}
+    for metric in FAMILY:
+        concluded = comparison.concluded[metric.name]
+        if concluded.verdict is not None:
+            moved = (
+                f" ({100 * ((concluded.ratio or 1) - 1):+.1f} %)" if concluded.verdict in ("better", "worse") else ""
+            )
+            by_verdict.setdefault(concluded.verdict, []).append(f"{metric.title}{moved}")
+    name, base = comparison.other, comparison.first
+    if not by_verdict:
+        yield f"{name} against {base}: no verdict; {next(iter(comparison.concluded.values())).reason}."
+        return
+    words = {
+        "worse": "worse by",
+        "better": "better by",
+        "equivalent": f"equivalent within {100 * margin:g} % by",
+        "inconclusive": "undecided by",
+    }
+    listed = "; ".join(f"{words[verdict]} {', '.join(names)}" for verdict, names in by_verdict.items())
+    pairs = "pairs of runs" if comparison.is_paired else "runs of each, which were not paired"
+    yield f"{name} is, against {base}, over {len(comparison.after)} {pairs}: {listed}."
+    more = [each.more_pairs for each in comparison.concluded.values()]
+    if "inconclusive" in by_verdict and (most := max((count for count in more if count), default=0)):
+        yield f"About {most} more {'pairs' if comparison.is_paired else 'runs of each'} would decide all that is open."
+    changes = _part_changes(comparison)
+    if changes and (whole := sum(change for _, change in changes)):
+        part, change = max(changes, key=lambda pair: abs(pair[1]))
+        yield f"The mean TTFT changed by {whole:+.1f} ms, of which {LABELS[part]} is {change:+.1f} ms."
+
+
+def _part_changes(comparison: Against) -> list[tuple[str, float]]:
+    """Return by how many ms the mean of each part of the TTFT changed."""
+    before, after = (
+        [each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)
+    )
+    if not before or not after:
+        return []
+    means = {
+        part.name: [float(np.mean([each[part.name] for each in group])) for group in (before, after)]
+        for part in TTFT_PARTS
+    }
+    return [(name, second - first) for name, (first, second) in means.items() if first or second]
+
+
+def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
+    for metric in FAMILY:
+        concluded = comparison.concluded[metric.name]
+        name = f"{comparison.other}_over_{comparison.first}_{metric.name.rpartition('_ms')[0] or metric.name}_ratio"
+        missing = "" if concluded.ratio is not None else concluded.reason
+        yield (
+            name,
+            Quantity(
+                value=concluded.ratio,
+                unit="ratio",
+                ci95=concluded.ci95,
+                n=concluded.pairs,
+                method=TESTED,
+                missing=missing,
+            ),
+        )
+
+
+def _evidence(comparison: Against) -> Iterator[Evidence]:
+    for each in (*comparison.before, *comparison.after):
+        value = each.metrics[TIMES[0].name]
+        yield Evidence(
+            claim=f"{comparison.other} against {comparison.first}",
+            quantity=TIMES[0].name,
+            run=each.finished.run,
+            value=finite(value),
+        )
+
+
+def _verdict_table(comparison: Against, margin: float) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for metric in FAMILY:
+        concluded = comparison.concluded[metric.name]
+        middle: list[Cell] = [
+            finite(float(np.mean([each.metrics[metric.name] for each in group]))) if group else None
+            for group in (comparison.before, comparison.after)
+        ]
+        shown = (f"{metric.title}, {metric.unit}" if metric.unit == "ms" else metric.title, *middle)
+        verdict = concluded.verdict or f"no verdict: {concluded.reason}"
+        low, high = concluded.ci95 or (None, None)
+        rows.append((*shown, concluded.ratio, low, high, concluded.p, verdict, concluded.more_pairs))
+    columns = (
+        Column(name="metric", title="Metric"),
+        Column(name="first", title=comparison.first),
+        Column(name="other", title=comparison.other),
+        Column(name="ratio", title="Ratio", digits=4),
+        Column(name="ratio_low", title="from", digits=4),
+        Column(name="ratio_high", title="to", digits=4),
+        Column(name="p", title="p (Holm)", digits=2),
+        Column(name="verdict", title="Verdict"),
+        Column(name="more_pairs", title="More runs", digits=None),
+    )
+    return Table(
+        name=f"comparison-{_slug(comparison.other)}",
+        title=f"{comparison.other} against {comparison.first}",
+        columns=columns,
+        rows=tuple(rows),
+        note=f"Means over runs; 95 % intervals of the ratio. Equivalent: surely within {100 * margin:g} %. {TESTED}.",
+    )
+
+
+def _part_table(comparison: Against) -> Table:
+    changes = dict(_part_changes(comparison))
+    whole = sum(changes.values())
+    rows = []
+    for name, change in changes.items():
+        before, after = (
+            float(np.mean([each.parts_ms[name] for each in group if each.parts_ms]))
+            for group in (comparison.before, comparison.after)
+        )
+        share = change / whole if whole else None
+        rows.append((LABELS[name], before, after, after / before if before > 0 else None, change, share))
+    return Table(
+        name=f"ttft-parts-{_slug(comparison.other)}",
+        title=f"Where the mean TTFT differs, {comparison.other} against {comparison.first}",
+        columns=(
+            Column(name="part", title="Part"),
+            Column(name="first_ms", title=f"{comparison.first}, ms"),
+            Column(name="other_ms", title=f"{comparison.other}, ms"),
+            Column(name="ratio", title="Ratio"),
+            Column(name="change_ms", title="Change, ms"),
+            Column(name="share_of_change", title="Share of the change"),
+        ),
+        rows=tuple(rows),
+        note="" if rows else "No request has a breakdown of its TTFT.",
+    )
+
+
+def _run_table(samples: Sequence[Sample]) -> Table:
+    rows = tuple(
+        (
+            each.finished.run,
+            each.finished.step.variant,
+            each.finished.outcome.sent,
+            each.success,
+            *(finite(each.metrics[metric.name]) for metric in FAMILY),
+        )
+        for each in samples
+    )
+    metrics = (Column(name=metric.name, title=metric.title) for metric in FAMILY)
+    return Table(
+        name="runs",
+        title="Runs, in the order in which they were measured",
+        columns=(
+            Column(name="run", title="Run"),
+            Column(name="configuration", title="Configuration"),
+            Column(name="requests", title="Requests", digits=None),
+            Column(name="success_ratio", title="Ended ok"),
+            *metrics,
+        ),
+        rows=rows,
+    )
+
+
+def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
+    lines = []
+    for name in dict.fromkeys(each.finished.step.variant for each in samples):
+        values = [finite(each.metrics[metric.name]) for each in samples if each.finished.step.variant == name]
+        lines.append(Line(name=name, x=tuple(float(place) for place in range(1, len(values) + 1)), y=tuple(values)))
+    return Plot(
+        name=f"runs-{_slug(metric.name)}",
+        title=f"{metric.title} of each run",
+        kind="marks",
+        x_title="pair",
+        y_title=f"{metric.title}, {metric.unit}",
+        lines=tuple(lines),
+    )
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "run"
+
+
+COMPARE = Procedure(
+    name="compare",
+    title="Comparison of systems",
+    section="comparison-guidelines",
+    objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN),
+        "short": Parameters(load=0.7, duration=20.0, pairs=3, margin=MARGIN),
+    },
+    next_step=next_step,
+    findings=findings,
+)

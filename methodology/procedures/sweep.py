@@ -1,0 +1,324 @@
+"""A sweep: options of `run` over several values, each combination several times, as one long table.
+
+Beside it the tables of those who sweep too: siclait's eight metrics a load level, asiai's medians and spread over the
+runs of a cell (Benchmark Metrics Specification 0.4.0), and exo's bench's JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
+from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
+from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
+from loadgen.requests.table import RequestLog
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Findings,
+    Finished,
+    Line,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+    Table,
+)
+from methodology.study.planning import content_seed
+from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
+from rundir.columns import Floats, take
+from rundir.stats import Missing, finite, known
+
+CELL = "cell"
+UNKNOWN_TO_A_CLIENT = {
+    "peak_memory_usage": "only the server knows its memory",
+    "output_text_preview": "replies' text is not kept in tables; the raw log has it",
+    "placement": "only the cluster knows where a model is placed",
+    "download_duration_s": "only the cluster knows",
+    "cluster": "no client can see the cluster's state",
+}
+SICLAIT = {"Mean": "mean", "Min": "min", "Max": "max", "P99": "p99", "P90": "p90", "P75": "p75"}
+SICLAIT_ROWS = {
+    "ttft_ms": "Time to first token, ms",
+    "request_latency_ms": "Request latency, ms",
+    "itl_ms": "Inter-token latency, ms",
+    "request_output_tps": "Output token throughput per request, tokens/s",
+    "input_tokens": "Input sequence length, tokens",
+    "output_tokens": "Output sequence length, tokens",
+    "output_tps": "Output token throughput, tokens/s",
+    "requests_per_s": "Request throughput, requests/s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """A run of a sweep: its cell, which repeat it is from 1 on, what it showed, and others' metrics."""
+
+    cell: tuple[str, ...]
+    repeat: int
+    sample: Sample
+    siclait: Siclait
+    speed: float
+    exo: Sequence[Mapping[str, Any]]
+    power_watts: float
+
+
+def cells(asked: Asked) -> list[dict[str, str]]:
+    """Return the combinations of the values that are varied, the last option's fastest."""
+    vary = asked.parameters.vary or {}
+    return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the next run: each repeat has all cells, in an order by the study's seed or as they were written."""
+    every, repeats = cells(asked), asked.parameters.repeat or 1
+    if not (asked.parameters.vary or {}):
+        return Done(reason="nothing was varied", complete=False)
+    at = len(finished)
+    if at >= len(every) * repeats:
+        return Done(reason=f"{len(every)} combinations were measured, each {repeats} times")
+    repeat, place = divmod(at, len(every))
+    order = list(range(len(every)))
+    if asked.parameters.order != "ascending":
+        order = np.random.default_rng([asked.seed, repeat]).permutation(len(every)).tolist()
+    cell = every[order[place]]
+    settings = asked.options | cell
+    rate, concurrency = settings.get("rate"), settings.get("concurrency")
+    is_closed = rate is None and concurrency is not None
+    label = "-".join(f"{name.partition('_')[0]}-{value}" for name, value in cell.items())
+    return Step(
+        kind=CELL,
+        label="".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in f"{label}-{repeat + 1}"),
+        load="closed" if is_closed else "open",
+        level=float((concurrency if is_closed else rate) or 1.0),
+        duration=None if "duration" in cell else asked.parameters.duration,
+        requests=None if "requests" in cell else asked.parameters.requests,
+        seed=content_seed(asked, at + 1),
+        options=dict(cell),
+    )
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return one row a run, and the tables of siclait, asiai and exo."""
+    names = tuple(asked.parameters.vary or {})
+    counts: dict[tuple[str, ...], int] = {}
+    runs = []
+    for each in finished:
+        cell = tuple(str(each.step.options.get(name)) for name in names)
+        counts[cell] = counts.get(cell, 0) + 1
+        runs.append(_measured(each, read(each), cell, counts[cell]))
+    spread = _spread(runs)
+    best = max(runs, key=lambda run: run.sample.metrics[RATES[0].name], default=None)
+    answer = [f"{len(runs)} runs of {len(counts)} combinations of {', '.join(names)} were measured."]
+    if best is not None and not math.isnan(peak := best.sample.metrics[RATES[0].name]):
+        where = ", ".join(f"{name} {value}" for name, value in zip(names, best.cell, strict=True))
+        answer.append(f"Most output tokens/s ({peak:.4g}) came at {where}.")
+    return Findings(
+        answer=tuple(answer),
+        results={"std_dev_tok_s": spread},
+        tables=(
+            _long_table(names, runs),
+            _asiai_table(names, runs, spread),
+            *(_siclait_table(names, cell, runs) for cell in counts),
+        ),
+        plots=tuple(_plot(names, runs, metric.name, metric.title) for metric in (TIMES[0], RATES[0])),
+        documents={"exo": _exo(runs)},
+    )
+
+
+def _measured(finished: Finished, data: StepData, cell: tuple[str, ...], repeat: int) -> _Measured:
+    ok = take(data.requests, data.requests.status == "ok")
+    speeds = known(asiai_columns(ok).tok_per_sec)
+    watts = data.about.get("gpu_power_watts")
+    return _Measured(
+        cell=cell,
+        repeat=repeat,
+        sample=sample(finished, data),
+        siclait=siclait(ok),
+        speed=float(np.median(speeds)) if len(speeds) else math.nan,
+        exo=_exo_rows(ok, finished, data, repeat),
+        power_watts=math.nan if watts is None else float(watts),
+    )
+
+
+def _long_table(names: Sequence[str], runs: Sequence[_Measured]) -> Table:
+    rows = []
+    for run in runs:
+        outcome = run.sample.finished.outcome
+        metrics = (finite(run.sample.metrics[metric.name]) for metric in FAMILY)
+        verdict = outcome.stability.verdict if outcome.stability else None
+        rows.append((run.sample.finished.run, *run.cell, run.repeat, outcome.sent, outcome.ok, *metrics, verdict))
+    return Table(
+        name="sweep",
+        title="Runs",
+        columns=(
+            Column(name="run", title="Run"),
+            *(Column(name=name, title=name) for name in names),
+            Column(name="repeat", title="Repeat", digits=None),
+            Column(name="sent", title="Sent", digits=None),
+            Column(name="ok", title="Ok", digits=None),
+            *(Column(name=metric.name, title=metric.title) for metric in FAMILY),
+            Column(name="stability", title="Load"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _spread(runs: Sequence[_Measured]) -> Quantity:
+    """Return M8 of asiai: the root of the mean, over cells, of the variance of their runs' speeds."""
+    groups = np.array(["\0".join(run.cell) for run in runs], dtype=object)
+    value = pooled_std(np.array([run.speed for run in runs]), groups) if runs else Missing("no run has ended")
+    method = "asiai's M8: pooled over the runs of the same combination; the speed of a run is the median of its replies"
+    if isinstance(value, Missing):
+        return Quantity(value=None, unit="tokens/s", missing="no combination was run twice", method=method)
+    return Quantity(value=value, unit="tokens/s", n=len(runs), method=method)
+
+
+def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quantity) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for cell in dict.fromkeys(run.cell for run in runs):
+        of_cell = [run for run in runs if run.cell == cell]
+        speeds = known([run.speed for run in of_cell])
+        watts = known([run.power_watts for run in of_cell])
+        if not len(speeds):
+            rows.append((*cell, len(of_cell), None, None, None, None, None, None, None))
+            continue
+        middle, mean, deviation = float(np.median(speeds)), float(speeds.mean()), float(speeds.std())
+        cv = 100 * deviation / mean if len(speeds) > 1 else None
+        power = float(watts.mean()) if len(watts) else None
+        per_watt = mean / power if power else None
+        rows.append(
+            (*cell, len(of_cell), middle, mean, deviation, cv, None if cv is None else stability(cv), power, per_watt)
+        )
+    pooled = "not known" if spread.value is None else f"{spread.value:.3g} tokens/s"
+    return Table(
+        name="asiai",
+        title="Generation speed by asiai's specification, the median first",
+        columns=(
+            *(Column(name=name, title=name) for name in names),
+            Column(name="runs", title="Runs", digits=None),
+            Column(name="tok_per_sec_median", title="M1, median"),
+            Column(name="tok_per_sec_mean", title="mean"),
+            Column(name="std_dev", title="sd of runs"),
+            Column(name="cv_percent", title="CV, %"),
+            Column(name="stability", title="Class"),
+            Column(name="power_watts", title="M6, W"),
+            Column(name="tok_per_sec_per_watt", title="M7"),
+        ),
+        rows=tuple(rows),
+        note=f"M8, pooled over the runs of each combination: {pooled}. A power that is missing was not measured.",
+    )
+
+
+def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_Measured]) -> Table:
+    """Return the eight metrics of the combination's run whose throughput is the median."""
+    of_cell = sorted((run for run in runs if run.cell == cell), key=lambda run: run.siclait.output_tps or 0.0)
+    metrics = of_cell[len(of_cell) // 2].siclait
+    rows = []
+    for name, title in SICLAIT_ROWS.items():
+        value = getattr(metrics, name)
+        if isinstance(value, PopulationStatistics):
+            rows.append((title, *(getattr(value, column) for column in SICLAIT.values())))
+        else:
+            rows.append((title, value, *(None for _ in range(len(SICLAIT) - 1))))
+    where = ", ".join(f"{name} {value}" for name, value in zip(names, cell, strict=True))
+    slug = "".join(letter if letter.isalnum() else "-" for letter in "-".join(cell).lower())
+    columns = (Column(name=column, title=title) for title, column in SICLAIT.items())
+    return Table(
+        name=f"siclait-{slug}",
+        title=f"siclait's metrics at {where}",
+        columns=(Column(name="metric", title="Metric"), *columns),
+        rows=tuple(rows),
+        note="" if len(of_cell) == 1 else f"Of {len(of_cell)} runs, the one of median throughput.",
+    )
+
+
+def _exo_rows(ok: RequestLog, finished: Finished, data: StepData, repeat: int) -> list[dict[str, Any]]:
+    prompt, generation = prefill_tps(ok)[0], generation_tps(ok)[0]
+    asked_ns = np.where(ok.dispatch_ns >= 0, ok.dispatch_ns, ok.submit_ns)
+    elapsed_s: Floats = (ok.end_ns - asked_ns) / 1e9
+    concurrency = int(finished.step.level) if finished.step.load == "closed" else None
+    model = (data.about.get("target") or {}).get("model")
+    return [
+        {
+            "elapsed_s": finite(elapsed_s[row]),
+            "output_text_preview": None,
+            "stats": {
+                "prompt_tps": finite(prompt[row]),
+                "generation_tps": finite(generation[row]),
+                "prompt_tokens": int(ok.input_tokens[row]),
+                "generation_tokens": int(ok.output_tokens[row]),
+                "peak_memory_usage": None,
+            },
+            "model_id": model,
+            "placement_sharding": None,
+            "placement_instance_meta": None,
+            "placement_nodes": None,
+            "pp_tokens": int(ok.input_tokens[row]),
+            "tg": int(ok.max_tokens[row]),
+            "repeat_index": repeat - 1,
+            "concurrency": concurrency,
+            "concurrent_index": None if concurrency is None else row % concurrency,
+            "download_duration_s": None,
+        }
+        for row in range(len(ok))
+    ]
+
+
+def _exo(runs: Sequence[_Measured]) -> dict[str, Any]:
+    watts = {run.sample.finished.run: finite(run.power_watts) for run in runs}
+    return {
+        "runs": [row for run in runs for row in run.exo],
+        "cluster": None,
+        "system_metrics": {"mean_gpu_power_watts": watts} if any(watts.values()) else None,
+        "missing": UNKNOWN_TO_A_CLIENT,
+    }
+
+
+def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: str) -> Plot:
+    """Return a metric over the last varied option, a line for each combination of the others."""
+    lines: dict[str, list[tuple[float, float | None]]] = {}
+    for run in runs:
+        others = ", ".join(f"{name} {value}" for name, value in zip(names[:-1], run.cell[:-1], strict=True))
+        try:
+            x = float(run.cell[-1])
+        except ValueError:
+            x = float([each.cell[-1] for each in runs].index(run.cell[-1]))
+        lines.setdefault(others or title, []).append((x, finite(run.sample.metrics[metric])))
+    return Plot(
+        name=f"sweep-{metric.replace('_', '-')}",
+        title=f"{title} over {names[-1]}" if names else title,
+        kind="marks",
+        x_title=names[-1] if names else "",
+        y_title=title,
+        lines=tuple(
+            Line(name=name, x=tuple(x for x, _ in sorted(points)), y=tuple(y for _, y in sorted(points)))
+            for name, points in lines.items()
+        ),
+    )
+
+
+SWEEP = Procedure(
+    name="sweep",
+    title="Sweep",
+    section="",
+    objective="Measure combinations of options, each several times.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(duration=60.0, repeat=3, order="random", vary={}),
+        "short": Parameters(duration=10.0, repeat=3, order="random", vary={}),
+    },
+    next_step=next_step,
+    findings=findings,
+)

@@ -1,0 +1,74 @@
+"""What a whole run showed, as one value a metric: what comparisons and sweeps put beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.breakdown import TTFT_PARTS
+from loadgen.requests.metrics import request_metrics
+from methodology.study.model import Finished, StepData
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number of each run that is compared."""
+
+    name: str
+    title: str
+    unit: str
+    lower_is_better: bool = True
+
+
+_TIMES = {"ttft_ms": (50, 90, 99), "tpot_ms": (50, 99), "e2e_ms": (50, 99)}
+TIMES = tuple(
+    Metric(name=f"{time.removesuffix('_ms')}_p{percent}_ms", title=f"{time[:-3].upper()} P{percent}", unit="ms")
+    for time, percents in _TIMES.items()
+    for percent in percents
+)
+RATES = (
+    Metric(name="output_tokens_per_s", title="Output tokens/s", unit="tokens/s", lower_is_better=False),
+    Metric(name="completed_requests_per_s", title="Completed requests/s", unit="requests/s", lower_is_better=False),
+)
+FAMILY = (*TIMES, *RATES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What a run showed: a value a metric, NaN where unknown, the mean of each part of its TTFT, and its success rate.
+
+    A request that failed took for ever: a percentile that falls on one is infinite.
+    """
+
+    finished: Finished
+    metrics: Mapping[str, float]
+    parts_ms: Mapping[str, float]
+    success: float
+
+
+def sample(finished: Finished, data: StepData) -> Sample:
+    """Return what one run showed."""
+    outcome, requests = finished.outcome, request_metrics(data.requests)
+    ok = data.requests.status == "ok"
+    values = {
+        "output_tokens_per_s": math.nan if outcome.output_tokens_per_s is None else outcome.output_tokens_per_s,
+        "completed_requests_per_s": math.nan if outcome.completed_per_s is None else outcome.completed_per_s,
+    }
+    for name, percents in _TIMES.items():
+        times_ms = np.where(ok, getattr(requests, name), np.inf)
+        ascending = np.sort(times_ms[~np.isnan(times_ms)])
+        for percent in percents:
+            place = math.ceil(percent / 100 * len(ascending)) - 1
+            value = float(ascending[place]) if len(ascending) else math.nan
+            values[f"{name.removesuffix('_ms')}_p{percent}_ms"] = value
+    covered = data.parts.covered
+    means_ms = {part.name: 1e3 * np.nan_to_num(part.of(data.parts)[covered]) for part in TTFT_PARTS}
+    return Sample(
+        finished=finished,
+        metrics=values,
+        parts_ms={name: float(values_ms.mean()) for name, values_ms in means_ms.items()} if covered.any() else {},
+        success=outcome.ok / outcome.sent if outcome.sent else 0.0,
+    )

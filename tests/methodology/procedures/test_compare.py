@@ -1,0 +1,145 @@
+"""Comparison of systems as a test: order, verdicts, the part that makes the difference, and the checklist."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+
+import pytest
+from msgspec.structs import replace
+from virtual_study import play
+
+from methodology.procedures.compare import COMPARE, against
+from methodology.study.model import Asked, Done, Findings, Finished, Outcome, Parameters, Step
+from methodology.study.planning import decide
+from methodology.study.samples import FAMILY, Sample
+from simulator.settings import EngineSettings
+
+ENGINE = EngineSettings()
+
+
+def asked(**fields: object) -> Asked:
+    parameters = Parameters(duration=20.0, pairs=3, margin=0.05)
+    return Asked(
+        test="compare",
+        scale="short",
+        parameters=parameters,
+        seed=3,
+        **{"options": {"rate": 4.0}, "variants": ("a", "b"), **fields},
+    )
+
+
+@pytest.fixture(scope="module")
+def slower() -> tuple[list[Finished], Findings]:
+    """Three pairs: b has a quarter of the seats, so that its requests queue."""
+    variants = {"a": ENGINE, "b": replaced(ENGINE, max_num_seqs=4)}
+    return play(COMPARE, asked(), ENGINE, variants=variants)
+
+
+def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[list[Finished], Findings]) -> None:
+    """Seeds are equal within a pair and differ between pairs; who goes first is not always the same."""
+    finished, _ = slower
+    pairs = [finished[at : at + 2] for at in range(0, len(finished), 2)]
+    assert len(pairs) == 3
+    assert all(first.step.seed == second.step.seed for first, second in pairs)
+    assert all({first.step.variant, second.step.variant} == {"a", "b"} for first, second in pairs)
+    assert len({first.step.seed for first, _ in pairs}) == 3
+
+
+def test_who_goes_first_changes_with_the_seed() -> None:
+    """Over many seeds either configuration begins about as often."""
+    firsts = [decide(COMPARE, replace(asked(), seed=seed), []) for seed in range(40)]
+    count = sum(isinstance(step, Step) and step.variant == "a" for step in firsts)
+    assert 10 < count < 30
+
+
+def test_a_queue_is_named_as_what_makes_the_difference(slower: tuple[list[Finished], Findings]) -> None:
+    """With a quarter of the seats b is worse, and most of the change of the TTFT is in the queue."""
+    _, findings = slower
+    assert findings.passed is False
+    assert "worse by" in findings.answer[0]
+    assert any("queue" in sentence for sentence in findings.answer)
+    parts = next(table for table in findings.tables if table.name == "ttft-parts-b")
+    shares = {row[0]: row[-1] for row in parts.rows}
+    assert isinstance(shares["queue"], float)
+    assert shares["queue"] > 0.8
+
+
+def test_the_same_system_beside_itself_is_not_worse() -> None:
+    """Equal requests at equal systems take the same time but for the jitter of steps."""
+    variants = {"a": ENGINE, "b": replaced(ENGINE, seed=9)}
+    _, findings = play(COMPARE, asked(), ENGINE, variants=variants)
+    assert findings.passed is True
+    ratio = findings.results["b_over_a_tpot_p50_ratio"]
+    assert ratio.value == pytest.approx(1, abs=0.02)
+
+
+def test_the_load_is_a_share_of_the_first_ones_capacity_where_no_rate_is_stated() -> None:
+    """Without a rate, a saturated step of the first configuration comes before the pairs."""
+    step = decide(COMPARE, asked(options={}), [])
+    assert isinstance(step, Step)
+    assert (step.kind, step.variant) == ("saturate", "a")
+
+
+def test_one_configuration_cannot_be_compared() -> None:
+    """It takes two."""
+    done = decide(COMPARE, asked(variants=("a",)), [])
+    assert isinstance(done, Done)
+    assert not done.complete
+
+
+def samples(variant: str, values: list[float], *, seeds: list[int], success: float = 1.0) -> list[Sample]:
+    return [
+        Sample(
+            finished=Finished(
+                number=1,
+                run="r",
+                step=Step(kind="pair", label="p", load="open", level=1, seed=seed, variant=variant),
+                outcome=Outcome(status="complete"),
+            ),
+            metrics={metric.name: value for metric in FAMILY},
+            parts_ms={},
+            success=success,
+        )
+        for value, seed in zip(values, seeds, strict=True)
+    ]
+
+
+def test_latencies_have_no_verdict_where_success_rates_differ() -> None:
+    """A system that refuses its slow requests is not faster; the rate of completed requests still decides."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [5, 5.4, 6.1], seeds=[1, 2, 3], success=0.9)
+    concluded = against(runs, "a", "b", 0.05).concluded
+    assert concluded["ttft_p50_ms"].verdict is None
+    assert "success rates differ (100.0 % and 90.0 %)" in concluded["ttft_p50_ms"].reason
+    assert concluded["completed_requests_per_s"].verdict == "worse"
+
+
+def test_runs_of_other_requests_are_not_taken_for_pairs() -> None:
+    """Unequal seeds or sizes: Welch's test over runs."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [10.5, 11, 12, 11], seeds=[4, 5, 6, 7])
+    comparison = against(runs, "a", "b", 0.05)
+    assert not comparison.is_paired
+    assert comparison.concluded["ttft_p50_ms"].pairs == 3
+
+
+def test_two_runs_claim_nothing() -> None:
+    """The draft asks for three independent runs."""
+    runs = samples("a", [10, 11], seeds=[1, 2]) + samples("b", [20, 22], seeds=[1, 2])
+    concluded = against(runs, "a", "b", 0.05).concluded["ttft_p50_ms"]
+    assert concluded.verdict == "inconclusive"
+    assert "at least 3" in concluded.reason
+
+
+def test_a_percentile_that_falls_on_a_failure_is_no_time() -> None:
+    """A request that failed took for ever."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [10, float("inf"), 12], seeds=[1, 2, 3])
+    assert against(runs, "a", "b", 0.05).concluded["ttft_p99_ms"].verdict is None
+
+
+def test_the_checklist_says_what_was_checked_and_what_was_not_declared(
+    slower: tuple[list[Finished], Findings],
+) -> None:
+    """Turns are seen in the runs; a boundary that was not declared is not assumed."""
+    _, findings = slower
+    states = {row[0]: row[1] for row in findings.tables[-1].rows}
+    assert states["Tested at the same time: configurations in turn"] == "checked"
+    assert states["Equivalent SUT boundary"] == "not met"
