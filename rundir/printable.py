@@ -52,8 +52,8 @@ def printable_all(value: Any) -> Any:
         return printable(value)
     if isinstance(value, dict):
         return {printable_all(key): printable_all(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [printable_all(item) for item in value]
+    if isinstance(value, list | tuple):
+        return type(value)(map(printable_all, value))
     return value
 
 

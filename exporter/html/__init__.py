@@ -22,8 +22,8 @@ from exporter.report import without_controls
 from exporter.summary.result import Summary
 
 STYLES = ("uplot.css", "page.css")
-SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "compare.js", "page.js")
-LIVE_SCRIPTS = (*SCRIPTS[:-2], "live.js", "page.js")
+SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "hues.js", "compare.js", "page.js")
+LIVE_SCRIPTS = (*SCRIPTS[:-3], "live.js", "page.js")
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -55,19 +55,19 @@ def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str
     """
     shown = without_controls(summary)
     title = f"Sidelight {'watch' if summary.watch else 'run'} {shown.run_id}"
-    return _page(title, sections(shown), page_data(summary, recorded, trace_url=trace_url))
+    return as_page(title, sections(shown), page_data(summary, recorded, trace_url=trace_url))
 
 
 def as_comparison(runs: Sequence[Compared], recorded: Sequence[Recorded]) -> str:
     """Return the page of several runs: the same charts, with a curve a run."""
     data = [{"label": run.label, **page_data(run.summary, of_run)} for run, of_run in zip(runs, recorded, strict=True)]
-    return _page(f"Sidelight: {len(runs)} runs compared", comparison_sections(runs), {"runs": data})
+    return as_page(f"Sidelight: {len(runs)} runs compared", comparison_sections(runs), {"runs": data})
 
 
 @cache
 def live_page() -> str:
     """Return the page that a browser is served while a run or a watch goes: it connects to where it came from alone."""
-    return _page("Sidelight", live_sections(), {"live": True}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY)
+    return as_page("Sidelight", live_sections(), {"live": True}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY)
 
 
 def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
@@ -76,15 +76,17 @@ def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> di
     return {"sections": content, "data": page_data(summary, recorded, trace_url=trace_url)}
 
 
-def _page(
+def as_page(
     title: str,
     content: Iterable[str],
     data: Mapping[str, Any],
     *,
+    styles: tuple[str, ...] = STYLES,
     scripts: tuple[str, ...] = SCRIPTS,
     policy: str = _POLICY,
 ) -> str:
-    style, script = _assets(STYLES), _assets(scripts)
+    """Return a page of these sections, whose scripts draw the data; it connects to nothing."""
+    style, script = _assets(styles), _assets(scripts)
     return _PAGE.format(
         policy=policy.format(style=_hash(style), script=_hash(script)),
         title=escape(title),

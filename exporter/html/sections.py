@@ -29,56 +29,56 @@ from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
 
-_NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
+NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 
 
 def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     correlation = summary.correlation
-    yield f"<header>\n{blocks([heading(summary)])}\n</header>{_NO_SCRIPT}"
-    yield _section("answer", "", _answer(summary))
+    yield f"<header>\n{blocks([heading(summary)])}\n</header>{NO_SCRIPT}"
+    yield section("answer", "", _answer(summary))
     if summary.client.requests.sent:
         if not correlation.missing:
             parts = [breakdown_table(correlation.breakdown), *group_tables(correlation)]
-            yield _section("parts", "", parts)
-        yield _section("time", "Over time", behind=("By time", [slices_table(summary)]))
+            yield section("parts", "", parts)
+        yield section("time", "Over time", behind=("By time", [slices_table(summary)]))
         slowest = slowest_section(correlation.slowest, correlation.breakdown)
-        yield _section("requests", "Every request", behind=("The slowest", slowest))
+        yield section("requests", "Every request", behind=("The slowest", slowest))
         own_load = not summary.watch
         percentiles = [*client_section(summary), percentiles_table(summary), *server_section(summary)]
         percentiles += _prose(gateway_lines(summary))
-        yield _section("spread", "How times are spread", behind=("Percentiles", percentiles))
-        yield _section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
+        yield section("spread", "How times are spread", behind=("Percentiles", percentiles))
+        yield section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
         trust: list[RenderableType] = list(_prose(method(summary)))
         trust += [generator_table(summary.self_check)] if own_load else []
-        yield _section("method", "How far these numbers can be trusted", trust)
+        yield section("method", "How far these numbers can be trusted", trust)
     else:
-        yield _section("spread", "The engine", [*server_section(summary), *_prose(gateway_lines(summary))])
-    yield _section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
+        yield section("spread", "The engine", [*server_section(summary), *_prose(gateway_lines(summary))])
+    yield section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
 
 
 def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     """Yield the sections of several runs beside each other."""
     legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
-    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>{_NO_SCRIPT}"
-    yield _section("answer", "", answer(runs))
-    yield _section("about", "What is compared", [runs_table(runs), configuration_table(runs)])
-    yield _section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])
+    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>{NO_SCRIPT}"
+    yield section("answer", "", answer(runs))
+    yield section("about", "What is compared", [runs_table(runs), configuration_table(runs)])
+    yield section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
-    yield _section("time", "Over time, each run from its own start", behind=("By time", behind))
+    yield section("time", "Over time, each run from its own start", behind=("By time", behind))
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), percentiles_table(run.summary))]
-    yield _section("spread", "How times are spread", behind=("Percentiles", behind))
+    yield section("spread", "How times are spread", behind=("Percentiles", behind))
 
 
 def live_sections() -> Iterator[str]:
     """Yield the sections of the live page, which its script fills."""
     yield "<header></header>"
-    yield _section("answer", "", [Text("This page needs JavaScript: its charts are drawn as requests end.")])
-    yield _section("time", "The last 15 minutes")
-    yield _section("requests", "Every request that ended")
+    yield section("answer", "", [Text("This page needs JavaScript: its charts are drawn as requests end.")])
+    yield section("time", "The last 15 minutes")
+    yield section("requests", "Every request that ended")
     differs = "These are of requests that ended; p50 and p99 at the top of a run count each first token as it comes, "
     differs += "the mean those whose parts are known, and a watch has its last minutes there."
-    yield _section("spread", "How times are spread", [Prose(differs, "dim")])
+    yield section("spread", "How times are spread", [Prose(differs, "dim")])
 
 
 def _answer(summary: Summary) -> Iterator[RenderableType]:
@@ -92,7 +92,7 @@ def _answer(summary: Summary) -> Iterator[RenderableType]:
         yield from (Prose(line) for line in rate_lines(summary))
 
 
-def _section(
+def section(
     name: str,
     title: str,
     content: Iterable[RenderableType] = (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
+from typing import TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -32,6 +33,7 @@ from exporter.summary.result import Summary
 from rundir.printable import printable_all
 
 WIDTH = 100
+Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 def as_text(summary: Summary) -> str:
@@ -52,11 +54,11 @@ def render(summary: Summary) -> Group:
     return Group(*_sections(without_controls(summary)))
 
 
-def without_controls(summary: Summary) -> Summary:
-    """Return a summary in which what servers said moves no cursor and hides nothing."""
-    texts = msgspec.to_builtins(summary)
+def without_controls(result: Result) -> Result:
+    """Return a result in which what servers said moves no cursor and hides nothing."""
+    texts = msgspec.to_builtins(result)
     shown = printable_all(texts)
-    return summary if shown == texts else msgspec.convert(shown, Summary)
+    return result if shown == texts else msgspec.convert(shown, type(result))
 
 
 def _sections(summary: Summary) -> Iterator[RenderableType]:

@@ -1,10 +1,8 @@
 "use strict";
 /* Several runs in the same charts: a curve a run, by its colour and its dashes. */
 
-const RUN_HUES = ["network", "prefill", "decode", "queue", "gateway", "ink"], RUN_DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [1, 4]];
-
 function comparisonCharts(timePlace, spreadPlace, runs) {
-  const styles = runs.map(({ label }, at) => ({ label, hue: RUN_HUES[at], dash: RUN_DASHES[at] }));
+  const styles = runs.map(({ label }, at) => ({ label, hue: HUES[at], dash: DASHES[at] }));
   const known = runs[0].parts.filter(({ name }) => runs.some((run) => partsOf(run).some((part) => part.name === name)));
   const times = [{ name: "ttft", label: "TTFT" }, ...known.map(({ name, label }) => ({ name, label: `TTFT, part “${label}”` }))];
   const rowsOf = (row) => runs.flatMap((run, at) => row(run).map((of) => ({ ...of, name: styles[at].hue, label: styles[at].label, dash: styles[at].dash })));

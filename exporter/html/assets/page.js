@@ -9,8 +9,7 @@ async function openPage() {
     const details = section.querySelector("details");
     if (details && section.querySelector("canvas")) details.open = false;
   }
-  paintAll();
-  document.documentElement.dataset.ready = "true";
+  drawn();
 }
 
 const placeOfCharts = (section) => document.querySelector(`#${section} .charts`);
@@ -25,24 +24,4 @@ function drawCharts(run, names = Object.keys(CHARTS)) {
   }
 }
 
-/* The size of the window, the theme and paper change what is drawn. */
-function redraw() {
-  let pending = 0;
-  window.addEventListener("resize", () => {
-    cancelAnimationFrame(pending);
-    pending = requestAnimationFrame(paintAll);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
-  const onPaper = (paper) => () => {
-    document.documentElement.classList.toggle("paper", paper);
-    if (paper) for (const details of document.querySelectorAll("details")) details.open = true;
-    paintAll();
-  };
-  window.addEventListener("beforeprint", onPaper(true));
-  window.addEventListener("afterprint", onPaper(false));
-}
-
-redraw();
-(DATA.live ? follow() : openPage()).catch((error) => {
-  document.querySelector("main").prepend(element("p", { class: "warning" }, `The charts cannot be drawn: ${error.message}. The tables are complete.`));
-});
+keepDrawn(DATA.live ? follow : openPage);

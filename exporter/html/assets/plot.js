@@ -153,3 +153,21 @@ function placeOf(values, value) {
   }
   return low - 1;
 }
+
+const drawn = () => { paintAll(); document.documentElement.dataset.ready = "true"; };
+
+/* Draw, and again where the window, the theme or paper change. */
+function keepDrawn(draw) {
+  let pending = 0;
+  window.addEventListener("resize", () => { cancelAnimationFrame(pending); pending = requestAnimationFrame(paintAll); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+  const onPaper = (paper) => () => {
+    document.documentElement.classList.toggle("paper", paper);
+    if (paper) for (const details of document.querySelectorAll("details")) details.open = true;
+    paintAll();
+  };
+  window.addEventListener("beforeprint", onPaper(true));
+  window.addEventListener("afterprint", onPaper(false));
+  const warning = ({ message }) => element("p", { class: "warning" }, `The charts cannot be drawn: ${message}. The tables are complete.`);
+  draw().catch((error) => document.querySelector("main").prepend(warning(error)));
+}

@@ -1,0 +1,129 @@
+"use strict";
+/* The plots of a study: lines, steps, marks and stacked layers with their 95 % intervals, on linear or logarithmic axes. */
+
+const STUDY = JSON.parse(document.getElementById("data").textContent);
+const MANY = 40; // points of a line that are too many for a mark each
+
+/* What a plot draws of each line: its points, those below it in a stack added, its colour and its dashes. */
+function curvesOf({ kind, lines }) {
+  const below = new Map();
+  return lines.map((line, at) => {
+    const points = line.x.map((x, i) => {
+      const base = kind === "stack" ? below.get(x) || 0 : 0;
+      const lift = (value) => (value === null || value === undefined ? null : base + value);
+      if (kind === "stack") below.set(x, lift(line.y[i]) ?? base);
+      return { x, y: lift(line.y[i]), low: lift(line.low[i]), high: lift(line.high[i]), base, value: line.y[i] };
+    });
+    const part = /^[a-z]+$/.test(line.name) && colour(line.name) ? line.name : null;
+    return { name: line.name, points, hue: part ?? HUES[at % HUES.length], dash: kind === "stack" ? undefined : DASHES[Math.floor(at / (part ? 1 : HUES.length)) % DASHES.length || (kind === "line" && !part ? at % DASHES.length : 0)] };
+  });
+}
+
+/* From where to where an axis goes, so that all values are on it; a logarithmic one leaves out what is not above 0. */
+function span(values, log, fromZero) {
+  const known = values.filter((value) => value !== null && Number.isFinite(value) && (!log || value > 0));
+  if (!known.length) return { low: log ? 1 : 0, high: log ? 10 : 1, log };
+  let low = known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b));
+  if (log) return { low: low / 1.1, high: Math.max(high * 1.1, low * 1.3), log };
+  if (fromZero && low > 0) low = 0;
+  const room = 0.05 * (high - low || Math.abs(high) || 1);
+  return { low: low === 0 ? 0 : low - room, high: high + room, log };
+}
+
+function drawPlot(context, box, plot, curves) {
+  const all = curves.flatMap(({ points }) => points);
+  const x = { ...span(all.map((point) => point.x), plot.log_x, plot.kind !== "marks"), label: plot.x_title };
+  const y = span(all.flatMap(({ y, low, high }) => [y, low, high]), plot.log_y, true);
+  const { across, up } = axes(context, box, x, y);
+  context.textAlign = "left";
+  context.fillText(plot.y_title, 4, box.top - 4);
+  for (const curve of plot.kind === "stack" ? [...curves].reverse() : curves) {
+    context.strokeStyle = context.fillStyle = colour(curve.hue);
+    context.lineWidth = 1.75;
+    context.setLineDash(curve.dash || []);
+    if (plot.kind === "stack") fillLayer(context, curve.points, across, up);
+    else if (plot.kind !== "marks") strokeLine(context, curve.points, across, up, plot.kind === "steps");
+    context.setLineDash([]);
+  }
+  for (const [order, curve] of curves.entries()) {
+    context.fillStyle = colour(plot.kind === "stack" ? "ink" : curve.hue);
+    // Intervals of several lines beside each other, since those at one place meet.
+    drawIntervals(context, curve.points, across, up, plot.kind === "stack" ? 0 : 3 * (order - (curves.length - 1) / 2));
+    if (plot.kind === "marks" || (plot.kind === "line" && curve.points.length <= MANY)) drawDots(context, curve.points, across, up);
+  }
+  return { across, up };
+}
+
+const isShown = (point) => point.y !== null;
+
+function strokeLine(context, points, across, up, stepped) {
+  context.beginPath();
+  let last = null;
+  for (const point of points) {
+    if (!isShown(point)) { last = null; continue; }
+    if (last && stepped) context.lineTo(across(point.x), up(last.y));
+    if (last) context.lineTo(across(point.x), up(point.y)); else context.moveTo(across(point.x), up(point.y));
+    last = point;
+  }
+  context.stroke();
+}
+
+function fillLayer(context, points, across, up) {
+  const known = points.filter(isShown);
+  context.beginPath();
+  for (const { x, y } of known) context.lineTo(across(x), up(y));
+  for (const { x, base } of known.reverse()) context.lineTo(across(x), up(base));
+  context.globalAlpha = 0.8;
+  context.fill();
+  context.globalAlpha = 1;
+}
+
+function drawDots(context, points, across, up) {
+  for (const { x, y } of points.filter(isShown)) {
+    context.beginPath();
+    context.arc(across(x), up(y), 3.5, 0, 7);
+    context.fill();
+  }
+}
+
+function drawIntervals(context, points, across, up, aside) {
+  for (const { x, low, high } of points) {
+    if (low === null || high === null) continue;
+    const at = across(x) + aside;
+    context.fillRect(at - 0.5, up(high), 1, up(low) - up(high));
+    for (const end of [low, high]) context.fillRect(at - 3, up(end) - 0.75, 6, 1.5);
+  }
+}
+
+/* What a reader without eyes for it, or with the cursor at a place, is told of a line. */
+function textOfPoint({ name }, { value, low, high, y }) {
+  const interval = low === null || high === null ? "" : ` (${short(low - y + value)} to ${short(high - y + value)})`;
+  return `${name} ${value === null ? "not known" : short(value)}${interval}`;
+}
+
+const short = (value) => (Math.abs(value) >= 1000 ? grouped(value, 0) : String(Number(value.toPrecision(3))));
+
+function studyPlot(place, plot) {
+  const curves = curvesOf(plot);
+  const hasIntervals = curves.some(({ points }) => points.some(({ low }) => low !== null));
+  const whole = figure(place, `${plot.title}${hasIntervals ? "; bars: 95 % intervals" : ""}`);
+  let toX = null;
+  const view = canvas(whole, 320, `${plot.title}. ${plot.y_title} by ${plot.x_title}: ${curves.map(({ name }) => name).join(", ")}. The tables below have the numbers.`, (context, width, height) => {
+    toX = drawPlot(context, { left: 64, right: width - 16, top: 24, bottom: height - 44 }, plot, curves).across;
+  });
+  const reading = element("p", { class: "note" }, "\u00a0");
+  if (curves.length > 1) whole.append(legend(curves.map(({ hue, name, dash }) => [hue, name, dash])));
+  whole.append(reading);
+  view.element.addEventListener("mousemove", (event) => {
+    const near = curves.map((curve) => [curve, curve.points.filter(isShown).reduce((best, point) =>
+      (!best || Math.abs(toX(point.x) - event.offsetX) < Math.abs(toX(best.x) - event.offsetX) ? point : best), null)]).filter(([, point]) => point);
+    reading.textContent = near.map(([curve, point]) => `${textOfPoint(curve, point)} at ${short(point.x)}`).join("; ");
+  });
+}
+
+keepDrawn(async () => {
+  const place = element("div", { class: "pair even" });
+  document.querySelector("#details .charts").append(place);
+  for (const plot of STUDY.plots) studyPlot(place, plot);
+  drawn();
+});

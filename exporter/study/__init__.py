@@ -1,0 +1,70 @@
+"""The files of a study for people, without knowledge of the single test: both reports, the page, and its tables as CSV.
+
+All of them are pure functions of the result, so that a study that is derived again has the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from exporter.report import WIDTH, without_controls, without_padding
+from exporter.study.content import Study, answer, heading, sections
+from exporter.study.minimum import minimum
+from exporter.study.page import study_page
+from exporter.study.tables import as_csv, every_table
+from methodology.study.model import Findings
+from methodology.study.result import StudyResult
+
+
+def study_files(
+    result: StudyResult, findings: Findings, compliance: msgspec.Struct | None, system: msgspec.Struct | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file.
+
+    report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
+    """
+    study = shown_study(result, findings, compliance, system)
+    yield "report.txt", without_padding(render(replace(study, width=WIDTH)))
+    yield "report-minimum.txt", minimum(study)
+    yield "report.html", study_page(study)
+    for table in every_table(result, findings.tables):
+        yield f"tables/{table.name}.csv", as_csv(table)
+    for name, document in findings.documents.items():
+        yield f"tables/{name}", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def shown_study(
+    result: StudyResult, findings: Findings, compliance: msgspec.Struct | None, system: msgspec.Struct | None
+) -> Study:
+    """Return what is reported, without anything that a terminal obeys."""
+    return Study(
+        result=without_controls(result),
+        findings=without_controls(findings),
+        system=_builtins(system),
+        compliance=_builtins(compliance),
+    )
+
+
+def render(study: Study) -> Group:
+    """Return the report for a terminal."""
+    return Group(*_report(study))
+
+
+def _report(study: Study) -> Iterator[RenderableType]:
+    yield heading(study)
+    yield Text("")
+    yield from answer(study)
+    for section in sections(study):
+        yield Text(f"\n{section.title}\n", style="bold")
+        yield from section.content
+
+
+def _builtins(content: msgspec.Struct | None) -> Mapping[str, Any]:
+    shown: Mapping[str, Any] = msgspec.to_builtins(without_controls(content)) if content is not None else {}
+    return shown

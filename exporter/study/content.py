@@ -1,0 +1,258 @@
+"""What the full report of a study says, section by section as the draft has them; for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from string import ascii_lowercase
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+from rich.text import Text
+
+from exporter.report.format import Prose, duration, setting
+from exporter.study.system import system_in_words, system_rows
+from exporter.study.tables import number, requests_table, shown, steps_table
+from methodology.study.model import Column, Findings, Parameters, Quantity, Table
+from methodology.study.result import Cost, StepRecord, StudyResult
+
+DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+SENSITIVE = (
+    "These figures say how much load exhausts the system. Treat them as sensitive where somebody could use that "
+    "against a service."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of the report; `name` is its place in the page."""
+
+    name: str
+    title: str
+    content: tuple[RenderableType, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All that is reported, without controls.
+
+    system, compliance  as they are written in JSON; empty where there is none
+    width       characters beside each other; None on a page
+    """
+
+    result: StudyResult
+    findings: Findings
+    system: Mapping[str, Any]
+    compliance: Mapping[str, Any]
+    width: int | None = None
+
+
+def heading(study: Study) -> Text:
+    """Return the first lines: which study of what, when, and what it took."""
+    result, origin = study.result, study.result.reproduction
+    cost, version = result.cost, origin.versions.get("sidelight", "")
+    system = system_in_words(study.system, origin)
+    began = f"{origin.started_at[:10]} {origin.started_at[11:19]} UTC, " if origin.started_at else ""
+    lines = (
+        f"{DRAFT}, test {result.test}, scale {result.scale}",
+        f"{system['model']} on {system['software']}",
+        f"{began}{duration(cost.seconds)}, {cost.steps} steps, {cost.requests:,} requests, {_tokens(cost)}",
+    )
+    return Text.assemble(
+        (f"sidelight {version}".rstrip(), "bold"),
+        f"  study {result.study_id}  ",
+        (result.status, "green" if result.status == "complete" else "red"),
+        *(f"\n{line}" for line in lines),
+    )
+
+
+def _tokens(cost: Cost) -> str:
+    return f"{cost.input_tokens:,} input and {cost.output_tokens:,} output tokens"
+
+
+def answer(study: Study) -> Iterator[RenderableType]:
+    """Yield what a reader must know first: the result, how sure, what limits it, and whether the draft accepts it."""
+    result = study.result
+    if result.status != "complete":
+        yield Prose(f"! The study is {result.status}: {result.reason}. What follows is of the steps that ended.", "red")
+    if result.drift and result.drift.verdict == "drifted":
+        yield Prose(f"! {result.drift.sentence}", "yellow")
+    yield from (Prose(sentence, "bold") for sentence in result.answer or ["There is no result."])
+    if result.passed is not None:
+        holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
+        yield Prose(holds, "green" if result.passed else "red")
+    yield Prose(str(study.compliance.get("sentence") or "Compliance was not judged."), "bold")
+
+
+def sections(study: Study) -> Iterator[Section]:
+    """Yield the draft's six sections."""
+    contents = {
+        ("system", "System Identification"): _system,
+        ("configuration", "Test Configuration"): _configuration,
+        ("results", "Results"): _results,
+        ("details", "Detailed Results"): _details,
+        ("compliance", "Methodology Compliance"): _compliance,
+        ("reproduction", "Reproduction Information"): _reproduction,
+    }
+    for place, ((name, title), content) in enumerate(contents.items(), 1):
+        yield Section(name=name, title=f"{place}. {title}", content=tuple(content(study)))
+
+
+def _system(study: Study) -> Iterator[RenderableType]:
+    rows = list(system_rows(study.system))
+    yield from _table(study, "System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
+    if missing := ", ".join(name for name, _, source in rows if not source):
+        yield Prose(f"Neither declared nor seen: {missing}.")
+    yield from (Prose(f"! {sentence}", "yellow") for sentence in study.system.get("contradictions", ()))
+
+
+def _configuration(study: Study) -> Iterator[RenderableType]:
+    result, origin = study.result, study.result.reproduction
+    facts = {
+        "workload": origin.workload or "not known",
+        "load": load_model(result.steps),
+        "requests": f"{result.cost.requests:,}",
+        "measured load": duration(result.cost.load_seconds),
+        "warm-up": origin.warm_up or "not known",
+        "tokens counted by": origin.tokenizer or "not known",
+        "seed": str(result.seed),
+    }
+    yield from _facts(study, "Test", facts)
+    stated = msgspec.to_builtins(result.parameters)
+    rows = [(name, _in_words(value), *_parameter(name)) for name, value in stated.items()]
+    yield from _table(study, "Parameters", ("Parameter", "Value", "Unit", "Meaning"), rows)
+    options = {name: value for name, value in origin.options.items() if value not in (None, "", [], {}, False)}
+    yield from _facts(study, "Options of every step", {name: setting(name, value) for name, value in options.items()})
+
+
+@cache
+def _parameters() -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.json.schema(Parameters)["$defs"]["Parameters"]["properties"]
+    return fields
+
+
+def _parameter(name: str) -> tuple[str, str]:
+    field = _parameters()[name]
+    unit = field.get("unit", "")
+    return ("" if unit == "1" else unit), field.get("description", "")
+
+
+def _in_words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else number(value, None)
+
+
+def _results(study: Study) -> Iterator[RenderableType]:
+    yield from _quantities(study)
+    if drift := study.result.drift:
+        yield Prose(f"Drift: {drift.sentence}")
+    else:
+        yield Prose("Drift: not measured, since no level was repeated at the end.")
+
+
+def _quantities(study: Study) -> Iterator[RenderableType]:
+    """Yield the results with their intervals, how these were computed, and why results are missing."""
+    results = study.result.results
+    methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
+    letters = dict(zip(methods, ascii_lowercase, strict=False))
+    rows = [
+        (
+            name,
+            quantity.value,
+            quantity.unit,
+            _interval(quantity),
+            quantity.n,
+            quantity.tau,
+            letters.get(quantity.method),
+        )
+        for name, quantity in results.items()
+        if quantity.value is not None
+    ]
+    names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
+    yield from _table(study, "Results with their 95 % intervals", names, rows)
+    if any(row[5] for row in rows):
+        yield Prose("tau: so many values in a row say as much as an independent one.", "dim")
+    yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
+    for name, quantity in results.items():
+        if quantity.value is None:
+            yield Prose(f"{name} is missing: {quantity.missing or 'no reason is known'}.")
+
+
+def _interval(quantity: Quantity) -> str:
+    low, high = quantity.ci95 or (None, None)
+    if low is None or high is None:
+        ends = (
+            [f"{number(low)} or more"] if low is not None else [f"{number(high)} or less"] if high is not None else []
+        )
+        return "".join(ends) or "not known"
+    return f"{number(low)} to {number(high)}"
+
+
+def _details(study: Study) -> Iterator[RenderableType]:
+    for each in study.findings.tables:
+        yield from shown(each, study.width)
+    yield from shown(steps_table(study.result.steps), study.width)
+    blames = [(step.number, step.blame) for step in study.result.steps if step.blame]
+    yield from _table(study, "What made the slowest requests of a step slow", ("Step", "Reason"), blames)
+    evidence = [(each.claim, each.quantity, each.value, each.run) for each in study.result.evidence]
+    yield from _table(study, "Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
+
+
+def _compliance(study: Study) -> Iterator[RenderableType]:
+    yield Prose(str(study.compliance.get("sentence") or "Compliance was not judged."))
+    rows = [
+        (each["level"], each["id"], each["state"], *_basis(each)) for each in study.compliance.get("requirements", ())
+    ]
+    order = {"not met": 0, "declared": 1, "met": 2}
+    ranked = sorted(rows, key=lambda row: (order.get(row[2], 3), row[0]))
+    yield from _table(study, "Requirements", ("Level", "Requirement", "State", "Evidence", "What to do"), ranked)
+    yield Text("Deviations and readings of the draft", style="bold")
+    yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
+
+
+def _basis(requirement: Mapping[str, Any]) -> tuple[str, str]:
+    return str(requirement.get("evidence", "")), str(requirement.get("cure", ""))
+
+
+def shortcomings(study: Study) -> Iterator[str]:
+    """Yield the requirements that are not met, a line a level."""
+    for level in ("must", "should"):
+        names = [each["id"] for each in study.compliance.get("requirements", ())
+                 if each["state"] == "not met" and each["level"] == level]  # fmt: skip
+        if names:
+            yield f"Not met ({level}): {', '.join(names)}"
+
+
+def _reproduction(study: Study) -> Iterator[RenderableType]:
+    result, origin = study.result, study.result.reproduction
+    command = " ".join(origin.command) or f"sidelight test {result.test} --scale {result.scale} --seed {result.seed}"
+    facts = {"run it again": command, "derive this report again": "sidelight report DIRECTORY", **origin.versions}
+    yield from _facts(study, "Commands and versions", facts)
+    yield from shown(requests_table(result.steps), study.width)
+    yield Prose(SENSITIVE)
+
+
+def _facts(study: Study, title: str, facts: Mapping[str, str]) -> Iterator[RenderableType]:
+    yield from _table(
+        study, title, ("Fact", "Value"), [(name.replace("_", " "), value) for name, value in facts.items()]
+    )
+
+
+def _table(study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[RenderableType]:
+    """Yield a table for people only; none where it has no rows."""
+    columns = tuple(Column(name=name, title=name) for name in names)
+    if listed := tuple(rows):
+        yield from shown(Table(name="-", title=title, columns=columns, rows=listed), study.width)
+
+
+def load_model(steps: Sequence[StepRecord]) -> str:
+    """Return the load of the steps that count, in the words of the draft."""
+    counting = [step for step in steps if not step.void]
+    words = []
+    for load, what in (("closed", "closed-loop concurrency {}"), ("open", "open-loop {} requests/s")):
+        levels = sorted({step.level for step in counting if step.load == load})
+        if levels:
+            ends = dict.fromkeys(number(level, None) for level in (levels[0], levels[-1]))
+            words.append(what.format(" to ".join(ends)))
+    return " and ".join(words) or "not known (no step counts)"

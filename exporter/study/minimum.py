@@ -1,0 +1,68 @@
+"""`report-minimum.txt`: the draft's Minimum Viable Report, with its headings, order and fields."""
+
+from __future__ import annotations
+
+from exporter.report.format import ms
+from exporter.study.content import Study, load_model, shortcomings
+from exporter.study.system import system_in_words
+from methodology.study.result import StudyResult
+
+_TEMPLATE = """=== LLM Benchmark Report (Minimum) ===
+
+System Identification:
+- Model: {model}
+- Hardware: {hardware}
+- Software: {software}
+- SUT Boundary: {boundary}
+
+Test Configuration:
+- Workload: {workload}
+- Load Model: {load_model}
+- Request Count: {requests}
+- Test Duration: {duration}
+
+Key Results:
+- TTFT P50: {ttft_p50_ms}
+- TTFT P99: {ttft_p99_ms}
+- TPOT P50: {tpot_p50_ms}
+- TPOT P99: {tpot_p99_ms}
+- Max Throughput: {max_output_tokens_per_s}
+- Throughput at P99 TTFT < 500ms: {slo_output_tokens_per_s}
+
+Notes:
+{notes}
+
+=== End Report ===
+"""
+TIMES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+DRAFT_SLO = "ttft_p99<500ms"
+
+
+def minimum(study: Study) -> str:
+    """Return the report; what was not measured says so."""
+    result = study.result
+    system = system_in_words(study.system, result.reproduction)
+    values = {name: _value(result, name, "ms") for name in TIMES}
+    values |= {name: _value(result, name, "tok/s") for name in ("max_output_tokens_per_s", "slo_output_tokens_per_s")}
+    objective = (result.parameters.slo or "").replace(" ", "")
+    if objective and objective != DRAFT_SLO:
+        values["slo_output_tokens_per_s"] = f"not measured (the objective of this study was {result.parameters.slo})"
+    notes = [*result.notes, *shortcomings(study), f"Guardrails: {system['guardrails']}"]
+    return _TEMPLATE.format(
+        **system,
+        **values,
+        workload=result.reproduction.workload or "not known",
+        load_model=load_model(result.steps),
+        requests=f"{sum(step.requests for step in result.steps if not step.void):,}",
+        duration=f"{result.cost.load_seconds:,.0f} seconds",
+        notes="\n".join(f"- {note}" for note in notes),
+    )
+
+
+def _value(result: StudyResult, name: str, unit: str) -> str:
+    quantity = result.results.get(name)
+    if quantity is None:
+        return f"not measured (the test {result.test} does not measure it)"
+    if quantity.value is None:
+        return f"not measured ({quantity.missing or 'no reason is known'})"
+    return f"{ms(quantity.value)} {unit}"

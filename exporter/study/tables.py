@@ -1,0 +1,176 @@
+"""The tables of a study: as people read them, and as CSV files."""
+
+from __future__ import annotations
+
+import csv
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.console import RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from exporter.report.format import ABSURD, Prose, table
+from methodology.study.model import Cell, Column, Table
+from methodology.study.result import StepRecord, StudyResult
+
+MOST_ROWS = 60
+MOST_TEXT = 44  # characters of a column of words before it breaks into lines
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
+
+
+def as_csv(table: Table) -> str:
+    """Return a table as a CSV file: numbers in full, an empty cell where missing.
+
+    A text that a spreadsheet would compute begins with an apostrophe.
+    """
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([_inert(value) for value in row] for row in table.rows)
+    return file.getvalue()
+
+
+def _inert(value: Cell) -> Cell:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
+    """Yield a table for people and its note; one that is wider than `width` in pieces that repeat its first column."""
+    if content.rows:
+        columns = list(zip(*content.rows, strict=True))[: len(content.columns)]
+        cells = [[number(value, column.digits) for value in values[:MOST_ROWS]]
+                 for column, values in zip(content.columns, columns, strict=True)]  # fmt: skip
+        is_text = [any(isinstance(value, str) for value in values) for values in columns]
+        widths = [_width(*each) for each in zip(content.columns, cells, is_text, strict=True)]
+        for place, piece in enumerate(_pieces(widths, width)):
+            yield _piece(content, piece, cells, is_text, title=content.title if not place else "")
+    else:
+        yield Prose(f"{content.title}: empty.", "bold cyan")
+    if len(content.rows) > MOST_ROWS:
+        yield Prose(f"{len(content.rows) - MOST_ROWS:,} more rows are in tables/{content.name}.csv.", "dim")
+    if content.note:
+        yield Prose(content.note, "dim")
+
+
+def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: list[bool], title: str) -> RichTable:
+    piece = table(title, label_width=1)
+    for place, column in enumerate(at):
+        head = _head(content.columns[column], cells[column])
+        if place == 0:
+            piece.columns[0].header = head
+        else:
+            justify = "left" if is_text[column] else "right"
+            piece.add_column(head, justify=justify, no_wrap=not is_text[column])  # type: ignore[arg-type]
+    for row in zip(*(cells[column] for column in at), strict=True):
+        piece.add_row(*map(Text, row))
+    return piece
+
+
+def _head(column: Column, cells: Sequence[str]) -> Text:
+    """Return a heading that is hardly wider than what stands below it."""
+    return Text("\n".join(textwrap.wrap(column.title, max(8, *map(len, cells)), break_long_words=False)))
+
+
+def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
+    head = max(map(len, _head(column, cells).plain.split("\n")), default=0)
+    widest = max(map(len, cells), default=0)
+    return max(head, min(widest, MOST_TEXT) if is_text else widest) + 2
+
+
+def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+    """Yield which columns stand beside each other, the first in each piece."""
+    piece = [0]
+    for at in range(1, len(widths)):
+        if most and len(piece) > 1 and sum(widths[each] for each in (*piece, at)) > most:
+            yield piece
+            piece = [0]
+        piece.append(at)
+    yield piece
+
+
+def number(value: Cell, digits: int | None = 3) -> str:
+    """Return a cell for people: so many significant digits or more, None: as it is; "-" where missing."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if digits is None:
+        return f"{value:.12g}"
+    if not math.isfinite(value) or abs(value) >= ABSURD:
+        return f"{value:.3g}"
+    if isinstance(value, int) or value == 0:
+        return f"{value:,.0f}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
+
+
+def every_table(result: StudyResult, tables: Sequence[Table]) -> Iterator[Table]:
+    """Yield what is written as CSV: the test's tables, its results and its steps."""
+    yield from tables
+    yield results_table(result)
+    yield steps_table(result.steps)
+
+
+def results_table(result: StudyResult) -> Table:
+    """Return every result with its interval; its method, or why it is missing."""
+    names = {
+        "result": "Result", "value": "Value", "unit": "Unit", "ci95_low": "95 % interval from", "ci95_high": "to",
+        "n": "Values", "tau": "tau", "method": "How it was computed, or why it is missing",
+    }  # fmt: skip
+    rows = []
+    for name, quantity in result.results.items():
+        low, high = quantity.ci95 or (None, None)
+        how = f"missing: {quantity.missing or 'no reason is known'}" if quantity.value is None else quantity.method
+        rows.append((name, quantity.value, quantity.unit, low, high, quantity.n, quantity.tau, how))
+    note = "tau: so many values in a row say as much as an independent one." if any(row[6] for row in rows) else ""
+    return Table(
+        name="results",
+        title="Results with their 95 % intervals",
+        columns=tuple(Column(name=name, title=title) for name, title in names.items()),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def steps_table(steps: Sequence[StepRecord]) -> Table:
+    """Return the steps in order: what was asked of each, what came, and whether it counts."""
+    names = {
+        "number": "Step", "run": "Directory", "kind": "Kind", "variant": "Variant", "load": "Load", "level": "Level",
+        "offered_per_s": "Offered (req/s)", "realised_per_s": "Sent (req/s)", "completed_per_s": "Completed (req/s)",
+        "requests": "Requests", "ok": "ok", "stability": "Load was", "limit": "Limit", "void": "Void because",
+    }  # fmt: skip
+    rows = [
+        (
+            step.number, step.run, step.kind, step.variant, f"{step.load} loop", step.level, step.offered,
+            step.realised, step.completed, step.requests, step.ok, step.stability, step.limit, step.void,
+        )
+        for step in steps
+    ]  # fmt: skip
+    filled = [at for at in range(len(names)) if at < 3 or any(row[at] not in (None, "") for row in rows)]
+    columns = [Column(name=name, title=title, digits=None if name == "level" else 3) for name, title in names.items()]
+    return Table(
+        name="steps",
+        title="Steps",
+        columns=tuple(columns[at] for at in filled),
+        rows=tuple(tuple(row[at] for at in filled) for row in rows),
+        note="Level: requests/s offered in an open loop, requests in flight in a closed loop.",
+    )
+
+
+def requests_table(steps: Sequence[StepRecord]) -> Table:
+    """Return what identifies the requests of each step: seed and hash."""
+    return Table(
+        name="requests",
+        title="Requests of the steps",
+        columns=(
+            Column(name="number", title="Step"),
+            Column(name="seed", title="Seed", digits=None),
+            Column(name="requests_sha256", title="SHA-256 of the requests as sent"),
+        ),
+        rows=tuple((step.number, step.seed, step.requests_sha256 or "not known") for step in steps),
+    )

@@ -1,0 +1,154 @@
+"""The files of a study for people: both reports, the page and the tables, the same however often they are derived."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+from html_page import ATTACK, Page
+from studies import ANSWER, NOTES, findings, result
+
+from exporter.study import study_files
+from exporter.study.page import SCRIPTS, STYLES
+from methodology.study.model import Column, Findings, Line, Parameters, Plot, Table
+from methodology.study.result import StudyResult
+
+MINIMUM = [
+    "=== LLM Benchmark Report (Minimum) ===",
+    "System Identification:", "- Model", "- Hardware", "- Software", "- SUT Boundary",
+    "Test Configuration:", "- Workload", "- Load Model", "- Request Count", "- Test Duration",
+    "Key Results:", "- TTFT P50", "- TTFT P99", "- TPOT P50", "- TPOT P99", "- Max Throughput",
+    "- Throughput at P99 TTFT < 500ms",
+    "Notes:",
+]  # fmt: skip
+SECTIONS = (
+    "1. System Identification", "2. Test Configuration", "3. Results", "4. Detailed Results",
+    "5. Methodology Compliance", "6. Reproduction Information",
+)  # fmt: skip
+ESCAPE = "\x1b[2J"
+
+
+def files(of: StudyResult | None = None, derived: Findings | None = None) -> dict[str, str]:
+    return dict(study_files(of or result(), derived or findings(), None, None))
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, str]:
+    return files()
+
+
+def test_a_study_derived_twice_has_the_same_files(written: dict[str, str]):
+    """Byte for byte."""
+    assert written == files()
+
+
+def test_the_report_begins_with_the_answer_and_has_the_drafts_sections(written: dict[str, str]):
+    """After the lines that say which study it is, and in the draft's order."""
+    lines = written["report.txt"].splitlines()
+    assert lines[lines.index("") + 1 :][: len(ANSWER)] == list(ANSWER)
+    assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
+    assert max(map(len, lines)) <= 100
+    for title in ("Throughput Summary", "Latency at Maximum Throughput"):
+        assert title in lines
+
+
+def test_the_minimum_report_has_the_drafts_headings_and_fields(written: dict[str, str]):
+    """All of them in order, and of what was not measured that it was not."""
+    lines = [line for line in written["report-minimum.txt"].splitlines() if line]
+    assert [line.partition(": ")[0] if line.startswith("-") else line for line in lines[: len(MINIMUM)]] == MINIMUM
+    assert lines[len(MINIMUM)] == f"- {NOTES[0]}"
+    assert lines[-1] == "=== End Report ==="
+    assert "- TTFT P99: 1,873.5 ms" in lines
+    assert "- TPOT P99: not measured (the test throughput does not measure it)" in lines
+
+
+def test_the_minimum_report_states_no_throughput_of_another_objective():
+    """An objective other than the draft's is named instead."""
+    other = result(parameters=Parameters(slo="tpot_p99<50ms"))
+    line = "- Throughput at P99 TTFT < 500ms: not measured (the objective of this study was tpot_p99<50ms)"
+    assert line in files(other)["report-minimum.txt"].splitlines()
+
+
+def test_what_is_missing_says_why(written: dict[str, str]):
+    """In the report as a sentence, in the file as an empty cell with the reason; an open interval has one end."""
+    reason = "the number of accelerators was not declared"
+    assert f"output_tokens_per_gpu_s is missing: {reason}." in written["report.txt"]
+    assert "1,640 or more" in written["report.txt"]
+    rows = {row["result"]: row for row in csv.DictReader(io.StringIO(written["tables/results.csv"]))}
+    assert rows["output_tokens_per_gpu_s"]["value"] == ""
+    assert rows["output_tokens_per_gpu_s"]["method"] == f"missing: {reason}"
+
+
+def test_a_partial_study_and_one_that_drifted_say_so_before_the_answer():
+    """With the reason."""
+    lines = files(result(status="partial", reason="the engine died twice"))["report.txt"].splitlines()
+    assert lines[lines.index("") + 1].startswith("! The study is partial: the engine died twice.")
+
+
+def test_tables_hold_numbers_in_full_and_nothing_that_a_spreadsheet_computes():
+    """A text that begins as a formula does gets an apostrophe; numbers below zero stay numbers."""
+    columns = (Column(name="name", title="Name"), Column(name="value", title="Value"))
+    table = Table(name="odd", title="Odd", columns=columns, rows=(("=1+1", -0.1 - 0.2), ("+x", None), ("plain", True)))
+    text = files(derived=findings((table,)))["tables/odd.csv"]
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["name", "value"], ["'=1+1", "-0.30000000000000004"], ["'+x", ""], ["plain", "True"],
+    ]  # fmt: skip
+
+
+def test_what_servers_said_stays_text():
+    """Neither elements of the page nor controls of a terminal, in sentences, tables and names of plots."""
+    table = Table(name="t", title=ATTACK, columns=(Column(name="a", title=ATTACK),), rows=((ATTACK + ESCAPE,),))
+    line = Line(name=ATTACK, x=(1.0,), y=(1.0,))
+    plot = Plot(name="p", title=ATTACK, kind="line", x_title="x", y_title=ATTACK, lines=(line,))
+    attacked = files(result(answer=[ATTACK + ESCAPE], notes=[ATTACK]), findings((table,), (plot,)))
+    page = Page(attacked["report.html"])
+    assert "img" not in {tag for tag, _ in page.elements}
+    assert attacked["report.html"].count("</script") == 2
+    assert any(ATTACK in text for text in page.contents["p"])
+    for name in ("report.txt", "report.html", "report-minimum.txt"):
+        assert "\x1b" not in attacked[name]
+
+
+def test_the_page_allows_its_own_script_and_styles_alone(written: dict[str, str]):
+    """By their hashes; links lead to the reports of the steps, and nothing is loaded from elsewhere."""
+    page = Page(written["report.html"])
+    policy = next(attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs)
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+              for text in (page.contents["style"][0], page.contents["script"][1])]  # fmt: skip
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}';")
+    links = [attrs["href"] for tag, attrs in page.elements if "href" in attrs]
+    assert links[0] == "steps/0001-closed-32/report.txt"
+    assert len(links) == 6
+    assert not {
+        name for _, attrs in page.elements for name in attrs if name in ("src", "style") or name.startswith("on")
+    }
+
+
+def test_the_page_has_every_table_without_its_script(written: dict[str, str]):
+    """A table that the text has in pieces stands whole."""
+    rows = Page(written["report.html"]).rows
+    assert ["Max Output Throughput", "941", "tok/s"] in rows
+    assert any(len(row) == 12 and row[0] == "6.20" and row[-1] == "growing" for row in rows)
+
+
+def test_plots_are_in_the_page_without_what_is_no_number():
+    """Gaps stay gaps, places that are no number go, and of many points as many as can be seen are left."""
+    odd = Line(name="odd", x=(1.0, float("nan"), 3.0), y=(float("inf"), 2.0, 3.25))
+    many = Line(name="many", x=tuple(map(float, range(9000))), y=tuple(map(float, range(9000))))
+    plot = Plot(name="odd", title="Odd", kind="line", x_title="x", y_title="y", lines=(odd, many))
+    data: Any = json.loads(Page(files(derived=findings(plots=(plot,)))["report.html"]).contents["script"][0])
+    shown = data["plots"][-1]["lines"]
+    assert (shown[0]["x"], shown[0]["y"], shown[0]["low"]) == ([1.0, 3.0], [None, 3.25], [None, None])
+    assert (len(shown[1]["x"]), shown[1]["x"][0], shown[1]["x"][-1]) == (1000, 0.0, 8999.0)
+
+
+def test_the_pages_script_and_styles_stay_small():
+    """They are loaded with each page."""
+    folder = resources.files("exporter.html") / "assets"
+    assert sum(len((folder / name).read_bytes()) for name in (*SCRIPTS, *STYLES)) < 30_000
