@@ -1,1 +1,129 @@
-"""Whether a study follows the draft: its requirements, checked one by one."""
+"""Whether a test complies with the draft: each requirement as a function of the study, and the draft's verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from methodology.compliance.case import Answer, Case, State, answer
+from methodology.compliance.checks import CHECKS
+from methodology.compliance.facts import StepFacts
+from methodology.compliance.observed import observed
+from methodology.compliance.requirements import Level, Requirement, applying
+from methodology.compliance.system import System
+from methodology.study.model import Asked, Cell, Findings, Finished
+from methodology.study.planning import counting
+from rundir.fields import doc
+
+Verdict = Literal["unconditional", "conditional", "not compliant"]
+DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+SENSITIVE = (
+    "The figures of this report show where the system's limits are, which helps whoever wants to overload it: consider "
+    "whether to publish them (security-capacity)."
+)
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What is said of one requirement."""
+
+    id: Annotated[str, doc("The requirement.")]
+    level: Annotated[Level, doc("must, should, or part: named without a keyword.")]
+    section: Annotated[str, doc("The draft's section.")]
+    text: Annotated[str, doc("What it requires.")]
+    state: Annotated[State, doc("met; not met; not applicable; declared: met by what was declared alone.")]
+    reason: Annotated[str, doc("Why that is so.")]
+    evidence: Annotated[str, doc("The file that shows it, inside the study, and the path in it.")]
+    value: Annotated[Cell, doc("The value there, where it is a number or a word.", "its unit")]
+    cure: Annotated[str, doc("What to do; empty unless it is not met.")]
+
+
+class Compliance(Struct, frozen=True, kw_only=True):
+    """Whether a test complies with the draft."""
+
+    draft: Annotated[str, doc("The draft.")] = DRAFT
+    test: Annotated[str, doc("The test.")]
+    verdict: Annotated[
+        Verdict,
+        doc(
+            "unconditional: every MUST and SHOULD that applies holds; conditional: every MUST does; else not compliant."
+        ),
+    ]
+    sentence: Annotated[str, doc("The verdict in words, with what is missing.")]
+    contradictions: Annotated[list[str], doc("What the server shows that was declared otherwise.")]
+    requirements: Annotated[list[Judgement], doc("Each requirement, in the draft's order.")]
+    notice: Annotated[str, doc("What to consider before it is published.")] = SENSITIVE
+
+    def failing(self, level: Level) -> list[Judgement]:
+        """Return the requirements of a level that are not met."""
+        return [each for each in self.requirements if each.level == level and each.state == "not met"]
+
+
+def comply(
+    test: str,
+    asked: Asked,
+    system: System,
+    finished: Sequence[Finished],
+    findings: Findings | None,
+    facts: Mapping[str, StepFacts],
+) -> Compliance:
+    """Return the statement of a test from its steps and the facts of each by `Finished.run`; void steps do not count.
+
+    `findings` is None of a plain run, which reports no test. `system` is as declared: what the steps show of it is
+    filled in here, and what contradicts it is said.
+    """
+    steps = [(each, facts[each.run]) for each in counting(finished) if each.run in facts]
+    shown = observed(system, steps)
+    case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings)
+    judgements = [_judged(requirement, case) for requirement in applying(test)]
+    failing = {level: [each.id for each in judgements if each.level == level and each.state == "not met"]
+               for level in ("must", "should")}  # fmt: skip
+    verdict: Verdict = "not compliant" if failing["must"] else "conditional" if failing["should"] else "unconditional"
+    return Compliance(
+        test=test,
+        verdict=verdict,
+        sentence=_sentence(test, verdict, failing, Counter(each.level for each in judgements if _applies(each))),
+        contradictions=list(shown.contradictions.values()),
+        requirements=judgements,
+    )
+
+
+def satisfies(compliance: Compliance, required: Literal["conditional", "unconditional"]) -> bool:
+    """Tell whether a statement is at least what `--require` asks for."""
+    return compliance.verdict in ("unconditional", required)
+
+
+def _judged(requirement: Requirement, case: Case) -> Judgement:
+    check = CHECKS.get(requirement.id)
+    given: Answer = check(case) if check else answer(requirement, case)
+    return Judgement(
+        id=requirement.id,
+        level=requirement.level,
+        section=requirement.section,
+        text=requirement.text,
+        state=given.state,
+        reason=given.reason,
+        evidence=given.evidence,
+        value=given.value,
+        cure=requirement.cure if given.state == "not met" else "",
+    )
+
+
+def _applies(judgement: Judgement) -> bool:
+    return judgement.state != "not applicable"
+
+
+def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], counts: Mapping[str, int]) -> str:
+    musts, shoulds, missed = counts["must"], counts["should"], len(failing["should"])
+    unmet = ", ".join(failing["must" if verdict == "not compliant" else "should"])
+    why = {
+        "unconditional": f"all {musts} MUSTs and {shoulds} SHOULDs that apply are met",
+        "conditional": f"all {musts} MUSTs that apply are met, but {missed} of {shoulds} SHOULDs are not",
+        "not compliant": f"{len(failing['must'])} of the {musts} MUSTs that apply are not met",
+    }
+    adverb = {"unconditional": "unconditionally compliant", "conditional": "conditionally compliant"}
+    return f"The {test} test is {adverb.get(verdict, verdict)} with the draft: {why[verdict]}" + (
+        f" ({unmet})." if unmet else "."
+    )

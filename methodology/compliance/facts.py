@@ -1,0 +1,165 @@
+"""What of a step's run the requirements are checked against, taken once, so that no table is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from loadgen.plan import arrivals, workloads
+from loadgen.protocols import PROTOCOLS
+from loadgen.requests.delivery import Delivery, delivery
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.table import RequestLog
+from methodology.study.model import StepData
+from rundir.columns import take
+from rundir.stats import Missing
+from scraper.engines import canonical, detect
+from scraper.series.resets import restarts_of, rising
+from scraper.series.table import EndpointSeries
+
+LEAST_OUTPUT_TOKENS = 50  # of a request whose gaps count (itl-setup)
+# What the draft wants stated of a workload: of all of it, or of each of its classes.
+STATED = ("input_tokens", "output_tokens", "content", "domain", "language", "system_prompt", "shared_prefix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """What a step's requests, pages and manifest say; None where they do not.
+
+    about                  as of StepData
+    workload               the draft's workload that it is, with whatever lengths; else its label
+    requests_sha256        of all request bodies in order
+    unstated               which of STATED are not stated
+    transport              http, websocket or grpc
+    arrivals               the arrival processes that the load generator has
+    stamp_ns               what divides all stamps: their resolution
+    unrecorded             requests that ended ok without one of the stamps and numbers that the draft names
+    held                   requests that a cap on those in flight held back
+    in_flight_ratio        of a closed loop, the mean number in flight over that which was to be
+    refused                requests that a safety system refused
+    classes                requests that ended ok, by class
+    long_requests, long_gaps  requests of at least 50 output tokens, and the gaps between their chunks
+    cached_ratio           share of the prompt tokens that were cached, by the replies
+    unshared_cached_ratio  the same where prompts share nothing; else 0
+    hits                   increase of the engine's prefix cache hits
+    cache_config           labels of the engine's cache_config_info
+    is_clock_compared      whether a time is the difference of our clock and another machine's
+    """
+
+    about: Mapping[str, Any]
+    not_trusted: str
+    workload: str
+    is_custom: bool
+    is_dataset: bool
+    requests_sha256: str | None
+    unstated: tuple[str, ...]
+    transport: str | None
+    arrivals: tuple[str, ...]
+    ok: int
+    refused: int
+    stamp_ns: int
+    unrecorded: int
+    held: int
+    in_flight_ratio: float | None
+    gaps: int
+    long_requests: int
+    long_gaps: int
+    classes: Mapping[str, int]
+    delivery: Delivery
+    first_tokens: int
+    is_server_timed: bool
+    cached_ratio: float | None
+    unshared_cached_ratio: float
+    hits: float | None
+    is_clock_compared: bool
+    round_trip_ms: float | None
+    engine: str
+    engine_version: str
+    cache_config: Mapping[str, str]
+
+
+def step_facts(data: StepData) -> StepFacts:
+    """Return the facts of a step from its tables."""
+    about, requests = data.about, data.requests
+    config, stated = about.get("config") or {}, about.get("workload") or {}
+    ok = take(requests, requests.status == "ok")
+    metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in data.endpoints)), None)
+    delivered, is_long = delivery(ok, metrics), ok.output_tokens >= LEAST_OUTPUT_TOKENS
+    protocol, label = PROTOCOLS.get(config.get("endpoint", "")), str(stated.get("label") or config.get("workload"))
+    cached = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
+    cached_ratio = float(ok.cached_tokens[cached].sum() / ok.input_tokens[cached].sum()) if cached.any() else None
+    shares = any(
+        each.get("system_prompt") or each.get("shared_prefix") for each in (stated, *stated.get("classes", ()))
+    )
+    round_trips = [each["median"] for each in about.get("network_rtt_ms") or () if each.get("median") is not None]
+    recorded = np.array([ok.submit_ns, ok.first_token_ns, ok.last_token_ns, ok.input_tokens, ok.output_tokens])
+    return StepFacts(
+        about=about,
+        not_trusted=data.not_trusted,
+        workload=next((name for name in workloads.NAMES if label.startswith(name)), label),
+        is_custom=not str(stated.get("source")).startswith("draft-"),
+        is_dataset=bool(stated.get("data")),
+        requests_sha256=planned.get("sha256") if isinstance(planned := about.get("planned"), Mapping) else None,
+        unstated=tuple(name for name in STATED if not _is_stated(stated, name)),
+        transport=protocol.transport if protocol else None,
+        arrivals=get_args(arrivals.Kind),
+        ok=len(ok),
+        refused=int((requests.status == "refused").sum()),
+        stamp_ns=int(np.gcd.reduce(ok.submit_ns)) if len(ok) else 0,
+        unrecorded=int((recorded < 0).any(axis=0).sum()),
+        held=int((requests.held_ns > 0).sum()),
+        in_flight_ratio=_in_flight_ratio(data, config.get("concurrency")) if data.closed_loop else None,
+        gaps=len(metrics.itl_ms),
+        long_requests=int(is_long.sum()),
+        long_gaps=int(is_long[metrics.itl_request].sum()),
+        classes=Counter(ok.workload_class.tolist()),
+        delivery=delivered,
+        first_tokens=int((ok.first_kind != "").sum()),
+        is_server_timed=bool(delivered.server_itl_ms.count) and delivered.itl_option != "direct",
+        cached_ratio=cached_ratio,
+        unshared_cached_ratio=0.0 if shares else cached_ratio or 0.0,
+        hits=_hits(data.endpoints),
+        is_clock_compared=bool(np.isfinite(data.parts.request_network_s).any()),
+        round_trip_ms=min(round_trips, default=None),
+        engine=engine.name if engine else "",
+        engine_version=(engine.version if engine else "") or "",
+        cache_config=_cache_config(data.endpoints),
+    )
+
+
+def _is_stated(workload: Mapping[str, Any], name: str) -> bool:
+    """Tell whether a workload, its data set or each of its classes states something."""
+    classes: Sequence[Mapping[str, Any]] = workload.get("classes") or ({},)
+    return name in workload or all(name in each for each in classes) or name in (workload.get("data") or ())
+
+
+def _in_flight_ratio(data: StepData, concurrency: int | None) -> float | None:
+    requests: RequestLog = data.requests
+    sent = requests.dispatch_ns >= 0
+    if not concurrency or not sent.any() or data.end_ns <= data.start_ns:
+        return None
+    end_ns = np.where(requests.end_ns >= 0, requests.end_ns, data.end_ns)[sent]
+    inside_ns = np.minimum(end_ns, data.end_ns) - np.maximum(requests.dispatch_ns[sent], data.start_ns)
+    return float(np.maximum(inside_ns, 0).sum() / (data.end_ns - data.start_ns) / concurrency)
+
+
+def _hits(endpoints: Sequence[EndpointSeries]) -> float | None:
+    """Return by how much the prefix cache hits of all engines rose; None where no page shows them."""
+    increases: list[float] = []
+    for endpoint in endpoints:
+        engine = detect(endpoint.series)
+        source = canonical(endpoint.series, engine.name)["prefix_cache_hits"] if engine else Missing("no engine")
+        if not isinstance(source, Missing) and len(endpoint.at_ns):
+            restarts = restarts_of(endpoint)
+            totals = [rising(endpoint, column, restarts).values for column in source.columns]
+            increases.append(sum(float(total[-1] - total[0]) for total in totals))
+    return sum(increases) if increases else None
+
+
+def _cache_config(endpoints: Sequence[EndpointSeries]) -> dict[str, str]:
+    infos = (each for endpoint in endpoints for each in endpoint.series if each.name.endswith(":cache_config_info"))
+    return dict(next((info.labels for info in infos), ()))

@@ -1,0 +1,118 @@
+"""What a system shows of itself, beside what was declared of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from methodology.compliance.facts import StepFacts
+from methodology.compliance.system import FIELDS, System
+from methodology.study.model import Finished
+
+FOREIGN_RATIO = 0.02
+# How the names of quantized models say so; from a name without any of these nothing follows.
+_QUANTIZED = re.compile(
+    r"(?<![a-z0-9])(awq|gptq|fp8|fp4|nvfp4|mxfp4|int8|int4|w[48]a(?:4|8|16)|gguf|q[2-8]_[0-9a-z_]+|[48]-?bit)(?![a-z0-9])"
+)
+_WHOLE = ("none", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
+
+
+def observed(system: System, steps: Sequence[tuple[Finished, StepFacts]]) -> System:
+    """Return a system with what the steps tell where nothing was declared, and with what contradicts the declaration.
+
+    Values that differ between variants are not filled: they are to be declared of each.
+    """
+    shown: dict[str, dict[str, Any]] = {}
+    for _, facts in steps:
+        for name, value, source in _shown(facts):
+            shown.setdefault(name, {})[source] = value
+    seen = {
+        name: next(iter(values))
+        for name, values in shown.items()
+        if getattr(system, name) is None and len(set(values.values())) == 1
+    }
+    filled = replace(system, **{name: shown[name][source] for name, source in seen.items()}, seen=system.seen | seen)
+    contradicting = {
+        name: sentence
+        for finished, facts in reversed(steps)
+        for name, sentence in _contradictions(system.of(finished.step.variant), finished, facts)
+    }
+    return replace(filled, contradictions={name: contradicting[name] for name in FIELDS if name in contradicting})
+
+
+def _shown(facts: StepFacts) -> Iterator[tuple[str, Any, str]]:
+    """Yield the values that a step shows: name, value, and where it is from."""
+    target = facts.about.get("target") or {}
+    if model := target.get("model"):
+        yield "model", str(model), "the server's list of models"
+    if facts.engine:
+        yield "engine", facts.engine, "the engine's page"
+    if version := facts.engine_version or target.get("version"):
+        yield "engine_version", str(version), "the engine's page" if facts.engine_version else "the server"
+    if (caching := _caching(facts)) is not None:
+        yield "prefix_caching", *caching
+    if gpus := facts.about.get("gpus"):
+        yield "accelerator", " and ".join(dict.fromkeys(map(str, gpus))), "NVML or DCGM"
+        yield "accelerator_count", len(gpus), "NVML or DCGM"
+    round_trips = facts.about.get("network_rtt_ms") or ()
+    if round_trips and all(each.get("own_address") or _is_loopback(each) for each in round_trips):
+        yield "same_machine", True, "the server's address is this machine's"
+
+
+def _is_loopback(round_trip: dict[str, Any]) -> bool:
+    host = str(round_trip.get("host"))
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _caching(facts: StepFacts) -> tuple[bool, str] | None:
+    """Return whether prefixes are cached, and what says so; None where nothing does."""
+    if facts.hits:
+        return True, f"prefix cache hits on its page, which rose by {facts.hits:,.0f} tokens"
+    if facts.cached_ratio:
+        return True, f"its replies, by which {100 * facts.cached_ratio:.1f} % of the prompt tokens were cached"
+    stated = facts.cache_config.get("enable_prefix_caching", "").lower()
+    return (stated == "true", "enable_prefix_caching on its page") if stated in ("true", "false") else None
+
+
+def _contradictions(system: System, finished: Finished, facts: StepFacts) -> Iterator[tuple[str, str]]:
+    """Yield what a step shows that was declared otherwise: the field, and a sentence."""
+    where = f"in {finished.run}" if finished.run else "in this run"
+    caching = _caching(facts)
+    if caching and system.prefix_caching is not None and system.prefix_caching != caching[0]:
+        stated, shown = ("on", "off") if system.prefix_caching else ("off", "on")
+        yield "prefix_caching", f"prefix caching is declared {stated}, but is {shown} {where} by {caching[1]}"
+    target = facts.about.get("target") or {}
+    served = str(target.get("model") or "")
+    if system.model and served and _short(system.model) != _short(served):
+        yield "model", f"the model is declared as {system.model}, but {where} {served} is served"
+    marks = _QUANTIZED.findall(served.lower())
+    if system.quantization and marks and _is_other(system.quantization.lower(), marks):
+        yield "quantization", f"quantization is declared as {system.quantization}, but {where} {served} is served"
+    if system.engine and facts.engine and facts.engine not in re.sub(r"[^a-z]", "", system.engine.lower()):
+        yield "engine", f"the engine is declared as {system.engine}, but {where} the page is that of {facts.engine}"
+    version = facts.engine_version or target.get("version")
+    if system.engine_version and version and system.engine_version.lstrip("v") != str(version).lstrip("v"):
+        yield "engine_version", f"version {system.engine_version} is declared, but {version} serves {where}"
+    foreign = finished.outcome.foreign_ratio
+    if system.isolated and foreign is not None and foreign > FOREIGN_RATIO:
+        yield (
+            "isolated",
+            f"the system is declared isolated, but {100 * foreign:.0f} % of its requests are not ours {where}",
+        )
+    if facts.refused and system.input_filtering is False and system.output_filtering is False:
+        yield "output_filtering", f"filters are declared off, but {facts.refused:,} requests were refused {where}"
+    running = finished.outcome.running_max
+    if system.largest_batch and running is not None and running > system.largest_batch:
+        yield "largest_batch", f"the largest batch is declared as {system.largest_batch}, but {running:.0f} ran {where}"
+
+
+def _short(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _is_other(declared: str, marks: list[str]) -> bool:
+    plain = re.sub(r"[^a-z0-9]", "", declared)
+    return declared in _WHOLE or not any(re.sub(r"[^a-z0-9]", "", mark) in plain for mark in marks)

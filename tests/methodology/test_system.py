@@ -1,0 +1,68 @@
+"""The declaration of the system under test: how it is read, and what is wrong with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from loadgen.plan.workloads.fields import WorkloadError
+from methodology.compliance.system import FIELDS, as_text, read_system, schema
+
+DECLARED = {"boundary": "model engine", "accelerator-count": 2, "guardrails": [], "variants": {"off": {"model": "m"}}}
+
+
+def test_a_file_and_a_mapping_and_a_text_declare_the_same(tmp_path: Path):
+    """Names may have - or _; a configuration file's `sut` is a declaration too; what is recorded reads back."""
+    path = tmp_path / "sut.yaml"
+    path.write_text("boundary: model engine\naccelerator_count: 2\nguardrails: []\nvariants:\n  off: {model: m}\n")
+    config = tmp_path / "config.yaml"
+    config.write_text("rate: 3\nsut:\n  boundary: model engine\n  accelerator-count: 2\n  guardrails: []\n"
+                      "  variants: {off: {model: m}}\n")  # fmt: skip
+    system = read_system(DECLARED)
+    assert system == read_system(path) == read_system(str(config)) == read_system(as_text(system))
+    assert (2, ()) == (system.accelerator_count, system.guardrails)
+    assert ("m", 2) == (system.of("off").model, system.of("off").accelerator_count)
+    assert system.of("unknown").boundary == "model engine"
+
+
+def test_each_value_knows_where_it_is_from():
+    """Declared, seen or missing; of several, what is worst."""
+    system = read_system({"boundary": "model engine", "model": "m"})
+    assert system.standing("boundary", "model") == "declared"
+    assert system.standing("boundary", "engine") == "missing"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"boundry": 1}, "sut: boundry: unknown field (did you mean 'boundary'?)"),
+        ({"boundary": "gateway"}, "model engine, application gateway or compound system"),
+        ({"accelerator_count": "two"}, "sut: accelerator_count: 'two': expected `int | null`, got `str`"),
+        ({"price_per_hour": -1}, "sut: price_per_hour: -1"),
+        ({"prefix_caching": "off"}, "true or false"),
+        ({"guardrails": "Llama Guard"}, "[] where there are none"),
+        ({"model": " "}, "sut: model"),
+        ({"variants": {"on": {"prefix_cachin": True}}}, "sut: variants.on: prefix_cachin: unknown field"),
+        ({"variants": 3}, "sut: variants: 3: must be a mapping"),
+        ("missing.yaml", "missing.yaml: No such file or directory; give the path of a YAML file"),
+        ("{boundary: [", "not YAML"),
+    ],
+)
+def test_a_wrong_declaration_names_the_field_the_value_and_the_cure(given: object, words: str):
+    """One line each."""
+    with pytest.raises(WorkloadError) as raised:
+        read_system(given)  # type: ignore[arg-type]
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_schema_describes_every_field():
+    """What can be declared, also of a variant; what is only seen cannot."""
+    described = schema()
+    assert {*FIELDS, "variants"} == set(described["properties"])
+    assert all(described["properties"][name]["description"] for name in FIELDS)
+    jsonschema.validate({name.replace("-", "_"): value for name, value in DECLARED.items()}, described)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"seen": {}}, described)
