@@ -20,10 +20,6 @@ from rundir.fields import doc
 
 Verdict = Literal["unconditional", "conditional", "not compliant"]
 DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
-SENSITIVE = (
-    "The figures of this report show where the system's limits are, which helps whoever wants to overload it: consider "
-    "whether to publish them (security-capacity)."
-)
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -54,7 +50,6 @@ class Compliance(Struct, frozen=True, kw_only=True):
     sentence: Annotated[str, doc("The verdict in words, with what is missing.")]
     contradictions: Annotated[list[str], doc("What the server shows that was declared otherwise.")]
     requirements: Annotated[list[Judgement], doc("Each requirement, in the draft's order.")]
-    notice: Annotated[str, doc("What to consider before it is published.")] = SENSITIVE
 
     def failing(self, level: Level) -> list[Judgement]:
         """Return the requirements of a level that are not met."""
