@@ -94,9 +94,14 @@ def quantiles(values_in_order: npt.ArrayLike, qs: Sequence[float], level: float 
 
 
 def _interval(values: Floats, ascending: Floats, q: float, level: float, least_tau: float) -> QuantileInterval:
-    size, thin = len(values), min(q, 1 - q)
+    tau = max(least_tau, autocorrelation_time(values <= float(np.quantile(ascending, q))))
+    return of_sorted(ascending, q, tau, level)
+
+
+def of_sorted(ascending: Floats, q: float, tau: float, level: float = 0.95) -> QuantileInterval:
+    """Return the q-quantile of ascending values [n > 0], of which `tau` say as much as an independent one."""
+    size, thin = len(ascending), min(q, 1 - q)
     estimate = float(np.quantile(ascending, q))
-    tau = max(least_tau, autocorrelation_time(values <= estimate))
     needed = _needed(tau, thin)
     low, high = ascending[_ranks(size, size / tau, q, level)].tolist()
     # Nor is the least or the greatest value an end, where all values lie beyond the quantile more often than `level`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from methodology.procedures.compare import COMPARE
 from methodology.procedures.sweep import SWEEP
+from methodology.procedures.ttft import TTFT
 from methodology.study.model import Procedure
 
-PROCEDURES: dict[str, Procedure] = {procedure.name: procedure for procedure in (COMPARE, SWEEP)}
+PROCEDURES: dict[str, Procedure] = {procedure.name: procedure for procedure in (TTFT, COMPARE, SWEEP)}

@@ -133,6 +133,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
         dict[str, dict[str, QuantileInterval]],
         doc("By metric (ttft_ms, tpot_ms, e2e_ms, itl_ms, parts of the TTFT), then p50, p90, p95, p99, p99_9."),
     ] = {}
+    ttft_counts: Annotated[
+        dict[int, int],
+        doc("TTFTs of the requests submitted in the window that ended ok, counted: bin b from exp(b / 100) ms on."),
+    ] = {}
     slo: Annotated[
         SloResult | None, doc("The objectives that the step states, of the requests submitted in the window.")
     ] = None

@@ -23,6 +23,7 @@ from methodology.study.model import Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, Ints, take
 
+TTFT_BIN = 0.01  # of its logarithm
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 MOST_FOREIGN = 0.02
 OF_REQUESTS = ("error_rate", "goodput_ratio")  # what an SLO may bound of a step, beside latencies
@@ -55,6 +56,7 @@ def outcome(step: Step, data: StepData) -> Outcome:
         **_rates(log, window, closed_loop=data.closed_loop),
         stability=stability_of(log, data.endpoints, closed_loop=data.closed_loop),
         percentiles=_percentiles(log, data.parts, window),
+        ttft_counts=_ttft_counts(log, window),
         slo=_slo(step, log, window),
         server_tokens_per_s=server.tokens_per_s,
         queued_ratio=server.queued_ratio,
@@ -152,6 +154,14 @@ def _percentiles(log: RequestLog, parts: Parts, window: SteadyWindow) -> dict[st
         name: dict(zip(QUANTILES, quantiles(values, list(QUANTILES.values())), strict=True))
         for name, values in times_in_order(take(log, rows), take(parts, rows)).items()
     }
+
+
+def _ttft_counts(log: RequestLog, window: SteadyWindow) -> dict[int, int]:
+    rows = take(log, submitted_within(log, window) & (log.status == "ok"))
+    ttft_ms = request_metrics(rows).ttft_ms
+    bins = np.floor(np.log(ttft_ms[np.isfinite(ttft_ms) & (ttft_ms > 0)]) / TTFT_BIN)
+    numbers, counts = np.unique(bins.astype(np.int64), return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> SloResult | None:

@@ -1,0 +1,413 @@
+"""Time to First Token: its distribution at a stated load, and which part of it makes the slow requests slow."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
+from correlator.statistics.server_load import met_at_submission
+from correlator.statistics.tail import TailShares, tail_shares
+from loadgen.requests.metrics import input_tokens, request_metrics
+from methodology.intervals import QuantileInterval, of_sorted
+from methodology.search import Capacity, capacity
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+    Table,
+)
+from methodology.study.outcome import QUANTILES, TTFT_BIN, submitted_within
+from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import LABELS, METRIC_COLUMNS, mean, metric_row, number, percentile, percentiles
+from rundir.columns import Bools, Floats, Ints, concat, take
+from rundir.stats import Missing
+
+LEVEL = "level"
+LOOKS = 5  # of --until; each at a level of its own, so that 95 % hold after any
+_UNTIL = re.compile(r"ttft_(p50|p90|p95|p99|p99_9)\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%")
+_EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)
+_POINTS = 400  # of the plot
+_NOTES = (
+    "P99.9 needs 10,000 requests, and the draft requires it: of fewer it is a lower bound, and not compliant.",
+    "1,000 requests give P99 within 10 % only where nothing queues and no tail is heavy: its interval is stated.",
+    "The first tenth of each step is left out, as for throughput; so many more requests are sent.",
+)
+
+
+def parse_until(text: str) -> tuple[str, float]:
+    """Return the percentile and the relative width that `--until` asks for. Raises ValueError, one line."""
+    match = _UNTIL.fullmatch(text.strip())
+    if match is None or not 0 < float(match[2]) <= 100:
+        raise ValueError(f"--until {text}: must be a percentile of the TTFT and a width, as in ttft_p99±10%")
+    return match[1], float(match[2]) / 100
+
+
+def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    try:
+        until = parse_until(asked.parameters.until) if asked.parameters.until else None
+    except ValueError as error:
+        return Done(reason=str(error), complete=False)
+    known = capacity(asked, finished)
+    if not isinstance(known, Capacity):
+        return known
+    levels = [each for each in finished if each.step.kind == LEVEL]
+    if levels and until is None:
+        return Done(reason="all requests were sent")
+    if levels and until is not None:
+        width = _width(_pooled(levels, until[0]))
+        if width is not None and width <= until[1]:
+            return Done(reason=f"{LABELS[until[0]]} is known within {_percent(width)}, by look {len(levels)}")
+        if len(levels) == LOOKS:
+            reached = "no" if width is None else f"±{_percent(width)}"
+            return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached} interval")
+    load = asked.parameters.load or 0.7
+    count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
+    return Step(
+        kind=LEVEL,
+        label=f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else ""),
+        load="open",
+        level=load * known.per_s,
+        share=load,
+        requests=with_ramp(count),
+        seed=content_seed(asked, len(finished) + 1),
+        options={"arrival": "poisson"},
+    )
+
+
+def with_ramp(count: int) -> int:
+    """Return how many requests of a Poisson load leave at least `count` without its first tenth, all but surely."""
+    return int(np.ceil((count + 1.3 * np.sqrt(count)) / 0.9))
+
+
+def _pooled(levels: Sequence[Finished], name: str) -> QuantileInterval:
+    """Return a percentile of the requests of all steps, at the level of one look of five.
+
+    It is of counts in bins of 1 %, whose outer edges count: those of the values themselves are never wider.
+    """
+    bins = sorted({at for each in levels for at in each.outcome.ttft_counts})
+    counts = [sum(each.outcome.ttft_counts.get(at, 0) for each in levels) for at in bins]
+    tau = _tau(levels, name)
+    ends = [
+        of_sorted(np.repeat(np.exp(TTFT_BIN * (np.asarray(bins) + edge)), counts), QUANTILES[name], tau, _LOOK_LEVEL)
+        for edge in (0, 1)
+    ]
+    return QuantileInterval(
+        estimate=ends[0].estimate,
+        low=ends[0].low,
+        high=ends[1].high,
+        tau=tau,
+        effective_tail=ends[0].effective_tail,
+        needed_n=ends[0].needed_n,
+    )
+
+
+_LOOK_LEVEL = 1 - 0.05 / LOOKS
+
+
+def _tau(levels: Sequence[Finished], name: str) -> float:
+    """Return how many requests of all steps say as much as one: those of different steps are independent."""
+    sizes = [sum(each.outcome.ttft_counts.values()) for each in levels]
+    taus = [each.outcome.percentiles["ttft_ms"][name].tau for each in levels if each.outcome.ttft_counts]
+    effective = sum(size / tau for size, tau in zip(filter(None, sizes), taus, strict=True))
+    return sum(sizes) / effective if effective else 1.0
+
+
+def _width(interval: QuantileInterval) -> float | None:
+    """Return by how much the farther end of an interval is off, as a share of the estimate."""
+    if interval.low is None or interval.high is None or not interval.estimate:
+        return None
+    return max(interval.high - interval.estimate, interval.estimate - interval.low) / interval.estimate
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.2g} %"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Requests of the windows of all steps [n], in the order of submission."""
+
+    ok: Bools
+    ttft_ms: Floats
+    tokens: Floats
+    blank: Bools
+    submit_ns: Ints
+    waiting: Floats
+
+    def __len__(self) -> int:
+        return len(self.ok)
+
+
+def _measured(each: Finished, data: StepData) -> tuple[_Measured, Parts]:
+    log, window = data.requests, each.outcome.window
+    rows = np.argsort(log.submit_ns, kind="stable")
+    rows = rows[(submitted_within(log, window) if window else np.ones(len(log), np.bool_))[rows]]
+    waiting = met_at_submission(log, data.endpoints)["requests_waiting"]
+    measured = _Measured(
+        ok=log.status == "ok",
+        ttft_ms=request_metrics(log).ttft_ms,
+        tokens=input_tokens(log),
+        blank=log.blank_before_first > 0,
+        submit_ns=log.submit_ns,
+        waiting=np.full(len(log), np.nan) if isinstance(waiting, Missing) else waiting,
+    )
+    return take(measured, rows), take(data.parts, rows)
+
+
+def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    levels = [each for each in counting(finished) if each.step.kind == LEVEL and each.outcome.ttft_counts]
+    if not levels:
+        missing = number(None, "ms", missing="no step at the stated load has a request with a TTFT")
+        results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
+        return Findings(answer=("The TTFT is not known: no step at the stated load was completed.",), results=results)
+    tables, parts_of = zip(*(_measured(each, read(each)) for each in levels), strict=True)
+    measured, parts = concat(tables), concat(parts_of)
+    timed = measured.ok & np.isfinite(measured.ttft_ms)
+    ttft_ms = measured.ttft_ms[timed]
+    results = _results(ttft_ms, levels) | _part_results(take(parts, timed))
+    tail = tail_shares(take(parts, timed), measured.submit_ns[timed], measured.waiting[timed])
+    results |= _tail_results(tail)
+    blamed = _blame(tail)
+    return Findings(
+        answer=(_what(levels, results), _how_sure(asked, levels, results), blamed),
+        results=results,
+        evidence=_evidence(blamed, levels[-1].run, results),
+        tables=(
+            _results_table(results),
+            _length_table(measured.tokens[timed], ttft_ms),
+            *_parts_tables(take(parts, timed), tail),
+        ),
+        plots=(_cdf(ttft_ms),),
+        notes=(*_NOTES, *_deviations(levels, measured)),
+    )
+
+
+def _results(ttft_ms: Floats, levels: Sequence[Finished]) -> dict[str, Quantity]:
+    level = _LOOK_LEVEL if len(levels) > 1 else 0.95
+    ascending = np.sort(ttft_ms)
+    results = {
+        f"ttft_{name}_ms": percentile(
+            of_sorted(ascending, q, _tau(levels, name), level), name, len(ascending), level=level
+        )
+        for name, q in QUANTILES.items()
+    }
+    return results | {
+        "ttft_mean_ms": mean(ttft_ms),
+        "ttft_min_ms": number(float(ascending[0]), "ms", n=len(ascending)),
+        "ttft_max_ms": number(float(ascending[-1]), "ms", n=len(ascending)),
+        "ttft_requests": number(len(ascending), "requests"),
+        "offered_requests_per_s": number(levels[0].step.level, "requests/s"),
+    }
+
+
+def _part_results(parts: Parts) -> dict[str, Quantity]:
+    results: dict[str, Quantity] = {}
+    for part in TTFT_PARTS:
+        values = 1e3 * part.of(parts)[parts.covered]
+        results |= percentiles(values[np.isfinite(values)], f"{part.name}_{{}}_ms", ("p50", "p95", "p99"))
+        results[f"{part.name}_mean_ms"] = mean(values[np.isfinite(values)])
+    return results
+
+
+def _tail_results(tail: TailShares | Missing) -> dict[str, Quantity]:
+    if isinstance(tail, Missing):
+        return {"ttft_queue_from_waiting": number(None, "requests", missing=tail.reason)}
+    shares = {
+        f"ttft_p99_{name}_ratio": number(share, "ratio", n=tail.tails["p99"].explained, missing="part of `other`")
+        for name, share in tail.tails["p99"].share.items()
+    }
+    threshold = tail.threshold
+    reason = threshold.missing or "queueing is most of the TTFT at no length of the queue"
+    waiting = number(threshold.waiting, "requests", n=threshold.requests, missing=str(reason))
+    return {**shares, "ttft_queue_from_waiting": waiting}
+
+
+def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
+    step = levels[0].step
+    said = [
+        f"{LABELS[name]} of the TTFT is {value:.4g} ms"
+        for name in ("p50", "p99")
+        if (value := results[f"ttft_{name}_ms"].value) is not None
+    ]
+    head = f"At {step.level:.3g} requests/s ({100 * (step.share or 0):.3g} % of the capacity, Poisson arrivals)"
+    return f"{head} {' and '.join(said) or 'too few requests were measured for any percentile'}."
+
+
+def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
+    p99, extreme = results["ttft_p99_ms"], results["ttft_p99_9_ms"]
+    low, high = p99.ci95 or (None, None)
+    requests = f"{p99.n:,} requests"
+    if low is not None and high is not None:
+        said = f"P99 lies between {low:.4g} and {high:.4g} ms (95 %, {requests})"
+    elif low is not None:
+        said = f"{requests} say that P99 is at least {low:.4g} ms, but not how large it can be"
+    else:
+        said = f"{requests} say nothing certain of P99"
+    bound = (extreme.ci95 or (None, None))[0]
+    if extreme.value is None and bound is not None:
+        said += f"; of P99.9 that it is at least {bound:.4g} ms"
+    if asked.parameters.until:
+        looks = "1 look" if len(levels) == 1 else f"{len(levels)} looks"
+        said += f"; `--until {asked.parameters.until}` took {looks}"
+    return f"{said}."
+
+
+def _blame(tail: TailShares | Missing) -> str:
+    if isinstance(tail, Missing):
+        return f"What makes slow requests slow is not known: {tail.reason}."
+    shares = {name: share for name, share in tail.tails["p99"].share.items() if share is not None}
+    if not shares:
+        return "What makes the slowest 1 % slow is not known: none of them has a breakdown."
+    largest = max(shares, key=lambda name: shares[name])
+    said = f"The slowest 1 % spent {_percent(shares[largest])} of their TTFT in the part {largest}"
+    if tail.threshold.waiting is not None:
+        count = tail.threshold.waiting
+        waiting = "1 request is waiting" if count == 1 else f"{count:g} requests are waiting"
+        said += f"; once {waiting}, queueing is most of the TTFT"
+    return f"{said}."
+
+
+def _evidence(claim: str, run: str, results: dict[str, Quantity]) -> tuple[Evidence, ...]:
+    names = [name for name in results if name.startswith("ttft_p99_") and name.endswith("_ratio")]
+    return tuple(
+        Evidence(claim=claim, quantity=name, run=run, value=results[name].value)
+        for name in (*names, "ttft_queue_from_waiting")
+        if results[name].value is not None
+    )
+
+
+def _results_table(results: dict[str, Quantity]) -> Table:
+    rows = [metric_row("Requests", results["ttft_requests"])]
+    rows += [metric_row(f"TTFT {LABELS[name]}", results[f"ttft_{name}_ms"]) for name in QUANTILES]
+    rows += [metric_row(f"TTFT {name.capitalize()}", results[f"ttft_{name}_ms"]) for name in ("mean", "min", "max")]
+    reasons = [results[f"ttft_{name}_ms"].missing for name in QUANTILES]
+    return Table(
+        name="ttft-results",
+        title="TTFT Results",
+        columns=METRIC_COLUMNS,
+        rows=tuple(rows),
+        note="; ".join(filter(None, reasons)),
+    )
+
+
+def _length_table(tokens: Floats, ttft_ms: Floats) -> Table:
+    names = ("p50", "p95", "p99")
+    rows: list[tuple[Cell, ...]] = []
+    for low, high in itertools.pairwise(_EDGES):
+        inside = ttft_ms[(tokens >= low) & (tokens < high)]
+        if len(inside):
+            quantities = percentiles(inside, "{}", names)
+            ends = [cell for name in names for cell in quantities[name].ci95 or (None, None)]
+            label = f"{low:g}-{high:g}" if np.isfinite(high) else f"{low:g}+"
+            rows.append((label, len(inside), *(quantities[name].value for name in names), *ends))
+    columns = [Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in names]
+    for name in names:
+        columns += [
+            Column(name=f"{name}_low_ms", title=f"{LABELS[name]} from"),
+            Column(name=f"{name}_high_ms", title="to"),
+        ]
+    return Table(
+        name="ttft-by-input-length",
+        title="TTFT by Input Length",
+        columns=(
+            Column(name="input_tokens", title="Input Tokens"),
+            Column(name="requests", title="Requests", digits=None),
+            *columns,
+        ),
+        rows=tuple(rows),
+        note="A percentile with fewer than ten requests beyond it is left out.",
+    )
+
+
+def _parts_tables(parts: Parts, tail: TailShares | Missing) -> tuple[Table, ...]:
+    covered = parts.covered
+    if not covered.any():
+        return ()
+    whole_ms = float(1e3 * parts.ttft_s[covered].mean())
+    slowest = {} if isinstance(tail, Missing) else tail.tails["p99"].share
+    rows: list[tuple[Cell, ...]] = []
+    for part in TTFT_PARTS:
+        values = 1e3 * part.of(parts)[covered]
+        values = values[np.isfinite(values)]
+        if len(values):
+            quantities = percentiles(values, "{}", ("p50", "p95", "p99"))
+            label = network_label(parts, covered) if part.name == NETWORK else part.label
+            share = float(values.sum()) / (whole_ms * int(covered.sum()))
+            rows.append((label, float(values.mean()), *(each.value for each in quantities.values()), share,
+                         slowest.get(part.name)))  # fmt: skip
+    columns = (
+        Column(name="part", title="Part"),
+        Column(name="mean_ms", title="Mean (ms)"),
+        *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in ("p50", "p95", "p99")),
+        Column(name="ttft_ratio", title="Share of TTFT"),
+        Column(name="slowest_ratio", title="Share in the slowest 1 %"),
+    )
+    note = f"Of {int(covered.sum()):,} of {len(parts):,} requests; queue wait and prefill as the draft asks for them."
+    return (Table(name="ttft-parts", title="TTFT by Part", columns=columns, rows=tuple(rows), note=note),)
+
+
+def _cdf(ttft_ms: Floats) -> Plot:
+    shares = np.unique(np.concatenate([np.linspace(0, 1, _POINTS), 1 - np.geomspace(1e-4, 0.1, _POINTS // 4)]))
+    at_ms = np.quantile(ttft_ms, shares, method="inverted_cdf")
+    return Plot(
+        name="ttft-cdf",
+        title="TTFT Distribution",
+        kind="steps",
+        x_title="TTFT (ms)",
+        y_title="Share of requests",
+        lines=(Line(name="TTFT", x=tuple(at_ms.tolist()), y=tuple(shares.tolist())),),
+        log_x=bool(at_ms[0] > 0 and at_ms[-1] > 10 * at_ms[0]),
+    )
+
+
+def _deviations(levels: Sequence[Finished], measured: _Measured) -> list[str]:
+    notes = []
+    if len(levels) > 1:
+        notes.append(
+            f"{len(levels)} steps at the same load were pooled in order: each began with a drained engine, without its "
+            f"first tenth. Each of at most {LOOKS} looks has a level of {100 * _LOOK_LEVEL:g} %, so that 95 % holds "
+            "after any of them."
+        )
+    if failed := int((~measured.ok).sum()):
+        notes.append(f"{failed:,} of {len(measured):,} requests did not end ok and have no TTFT here.")
+    if blank := int(measured.blank.sum()):
+        notes.append(
+            f"{blank:,} replies began with blank content: TTFT is the time to the first token that is not blank."
+        )
+    for each in levels:
+        stability = each.outcome.stability
+        if stability is not None and stability.verdict == "growing":
+            notes.append(f"{each.step.label}: requests piled up, and its percentiles depend on how long it ran.")
+    return notes
+
+
+TTFT = Procedure(
+    name="ttft",
+    title="Time to First Token",
+    section="test-ttft",
+    objective="How long users wait for the first token at a stated load.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(load=0.7, requests=10_000),
+        "short": Parameters(load=0.7, requests=1000),
+    },
+    next_step=_next_step,
+    findings=_findings,
+)

@@ -1,0 +1,81 @@
+"""Percentiles and means as results and tables of a test state them: with intervals, or why they are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from methodology import intervals
+from methodology.intervals import QuantileInterval
+from methodology.study.model import Cell, Column, Quantity
+from methodology.study.outcome import QUANTILES
+from rundir.columns import Floats
+
+LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
+LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the draft's 1,000 of a P99
+
+
+def percentile(interval: QuantileInterval, name: str, n: int, *, unit: str = "ms", level: float = 0.95) -> Quantity:
+    """Return a percentile of n values; of too few only the end of its interval that they know."""
+    beyond = n * min(QUANTILES[name], 1 - QUANTILES[name])
+    missing = "" if n else "no request has it"
+    if n and round(beyond, 6) < LEAST_BEYOND:
+        needed = math.ceil(round(LEAST_BEYOND / (beyond / n), 6))
+        missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
+    return Quantity(
+        value=None if missing else interval.estimate,
+        unit=unit,
+        ci95=(interval.low, interval.high),
+        n=n,
+        tau=interval.tau,
+        method=f"order statistics, {100 * level:g} % of n / tau independent values",
+        missing=missing,
+    )
+
+
+def percentiles(
+    values: Floats, of: str, names: tuple[str, ...] = tuple(QUANTILES), *, unit: str = "ms"
+) -> dict[str, Quantity]:
+    """Return percentiles of finite values [n] in order, by result name: `of` has {} in place of the percentile."""
+    estimates = intervals.quantiles(values, [QUANTILES[name] for name in names])
+    return {
+        of.format(name): percentile(interval, name, len(values), unit=unit)
+        for name, interval in zip(names, estimates, strict=True)
+    }
+
+
+def mean(values: Floats, *, unit: str = "ms") -> Quantity:
+    """Return the mean of finite values [n] in order."""
+    if not len(values):
+        return Quantity(value=None, unit=unit, n=0, missing="no request has it")
+    middle, low, high = intervals.mean(values)
+    return Quantity(value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values")
+
+
+def number(value: float | None, unit: str, *, n: int | None = None, missing: str = "", method: str = "") -> Quantity:
+    """Return a plain number; `missing` where it is None or not finite."""
+    if value is None or not np.isfinite(value):
+        return Quantity(value=None, unit=unit, n=n, missing=missing or "not known")
+    return Quantity(value=float(value), unit=unit, n=n, method=method)
+
+
+#: Of a table with a result a row.
+METRIC_COLUMNS = (
+    Column(name="metric", title="Metric"),
+    Column(name="value", title="Value"),
+    Column(name="unit", title=""),
+    Column(name="ci95_low", title="95 % from"),
+    Column(name="ci95_high", title="to"),
+)
+
+
+def metric_row(title: str, quantity: Quantity) -> tuple[Cell, ...]:
+    """Return the row of a result in such a table."""
+    return (title, quantity.value, quantity.unit, *(quantity.ci95 or (None, None)))
+
+
+def cells(quantities: Mapping[str, Quantity], *names: str) -> tuple[Cell, ...]:
+    """Return the values of results, None for one that is not there."""
+    return tuple(quantities[name].value if name in quantities else None for name in names)
