@@ -1,44 +1,393 @@
-"""How much a system can serve: the capacity that levels of load are shares of, and the search for it."""
+"""How much a system can serve: the capacity that levels of load are shares of, and the search for it.
+
+By the saturation rule the stability limit of an open loop is the throughput of the saturated system (Baccelli and Foss
+1995): a closed loop that always leaves requests waiting shows it in one step. Open loops around it then show which
+levels are sustained, and a monotone fit of latency over load where an objective is reached.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
-from methodology.study.model import Asked, Done, Finished, Step
+from loadgen.requests.slo import parse_slo
+from methodology.fits.monotone import Crossing, crossing
+from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
 from methodology.study.planning import content_seed
 
-SATURATE = "saturate"
-FIRST_CONCURRENCY = 64
+SATURATE, LEVEL, AT_SLO = "saturate", "level", "slo"
+Interval = tuple[float, float]
+
+FIRST_CONCURRENCY, MOST_CONCURRENCY = 64, 1024
+ALWAYS = 0.95  # share of the scrapes that saw requests wait: saturated
+GAIN = 0.03  # by which a doubling must raise the throughput, to go on
+AROUND = 0.1  # of the limit, on both sides: where open loops are tried
+INCREMENT = 0.05  # of the limit: the bracket's width that ends the search, where none is stated
+SAME = 0.01  # levels within that are the same
+MOST_LEVELS, MOST_SLO_LEVELS = 4, {"letter": 8, "short": 4}
+LONGER = 3  # times the duration, of a level that was undecided
+SLO_SHARES = (0.8, 0.5, 0.2, 0.1)  # of the limit: levels tried until one meets the objectives
+NARROW = 0.03  # of the load at the objective: half its interval, that ends the search
+UNKNOWN_SD = 0.3  # of the logarithm of a percentile whose interval is not known
+DEFAULT_S = 60.0
+Z95 = 1.96
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What a saturated system serves; `run` is the step that showed it, empty where it was stated."""
+    """What a saturated system serves; `run` is the step that showed it best, empty where it was stated.
+
+    `limit` is what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated.
+    """
 
     per_s: float
-    ci95: tuple[float, float] | None = None
+    ci95: Interval | None = None
     run: str = ""
+    tokens_per_s: float | None = None
+    tokens_ci95: Interval | None = None
+    limit: Limit | None = None
+    reason: str = ""
+    filled: bool = True
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
     """Return the capacity that was stated, else what a saturated closed loop served, else the step that will tell.
 
-    By the saturation rule the stability limit of an open loop is the throughput of the saturated system (Baccelli and
-    Foss 1995).
+    Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %.
     """
     if asked.parameters.capacity:
         return Capacity(per_s=asked.parameters.capacity)
-    saturated = [each for each in finished if each.step.kind == SATURATE]
-    if saturated and (served := saturated[-1].outcome.completed_per_s):
-        return Capacity(per_s=served, ci95=saturated[-1].outcome.throughput_ci95, run=saturated[-1].run)
-    if saturated:
-        return Done(reason="the saturated step completed no request", complete=False)
+    if (decided := saturation(asked, finished, confirm=False)) is not None:
+        return decided
+    known = measured_capacity(finished)
+    if known is None or not known.filled:
+        most = max(each.step.level for each in finished if each.step.kind == SATURATE)
+        return Done(
+            reason=f"the server was never full, not even by {most:g} requests in flight: its capacity is not known; "
+            "state it (--capacity), or allow more in flight (--concurrency)",
+            complete=False,
+        )
+    return known
+
+
+def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:
+    """Return the next closed loop on the way to the saturated system, None where it is reached or out of reach.
+
+    confirm  a step that saturates is not enough: a doubling must have gained nothing
+    """
+    steps = sorted((each for each in finished if each.step.kind == SATURATE), key=lambda each: each.step.level)
+    most = asked.parameters.concurrency or MOST_CONCURRENCY
+    if not steps:
+        return _closed(asked, finished, min(FIRST_CONCURRENCY, most))
+    last = steps[-1].outcome
+    if not last.completed_per_s:
+        length = f"{last.window.duration_s:.0f} s" if last.window else "nothing"
+        return Done(
+            reason=f"no request ended ok in the {length} that count of {steps[-1].step.label}: a step must be longer "
+            "than a request takes (--duration), and requests must succeed",
+            complete=False,
+        )
+    if _is_full(last) and not confirm:
+        return None
+    if len(steps) > 1 and _served(steps[-1]) < (1 + GAIN) * max(_served(each) for each in steps[:-1]):
+        return None
+    level = min(2 * round(steps[-1].step.level), most)
+    return _closed(asked, finished, level) if level > steps[-1].step.level else None
+
+
+def _served(each: Finished) -> float:
+    """Return what a step served a second: output tokens, which vary least by chance, else requests."""
+    return each.outcome.output_tokens_per_s or each.outcome.completed_per_s or 0.0
+
+
+def _is_full(outcome: Outcome) -> bool:
+    return outcome.queued_ratio is not None and outcome.queued_ratio >= ALWAYS
+
+
+def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
     return Step(
         kind=SATURATE,
-        label=f"closed-{FIRST_CONCURRENCY}",
+        label=f"closed-{level}",
         load="closed",
-        level=FIRST_CONCURRENCY,
-        duration=asked.parameters.duration or 60.0,
+        level=level,
+        duration=asked.parameters.duration or DEFAULT_S,
         seed=content_seed(asked, len(finished) + 1),
     )
+
+
+def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
+    """Return what saturated steps served, pooled: closed loops, and open ones that grew; None where no step served.
+
+    Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts.
+    """
+    closed = [each for each in finished if each.step.kind == SATURATE and each.outcome.completed_per_s]
+    if not closed:
+        return None
+    best = max(closed, key=_served)
+    limit, reason, filled = _binding(closed, best)
+    grown = [
+        each
+        for each in finished
+        if each.step.load == "open"
+        and each.outcome.stability is not None
+        and each.outcome.stability.verdict == "growing"
+        and _is_full(each.outcome)
+    ]
+    pooled = [
+        best,
+        *(
+            each
+            for each in closed
+            if each is not best and filled and _served(each) >= (1 - GAIN) * _served(best) and _is_full(each.outcome)
+        ),
+    ]
+    pooled += [each for each in grown if filled and each.outcome.completed_per_s]
+    tokens, tokens_ci95 = _pooled(pooled, "output_tokens_per_s", "output_tokens_ci95")
+    per_s, ci95 = _by_tokens(finished, tokens, tokens_ci95) or _pooled(pooled, "completed_per_s", "throughput_ci95")
+    return Capacity(
+        per_s=per_s,
+        ci95=ci95,
+        run=best.run,
+        tokens_per_s=tokens,
+        tokens_ci95=tokens_ci95,
+        limit=limit,
+        reason=reason,
+        filled=filled,
+    )
+
+
+def _binding(closed: Sequence[Finished], best: Finished) -> tuple[Limit | None, str, bool]:
+    """Return what bound the saturated steps, the evidence, and whether the server was full."""
+    by_level = sorted(closed, key=lambda each: each.step.level)
+    last = by_level[-1].outcome
+    if _is_full(best.outcome) or _is_full(last):
+        of = best.outcome if _is_full(best.outcome) else last
+        return of.limit, of.limit_reason, True
+    if len(by_level) > 1 and _served(by_level[-1]) < (1 + GAIN) * _served(by_level[-2]):
+        before = by_level[-2]
+        levels = f"from {before.step.level:g} to {by_level[-1].step.level:g} requests in flight"
+        gain = 100 * (_served(by_level[-1]) / _served(before) - 1)
+        ran = before.outcome.running_mean, last.running_mean
+        if ran[0] and ran[1] and ran[1] > 1.3 * ran[0]:
+            return (
+                "steps",
+                f"{levels} the engine ran {ran[0]:.0f}, then {ran[1]:.0f} at once, and served {gain:+.1f} %",
+                True,
+            )
+        return "unknown", f"{levels} the throughput moved by {gain:+.1f} %; {last.limit_reason}", True
+    return last.limit, last.limit_reason, False
+
+
+def _by_tokens(
+    finished: Sequence[Finished], tokens_per_s: float, ci95: Interval | None
+) -> tuple[float, Interval | None] | None:
+    """Return how many requests a second so many tokens a second are, by the mean of all requests of the study.
+
+    Those of one step are longer or shorter by chance, and it serves fewer or more of them in its time.
+    """
+    steps = [each.outcome for each in finished if each.outcome.output_tokens]
+    count, tokens = sum(each.ok for each in steps), sum(each.output_tokens for each in steps)
+    if not (tokens_per_s and tokens):
+        return None
+    per_s = tokens_per_s * count / tokens
+    if ci95 is None:
+        return per_s, None
+    square = sum(each.ok * (each.output_tokens_std or 0.0) ** 2 for each in steps) / count
+    chance = Z95 * math.sqrt(square / count) * count / tokens
+    half = per_s * math.hypot((ci95[1] - ci95[0]) / 2 / tokens_per_s, chance)
+    return per_s, (per_s - half, per_s + half)
+
+
+def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float, Interval | None]:
+    """Return the rate over the windows of several steps together, and its interval from theirs."""
+    lengths = np.array([each.outcome.window.duration_s if each.outcome.window else 0.0 for each in steps])
+    rates = np.array([getattr(each.outcome, name) or 0.0 for each in steps])
+    shares = lengths / lengths.sum()
+    per_s = float(shares @ rates)
+    ends = [getattr(each.outcome, interval) for each in steps]
+    if not all(ends):
+        return per_s, None
+    halves = np.array([(high - low) / 2 for low, high in ends])
+    half = math.sqrt(float(((shares * halves) ** 2).sum()))
+    return per_s, (per_s - half, per_s + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bracket:
+    """What open loops showed: the highest level that was stable below all that grew, and the lowest that grew.
+
+    contradictions  pairs of a stable level and a lower one that grew
+    undecided       levels that were not decided even in a longer step
+    """
+
+    stable: Finished | None
+    growing: Finished | None
+    contradictions: int
+    undecided: tuple[Finished, ...]
+
+
+def load_of(each: Finished, capacity: Capacity) -> float:
+    """Return the load that a step realised, requests/s: by the output tokens that were asked for, where these are known
+    (a step of long requests is a higher load), else by the requests.
+    """
+    outcome = each.outcome
+    if outcome.realised_tokens_per_s and capacity.tokens_per_s:
+        return outcome.realised_tokens_per_s / capacity.tokens_per_s * capacity.per_s
+    return outcome.realised_per_s or each.step.level
+
+
+def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
+    """Return what open-loop levels [n] say of where load ceases to be sustained; verdicts go by the realised load."""
+    verdicts: dict[str, list[Finished]] = {"stable": [], "growing": [], "undecided": []}
+    for each in levels:
+        if each.outcome.stability and each.outcome.stability.verdict:
+            verdicts[each.outcome.stability.verdict].append(each)
+    loads = {each.number: load_of(each, limit) for each in levels}
+    growing = min(verdicts["growing"], key=lambda each: loads[each.number], default=None)
+    below = [each for each in verdicts["stable"] if growing is None or loads[each.number] < loads[growing.number]]
+    return Bracket(
+        stable=max(below, key=lambda each: loads[each.number], default=None),
+        growing=growing,
+        contradictions=len(verdicts["stable"]) - len(below),
+        undecided=tuple(each for each in verdicts["undecided"] if _is_longest(each, levels)),
+    )
+
+
+def _is_longest(each: Finished, levels: Sequence[Finished]) -> bool:
+    same = [other for other in levels if other.step.level == each.step.level]
+    return each is same[-1]
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the next step of the search for the maximum throughput: (a) closed loops until the server is full, (b)
+    open loops around what it then serves, (c) open loops where the objectives are reached.
+    """
+    if (decided := saturation(asked, finished, confirm=True)) is not None:
+        return decided
+    limit = measured_capacity(finished)
+    if limit is None or not limit.filled:
+        return Done(reason="the load generator's requests in flight never filled the server: it bounds the throughput")
+    levels = [each for each in finished if each.step.kind == LEVEL]
+    if (level := _next_level(asked, levels, limit)) is not None:
+        return _open(asked, finished, LEVEL, *level)
+    if not asked.parameters.slo:
+        return Done(reason="the highest level that is sustained is known")
+    rate = _next_at_slo(asked, finished, limit)
+    if isinstance(rate, Done):
+        return rate
+    return _open(asked, finished, AT_SLO, rate, 1)
+
+
+def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tuple[float, int] | None:
+    """Return the next rate of the open-loop search, and how many times as long its step is; None: it has ended."""
+    parameters = asked.parameters
+    verdicts = bracket(levels, limit)
+    if len(levels) >= MOST_LEVELS:
+        return None
+    for each in verdicts.undecided:
+        if (each.step.duration or 0) < LONGER * (parameters.duration or DEFAULT_S):
+            return each.step.level, LONGER
+    floor = max((1 - AROUND) * limit.per_s, parameters.min or 0.0)
+    ceiling = min((1 + AROUND) * limit.per_s, parameters.max or math.inf)
+    tried = [each.step.level for each in levels]
+    if verdicts.contradictions and len(levels) < MOST_LEVELS:
+        contradicting = [load_of(each, limit) for each in levels if each.outcome.stability]
+        return float(np.clip(np.median(contradicting), floor, ceiling)), 1
+    low = load_of(verdicts.stable, limit) if verdicts.stable else None
+    high = load_of(verdicts.growing, limit) if verdicts.growing else None
+    if low is None:
+        return _untried((floor + min(high or limit.per_s, limit.per_s)) / 2, tried, floor)
+    if high is None:
+        return _untried((max(low, limit.per_s) + ceiling) / 2, tried, ceiling)
+    if high - low <= (parameters.increment or INCREMENT * limit.per_s):
+        return None
+    return _untried((low + high) / 2, tried, None)
+
+
+def _untried(rate: float, tried: Sequence[float], end: float | None) -> tuple[float, int] | None:
+    """Return a rate, else the end of the range, else None: no level is tried twice for the same question."""
+    for each in (rate, end):
+        if each and not any(abs(each - other) < SAME * each for other in tried):
+            return each, 1
+    return None
+
+
+def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, times: int) -> Step:
+    duration_s = times * (asked.parameters.duration or DEFAULT_S)
+    options: dict[str, Any] = {"slo": asked.parameters.slo} if asked.parameters.slo else {}
+    return Step(
+        kind=kind,
+        label=f"open-{rate:.3g}" + ("-longer" if times > 1 else ""),
+        load="open",
+        level=rate,
+        duration=duration_s,
+        seed=content_seed(asked, len(finished) + 1),
+        options=options,
+    )
+
+
+def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:
+    """Return the next rate of the search for the load at which the objectives are reached."""
+    judged = [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
+    tried = [each for each in judged if each.step.kind == AT_SLO]
+    met = [each for each in judged if each.outcome.slo and each.outcome.slo.met]
+    failed = [each for each in judged if each.outcome.slo and each.outcome.slo.met is False]
+    if not failed:
+        return Done(reason="the objectives hold up to the highest load that is sustained")
+    lowest = min(load_of(each, limit) for each in failed)
+    floor = asked.parameters.min or 0.0
+    if not any(load_of(each, limit) < lowest for each in met):
+        rates = [max(share * limit.per_s, floor) for share in SLO_SHARES if share * limit.per_s < 0.95 * lowest]
+        if not rates:
+            return Done(reason="the objectives fail even at the lowest load that was tried")
+        return rates[0]
+    reached = crossing_of(asked, finished, limit)
+    highest = max(load_of(each, limit) for each in met if load_of(each, limit) < lowest)
+    if len(tried) >= MOST_SLO_LEVELS[asked.scale] or _is_narrow(reached):
+        return Done(reason="the load at which the objectives are reached is known")
+    at = reached.at if reached is not None and reached.at is not None else (lowest + highest) / 2
+    margin = 0.15 * (lowest - highest)
+    return float(np.clip(at, highest + margin, lowest - margin))
+
+
+def _is_narrow(reached: Crossing | None) -> bool:
+    if reached is None or reached.at is None or None in reached.ci95:
+        return False
+    low, high = reached.ci95
+    return ((high or 0) - (low or 0)) / 2 < NARROW * reached.at
+
+
+def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> Crossing | None:
+    """Return the load at which the first of the objectives is reached, by the open loops; None without two of them."""
+    judged = [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
+    crossings = []
+    for number, objective in enumerate(parse_slo(asked.parameters.slo or "").objectives):
+        if not objective.of_latency:
+            continue
+        known = [(each, each.outcome.slo.objectives[number]) for each in judged if each.outcome.slo]
+        points = [
+            (load_of(each, limit), math.log(result.value), _sd(each.outcome, result.metric, result.statistic))
+            for each, result in known
+            if result.value
+        ]
+        if len(points) > 1:
+            loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
+            crossings.append(crossing(loads, heights, spread, math.log(objective.bound)))
+    reached = [each for each in crossings if each.at is not None]
+    return min(reached, key=lambda each: each.at or 0, default=crossings[0] if crossings else None)
+
+
+def _sd(outcome: Outcome, metric: str, statistic: str) -> float:
+    """Return the standard deviation of the logarithm of a percentile, by its interval as far as that is known."""
+    interval = outcome.percentiles.get(f"{metric}_ms", {}).get(statistic)
+    if interval is None or not interval.estimate:
+        return UNKNOWN_SD
+    if interval.low and interval.high:
+        return max((math.log(interval.high) - math.log(interval.low)) / 3.92, 0.01)
+    if interval.low:
+        return max((math.log(interval.estimate) - math.log(interval.low)) / 1.96, UNKNOWN_SD / 3)
+    return UNKNOWN_SD

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from correlator.breakdown import Parts
-from loadgen.requests.metrics import input_tokens, request_metrics
+from loadgen.requests.metrics import counts, input_tokens, request_metrics
 from loadgen.requests.slo import SloResult, parse_slo, slo_result
 from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval, quantiles
@@ -22,6 +22,7 @@ from methodology.steady import SteadyWindow, in_flight, is_steady, little_residu
 from methodology.study.model import Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, Ints, take
+from rundir.stats import known
 
 TTFT_BIN = 0.01  # of its logarithm
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
@@ -33,15 +34,16 @@ NOTHING_SENT = "no request was sent"
 def outcome(step: Step, data: StepData) -> Outcome:
     """Return what came of a step; a pure function of its tables. `slo` among its options says what is judged."""
     log = data.requests
-    failures, counts = np.unique(
+    failures, numbers = np.unique(
         np.array([_kind(error) for error in log.error[log.status != "ok"]]), return_counts=True
     )
     shared: dict[str, Any] = {
         "status": data.status,
         "sent": int((log.dispatch_ns >= 0).sum()),
         "ok": int((log.status == "ok").sum()),
-        "failed": dict(zip(failures.tolist(), counts.tolist(), strict=True)),
+        "failed": dict(zip(failures.tolist(), numbers.tolist(), strict=True)),
         "blame": data.blame,
+        **_tokens(log),
     }
     if data.end_ns <= data.start_ns or not shared["sent"]:
         return Outcome(**shared, void=_void(data, None, shared["sent"]))
@@ -74,6 +76,16 @@ def outcome(step: Step, data: StepData) -> Outcome:
     )
 
 
+def _tokens(log: RequestLog) -> dict[str, Any]:
+    ok = log.status == "ok"
+    output = known(counts(log.output_tokens[ok]))
+    return {
+        "input_tokens": int(known(input_tokens(log)[ok]).sum()),
+        "output_tokens": int(output.sum()),
+        "output_tokens_std": float(output.std(ddof=1)) if len(output) > 1 else None,
+    }
+
+
 def _kind(error: str) -> str:
     return error.split(":", 1)[0] or "unknown"
 
@@ -104,12 +116,11 @@ def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[
     tokens_per_s, tokens_ci95 = rate(arrived_ns, arrived, window)
     dispatched = _inside(log.dispatch_ns, window)
     began = _inside(log.first_token_ns, window)
-    tokens = np.where(log.output_tokens >= 0, log.output_tokens, np.nan)
     prompt = input_tokens(log)[began]
     return {
         "offered_per_s": None if closed_loop else int(_inside(log.scheduled_ns, window).sum()) / window.duration_s,
         "realised_per_s": int(dispatched.sum()) / window.duration_s,
-        "realised_tokens_per_s": _scaled_sum(tokens[dispatched], window),
+        "realised_tokens_per_s": _scaled_sum(counts(log.output_tokens[dispatched]), window),
         "completed_per_s": completed,
         "throughput_ci95": ci95,
         "output_tokens_per_s": tokens_per_s,
@@ -121,8 +132,8 @@ def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[
 
 def _scaled_sum(amounts: Floats, window: SteadyWindow) -> float | None:
     """Return a sum over the window, a second; unknown amounts count as the mean of those known."""
-    known = amounts[np.isfinite(amounts)]
-    return float(known.mean()) * len(amounts) / window.duration_s if len(known) else None
+    values = known(amounts)
+    return float(values.mean()) * len(amounts) / window.duration_s if len(values) else None
 
 
 def _arrivals(log: RequestLog) -> tuple[Ints, Floats]:

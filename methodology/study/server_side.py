@@ -18,7 +18,10 @@ from scraper.series.table import EndpointSeries
 
 ALWAYS, SELDOM = 0.95, 0.05  # share of the scrapes that saw requests wait
 FULL = 0.95  # KV cache usage
-NEAR_MOST, FLAT = 0.9, 0.9  # share of the most that ever ran, in which share of the scrapes that saw requests wait
+NEAR_MOST, FLAT = (
+    0.9,
+    0.9,
+)  # share of the most that ever ran (or one less: it has just ended), in which share of scrapes
 PREEMPTED = 0.01  # preemptions a request, from which on they are no accident
 COVERED = 0.9  # share of the window that scrapes must cover, for a rate
 NO_PAGE = "no page of an engine shows how many requests wait"
@@ -28,7 +31,7 @@ NO_PAGE = "no page of an engine shows how many requests wait"
 class ServerSide:
     """The engines of the leading kind together, in a step's window; None where no page tells.
 
-    flat_ratio  share of the scrapes with requests waiting in which at least 90 % of the most that ever ran did
+    flat_ratio  share of the scrapes with requests waiting in which the most that ever ran did, or nearly
     """
 
     queued_ratio: float | None
@@ -59,7 +62,7 @@ def server_side(
         running_max=_most(running),
         running_mean=_mean(running),
         waiting_mean=_mean(waiting),
-        flat_ratio=_mean(running[rows] >= NEAR_MOST * running.max()) if rows.any() else None,
+        flat_ratio=_mean(running[rows] >= min(NEAR_MOST * running.max(), running.max() - 1)) if rows.any() else None,
         kv_cache_max=_most(usage),
         preemptions=_total(engines, "preemptions", start_ns),
         tokens_per_s=_rate(engines, window),

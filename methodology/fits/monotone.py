@@ -1,0 +1,69 @@
+"""A curve that never falls through noisy levels, and where it reaches a bound.
+
+Latency does not fall as load rises, whatever the noise of single steps says: neighbours in the wrong order are pooled
+(PAVA: Ayer and others 1955), and a monotone cubic goes through what is left (PCHIP: Fritsch and Carlson 1980).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rundir.columns import Floats
+
+RESAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Where a curve reaches a bound: None and a side where it lies beyond the levels (`below` or `above` them)."""
+
+    at: float | None
+    ci95: tuple[float | None, float | None]
+    side: str = ""
+
+
+def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats, Floats]:
+    """Return the knots of the monotone fit of y[n], known to `sd`[n] > 0, over x[n]; both ascend."""
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415  150 ms, and most commands need none of SciPy
+
+    order = np.argsort(np.asarray(x, np.float64), kind="stable")
+    at, level = np.asarray(x, np.float64)[order], np.asarray(y, np.float64)[order]
+    weights = np.asarray(sd, np.float64)[order] ** -2.0
+    fitted = isotonic_regression(level, weights=weights)
+    starts = fitted.blocks[:-1]
+    knots = np.add.reduceat(at * weights, starts) / np.add.reduceat(weights, starts)
+    # Of the same level measured twice, and of levels pooled at one place, one knot.
+    distinct = np.concatenate([[True], np.diff(knots) > 0])
+    return knots[distinct], fitted.x[starts][distinct]
+
+
+def crossing(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, seed: int = 1) -> Crossing:
+    """Return where the monotone fit reaches a bound, with a 95 % interval by resampling y within its `sd`.
+
+    An end of the interval that lies beyond the levels is None.
+    """
+    levels, spread = np.asarray(y, np.float64), np.asarray(sd, np.float64)
+    at, side = _root(*curve(x, levels, spread), bound)
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    drawn = (_root(*curve(x, random.normal(levels, spread), spread), bound) for _ in range(RESAMPLES))
+    places = np.sort([{"below": -np.inf, "above": np.inf}.get(where, root) for root, where in drawn])
+    ends = (float(places[int(0.025 * RESAMPLES)]), float(places[int(0.975 * RESAMPLES) - 1]))
+    low, high = (end if np.isfinite(end) else None for end in ends)
+    return Crossing(at=at, ci95=(low, high), side=side)
+
+
+def _root(knots: Floats, heights: Floats, bound: float) -> tuple[Any, str]:
+    if bound < heights[0]:
+        return None, "below"
+    if bound > heights[-1]:
+        return None, "above"
+    if len(knots) == 1:
+        return float(knots[0]), ""
+    from scipy.interpolate import PchipInterpolator  # noqa: PLC0415  as above
+
+    roots = PchipInterpolator(knots, heights).solve(bound, extrapolate=False)
+    return float(roots[0]), ""
