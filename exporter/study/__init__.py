@@ -5,9 +5,8 @@ All of them are pure functions of the result, so that a study that is derived ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -18,16 +17,20 @@ from exporter.study.content import Study, answer, heading, sections
 from exporter.study.minimum import minimum
 from exporter.study.page import study_page
 from exporter.study.tables import as_csv, every_table
+from methodology.compliance import Compliance
+from methodology.compliance.system import System
 from methodology.study.model import Findings
 from methodology.study.result import StudyResult
 
 
 def study_files(
-    result: StudyResult, findings: Findings, compliance: msgspec.Struct | None, system: msgspec.Struct | None
+    result: StudyResult, findings: Findings, compliance: Compliance | None, system: System
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file.
 
     report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
+
+    `system` is as declared; a judged study has it as seen, too.
     """
     study = shown_study(result, findings, compliance, system)
     yield "report.txt", without_padding(render(replace(study, width=WIDTH)))
@@ -36,18 +39,16 @@ def study_files(
     for table in every_table(result, findings.tables):
         yield f"tables/{table.name}.csv", as_csv(table)
     for name, document in findings.documents.items():
-        yield f"tables/{name}", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+        yield f"tables/{name}.json", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def shown_study(
-    result: StudyResult, findings: Findings, compliance: msgspec.Struct | None, system: msgspec.Struct | None
-) -> Study:
+def shown_study(result: StudyResult, findings: Findings, compliance: Compliance | None, system: System) -> Study:
     """Return what is reported, without anything that a terminal obeys."""
     return Study(
         result=without_controls(result),
         findings=without_controls(findings),
-        system=_builtins(system),
-        compliance=_builtins(compliance),
+        system=without_controls(compliance.system if compliance else system),
+        compliance=without_controls(compliance) if compliance else None,
     )
 
 
@@ -63,8 +64,3 @@ def _report(study: Study) -> Iterator[RenderableType]:
     for section in sections(study):
         yield Text(f"\n{section.title}\n", style="bold")
         yield from section.content
-
-
-def _builtins(content: msgspec.Struct | None) -> Mapping[str, Any]:
-    shown: Mapping[str, Any] = msgspec.to_builtins(without_controls(content)) if content is not None else {}
-    return shown

@@ -15,10 +15,13 @@ from rich.text import Text
 from exporter.report.format import Prose, duration, setting
 from exporter.study.system import system_in_words, system_rows
 from exporter.study.tables import number, requests_table, shown, steps_table
+from methodology.compliance import DRAFT, Compliance
+from methodology.compliance.requirements import Level
+from methodology.compliance.system import System
 from methodology.study.model import Column, Findings, Parameters, Quantity, Table
 from methodology.study.result import Cost, StepRecord, StudyResult
 
-DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+LEVELS: tuple[Level, ...] = ("must", "should", "part")
 SENSITIVE = (
     "These figures say how much load exhausts the system. Treat them as sensitive where somebody could use that "
     "against a service."
@@ -38,14 +41,14 @@ class Section:
 class Study:
     """All that is reported, without controls.
 
-    system, compliance  as they are written in JSON; empty where there is none
+    compliance  None where it was not judged
     width       characters beside each other; None on a page
     """
 
     result: StudyResult
     findings: Findings
-    system: Mapping[str, Any]
-    compliance: Mapping[str, Any]
+    system: System
+    compliance: Compliance | None
     width: int | None = None
 
 
@@ -83,7 +86,7 @@ def answer(study: Study) -> Iterator[RenderableType]:
     if result.passed is not None:
         holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
         yield Prose(holds, "green" if result.passed else "red")
-    yield Prose(str(study.compliance.get("sentence") or "Compliance was not judged."), "bold")
+    yield Prose(_verdict(study), "bold")
 
 
 def sections(study: Study) -> Iterator[Section]:
@@ -104,12 +107,12 @@ def _system(study: Study) -> Iterator[RenderableType]:
     rows = list(system_rows(study.system))
     yield from _table(study, "System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
     if missing := ", ".join(name for name, _, source in rows if not source):
-        yield Prose(f"Neither declared nor seen: {missing}.")
-    yield from (Prose(f"! {sentence}", "yellow") for sentence in study.system.get("contradictions", ()))
+        yield Prose(f"Neither declared nor seen: {missing}. Declare them in a file for `--sut`.")
 
 
 def _configuration(study: Study) -> Iterator[RenderableType]:
     result, origin = study.result, study.result.reproduction
+    system = system_in_words(study.system, origin)
     facts = {
         "workload": origin.workload or "not known",
         "load": load_model(result.steps),
@@ -118,6 +121,8 @@ def _configuration(study: Study) -> Iterator[RenderableType]:
         "warm-up": origin.warm_up or "not known",
         "tokens counted by": origin.tokenizer or "not known",
         "seed": str(result.seed),
+        "prefix caching": system["prefix_caching"],
+        "guardrails": system["guardrails"],
     }
     yield from _facts(study, "Test", facts)
     stated = msgspec.to_builtins(result.parameters)
@@ -176,7 +181,8 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
     yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
     for name, quantity in results.items():
         if quantity.value is None:
-            yield Prose(f"{name} is missing: {quantity.missing or 'no reason is known'}.")
+            bound = f"{_interval(quantity)} {quantity.unit}; " if quantity.ci95 and any(quantity.ci95) else ""
+            yield Prose(f"{name} is missing: {bound}{quantity.missing or 'no reason is known'}.")
 
 
 def _interval(quantity: Quantity) -> str:
@@ -195,33 +201,41 @@ def _details(study: Study) -> Iterator[RenderableType]:
     yield from shown(steps_table(study.result.steps), study.width)
     blames = [(step.number, step.blame) for step in study.result.steps if step.blame]
     yield from _table(study, "What made the slowest requests of a step slow", ("Step", "Reason"), blames)
-    evidence = [(each.claim, each.quantity, each.value, each.run) for each in study.result.evidence]
+    claims = ["", *(each.claim for each in study.result.evidence)]
+    evidence = [
+        (each.claim if each.claim != before else "", each.quantity, each.value, each.run)
+        for before, each in zip(claims, study.result.evidence, strict=False)
+    ]
     yield from _table(study, "Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
 
 
 def _compliance(study: Study) -> Iterator[RenderableType]:
-    yield Prose(str(study.compliance.get("sentence") or "Compliance was not judged."))
-    rows = [
-        (each["level"], each["id"], each["state"], *_basis(each)) for each in study.compliance.get("requirements", ())
-    ]
-    order = {"not met": 0, "declared": 1, "met": 2}
-    ranked = sorted(rows, key=lambda row: (order.get(row[2], 3), row[0]))
-    yield from _table(study, "Requirements", ("Level", "Requirement", "State", "Evidence", "What to do"), ranked)
-    yield Text("Deviations and readings of the draft", style="bold")
+    """Yield the verdict, what is not met and what to do, what is met, and how the draft was read."""
+    yield Prose(_verdict(study))
+    if study.compliance is not None:
+        unmet = [each for level in LEVELS for each in study.compliance.failing(level)]
+        rows = [(each.level.upper(), each.id, each.reason, each.cure) for each in unmet]
+        yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
+        for state, label in (("met", "Met"), ("declared", "Met by declaration"), ("not applicable", "Not applicable")):
+            names = [each.id for each in study.compliance.requirements if each.state == state]
+            if names:
+                yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
+        yield Prose("compliance.json has the evidence of each requirement.")
+        yield Text("")
+    yield Text("Deviations from the draft, and how it was read where it is open", style="bold")
     yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
 
 
-def _basis(requirement: Mapping[str, Any]) -> tuple[str, str]:
-    return str(requirement.get("evidence", "")), str(requirement.get("cure", ""))
+def _verdict(study: Study) -> str:
+    unknown = "Whether the draft would accept this study was not judged."
+    return study.compliance.sentence if study.compliance else unknown
 
 
 def shortcomings(study: Study) -> Iterator[str]:
     """Yield the requirements that are not met, a line a level."""
-    for level in ("must", "should"):
-        names = [each["id"] for each in study.compliance.get("requirements", ())
-                 if each["state"] == "not met" and each["level"] == level]  # fmt: skip
-        if names:
-            yield f"Not met ({level}): {', '.join(names)}"
+    for level in LEVELS[:2]:
+        if study.compliance and (unmet := study.compliance.failing(level)):
+            yield f"Not met, {level.upper()}: {', '.join(each.id for each in unmet)}"
 
 
 def _reproduction(study: Study) -> Iterator[RenderableType]:

@@ -17,7 +17,8 @@ from methodology.study.model import Cell, Column, Table
 from methodology.study.result import StepRecord, StudyResult
 
 MOST_ROWS = 60
-MOST_TEXT = 44  # characters of a column of words before it breaks into lines
+LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
+NOTHING = 1e-9  # what is below is rounding
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 
 
@@ -53,6 +54,7 @@ def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
         yield Prose(f"{len(content.rows) - MOST_ROWS:,} more rows are in tables/{content.name}.csv.", "dim")
     if content.note:
         yield Prose(content.note, "dim")
+        yield Text("")
 
 
 def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: list[bool], title: str) -> RichTable:
@@ -71,13 +73,17 @@ def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: l
 
 def _head(column: Column, cells: Sequence[str]) -> Text:
     """Return a heading that is hardly wider than what stands below it."""
-    return Text("\n".join(textwrap.wrap(column.title, max(8, *map(len, cells)), break_long_words=False)))
+    least = 8 if column.digits and not any(cell[-1:].isalpha() for cell in cells) else 20
+    return Text("\n".join(textwrap.wrap(column.title, max(least, *map(len, cells)), break_long_words=False)))
 
 
 def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
+    """Return how wide a column is at least: numbers stay in one piece, words break between them."""
     head = max(map(len, _head(column, cells).plain.split("\n")), default=0)
     widest = max(map(len, cells), default=0)
-    return max(head, min(widest, MOST_TEXT) if is_text else widest) + 2
+    if is_text:
+        widest = max(min(widest, LEAST_TEXT), max((len(word) for cell in cells for word in cell.split()), default=0))
+    return max(head, widest) + 2
 
 
 def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
@@ -100,11 +106,11 @@ def number(value: Cell, digits: int | None = 3) -> str:
     if isinstance(value, str):
         return value
     if digits is None:
-        return f"{value:.12g}"
+        return str(value) if isinstance(value, int) else f"{value:.6g}"
     if not math.isfinite(value) or abs(value) >= ABSURD:
         return f"{value:.3g}"
-    if isinstance(value, int) or value == 0:
-        return f"{value:,.0f}"
+    if isinstance(value, int) or abs(value) < NOTHING:
+        return f"{round(value):,}"
     places = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
 

@@ -49,6 +49,7 @@ class Compliance(Struct, frozen=True, kw_only=True):
     ]
     sentence: Annotated[str, doc("The verdict in words, with what is missing.")]
     contradictions: Annotated[list[str], doc("What the server shows that was declared otherwise.")]
+    system: Annotated[System, doc("The system as declared and as seen.")] = System()
     requirements: Annotated[list[Judgement], doc("Each requirement, in the draft's order.")]
 
     def failing(self, level: Level) -> list[Judgement]:
@@ -81,6 +82,7 @@ def comply(
         verdict=verdict,
         sentence=_sentence(test, verdict, failing, Counter(each.level for each in judgements if _applies(each))),
         contradictions=list(shown.contradictions.values()),
+        system=shown,
         requirements=judgements,
     )
 

@@ -32,7 +32,9 @@ function span(values, log, fromZero) {
 
 function drawPlot(context, box, plot, curves) {
   const all = curves.flatMap(({ points }) => points);
-  const x = { ...span(all.map((point) => point.x), plot.log_x, plot.kind !== "marks"), label: plot.x_title };
+  const places = all.map((point) => point.x), whole = places.every(Number.isInteger);
+  const x = { ...span(places, plot.log_x, plot.kind !== "marks"), label: plot.x_title };
+  if (whole) x.ticks = Math.min(6, x.high - x.low);
   const y = span(all.flatMap(({ y, low, high }) => [y, low, high]), plot.log_y, true);
   const { across, up } = axes(context, box, x, y);
   context.textAlign = "left";
@@ -49,7 +51,7 @@ function drawPlot(context, box, plot, curves) {
     context.fillStyle = colour(plot.kind === "stack" ? "ink" : curve.hue);
     // Intervals of several lines beside each other, since those at one place meet.
     drawIntervals(context, curve.points, across, up, plot.kind === "stack" ? 0 : 3 * (order - (curves.length - 1) / 2));
-    if (plot.kind === "marks" || (plot.kind === "line" && curve.points.length <= MANY)) drawDots(context, curve.points, across, up);
+    if (plot.kind === "marks" || (plot.kind === "line" && curve.points.length <= MANY)) drawDots(context, curve.points, across, up, order % 2);
   }
   return { across, up };
 }
@@ -78,11 +80,13 @@ function fillLayer(context, points, across, up) {
   context.globalAlpha = 1;
 }
 
-function drawDots(context, points, across, up) {
+/* Filled, or rings, so that two lines are told apart without colours. */
+function drawDots(context, points, across, up, hollow) {
+  context.strokeStyle = context.fillStyle;
   for (const { x, y } of points.filter(isShown)) {
     context.beginPath();
     context.arc(across(x), up(y), 3.5, 0, 7);
-    context.fill();
+    if (hollow) context.stroke(); else context.fill();
   }
 }
 

@@ -10,12 +10,15 @@ import json
 from importlib import resources
 from typing import Any
 
+import msgspec
 import pytest
 from html_page import ATTACK, Page
 from studies import ANSWER, NOTES, findings, result
 
 from exporter.study import study_files
 from exporter.study.page import SCRIPTS, STYLES
+from methodology.compliance import Compliance, Judgement
+from methodology.compliance.system import System
 from methodology.study.model import Column, Findings, Line, Parameters, Plot, Table
 from methodology.study.result import StudyResult
 
@@ -35,7 +38,7 @@ ESCAPE = "\x1b[2J"
 
 
 def files(of: StudyResult | None = None, derived: Findings | None = None) -> dict[str, str]:
-    return dict(study_files(of or result(), derived or findings(), None, None))
+    return dict(study_files(of or result(), derived or findings(), None, System()))
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,35 @@ def test_what_is_missing_says_why(written: dict[str, str]):
     rows = {row["result"]: row for row in csv.DictReader(io.StringIO(written["tables/results.csv"]))}
     assert rows["output_tokens_per_gpu_s"]["value"] == ""
     assert rows["output_tokens_per_gpu_s"]["method"] == f"missing: {reason}"
+
+
+def test_the_verdict_of_the_draft_stands_behind_the_answer():
+    """And below it what is not met with what to do, what was declared and what was seen of the system."""
+    cure = "declare `boundary: model engine`"
+    system = System(
+        model="llama", accelerator="H100", accelerator_count=2, seen={"model": "the server's list of models"}
+    )
+    unmet = Judgement(
+        id="sut-boundary", level="must", section="sut-configurations", text="", state="not met",
+        reason="boundary is not declared", evidence="study.json", value=None, cure=cure,
+    )  # fmt: skip
+    met = msgspec.structs.replace(unmet, id="seed", state="met", cure="")
+    sentence = "The throughput test is not compliant with the draft: 1 of the 2 MUSTs that apply are not met."
+    compliance = Compliance(
+        test="throughput", verdict="not compliant", sentence=sentence, contradictions=[], requirements=[unmet, met],
+        system=system,
+    )  # fmt: skip
+    judged = dict(study_files(result(), findings(), compliance, System()))
+    lines = judged["report.txt"].splitlines()
+    assert lines[lines.index(ANSWER[-1]) + 1] == sentence
+    rows = Page(judged["report.html"]).rows
+    assert ["MUST", "sut-boundary", "boundary is not declared", cure] in rows
+    assert ["model", "llama", "seen: the server's list of models"] in rows
+    assert ["accelerator", "H100", "declared"] in rows
+    assert "Met (1): seed." in lines
+    minimum = judged["report-minimum.txt"].splitlines()
+    assert "- Not met, MUST: sut-boundary" in minimum
+    assert "- Hardware: H100 x 2" in minimum
 
 
 def test_a_partial_study_and_one_that_drifted_say_so_before_the_answer():
