@@ -149,55 +149,24 @@ def _in_words(value: Any) -> str:
 
 
 def _results(study: Study) -> Iterator[RenderableType]:
-    yield from _quantities(study)
-    if drift := study.result.drift:
-        yield Prose(f"Drift: {drift.sentence}")
-    else:
-        yield Prose("Drift: not measured, since no level was repeated at the end.")
-
-
-def _quantities(study: Study) -> Iterator[RenderableType]:
-    """Yield the results with their intervals, how these were computed, and why results are missing."""
-    results = study.result.results
-    methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
-    letters = dict(zip(methods, ascii_lowercase, strict=False))
-    rows = [
-        (
-            name,
-            quantity.value,
-            quantity.unit,
-            _interval(quantity),
-            quantity.n,
-            quantity.tau,
-            letters.get(quantity.method),
-        )
-        for name, quantity in results.items()
-        if quantity.value is not None
-    ]
-    names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
-    yield from _table(study, "Results with their 95 % intervals", names, rows)
-    if any(row[5] for row in rows):
-        yield Prose("tau: so many values in a row say as much as an independent one.", "dim")
-    yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
-    for name, quantity in results.items():
-        if quantity.value is None:
-            bound = f"{_interval(quantity)} {quantity.unit}; " if quantity.ci95 and any(quantity.ci95) else ""
-            yield Prose(f"{name} is missing: {bound}{quantity.missing or 'no reason is known'}.")
-
-
-def _interval(quantity: Quantity) -> str:
-    low, high = quantity.ci95 or (None, None)
-    if low is None or high is None:
-        ends = (
-            [f"{number(low)} or more"] if low is not None else [f"{number(high)} or less"] if high is not None else []
-        )
-        return "".join(ends) or "not known"
-    return f"{number(low)} to {number(high)}"
+    """Yield the tables of the test, how many requests succeeded, and whether the system drifted."""
+    for each in study.findings.tables:
+        yield from shown(each, study.width)
+    yield Prose("A dash stands for what was not measured or cannot be said.", "dim")
+    counting = [step for step in study.result.steps if not step.void]
+    sent, ok = sum(step.requests for step in counting), sum(step.ok for step in counting)
+    ratio = f" ({100 * ok / sent:.4g} %)" if sent else ""
+    void = len(study.result.steps) - len(counting)
+    yield Prose(
+        f"Success: {ok:,} of {sent:,} requests{ratio} in {len(counting)} steps; {void} void steps do not count."
+    )
+    drift = study.result.drift
+    yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 
 
 def _details(study: Study) -> Iterator[RenderableType]:
-    for each in study.findings.tables:
-        yield from shown(each, study.width)
+    yield from _quantities(study)
+    yield Text("")
     yield from shown(steps_table(study.result.steps), study.width)
     blames = [(step.number, step.blame) for step in study.result.steps if step.blame]
     yield from _table(study, "What made the slowest requests of a step slow", ("Step", "Reason"), blames)
@@ -207,6 +176,39 @@ def _details(study: Study) -> Iterator[RenderableType]:
         for before, each in zip(claims, study.result.evidence, strict=False)
     ]
     yield from _table(study, "Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
+
+
+def _quantities(study: Study) -> Iterator[RenderableType]:
+    """Yield every result with its interval, how these were computed, and why results are missing."""
+    results = study.result.results
+    methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
+    letters = dict(zip(methods, ascii_lowercase, strict=False))
+    rows = [
+        (name, each.value, each.unit, _interval(each), each.n, each.tau, letters.get(each.method, ""))
+        for name, each in results.items()
+        if each.value is not None
+    ]
+    names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
+    yield from _table(study, "Every result", names, rows)
+    if any(row[5] for row in rows):
+        yield Prose("tau: so many values in a row say as much as an independent one.", "dim")
+    yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
+    missing: dict[str, list[str]] = {}
+    for name, each in results.items():
+        if each.value is None:
+            bound = f"{_interval(each, each.unit)}; " if each.ci95 and any(each.ci95) else ""
+            missing.setdefault(f"{bound}{each.missing or 'no reason is known'}", []).append(name)
+    yield from (Prose(f"Missing: {', '.join(names)} ({reason}).") for reason, names in missing.items())
+
+
+def _interval(quantity: Quantity, unit: str = "") -> str:
+    """Return an interval in words; empty of a result that has none."""
+    if quantity.ci95 is None:
+        return ""
+    low, high = (None if end is None else f"{number(end)} {unit}".rstrip() for end in quantity.ci95)
+    if low is None:
+        return f"{high} or less" if high else "not known"
+    return f"{low} to {high}" if high else f"{low} or more"
 
 
 def _compliance(study: Study) -> Iterator[RenderableType]:
@@ -221,7 +223,7 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
             if names:
                 yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
         yield Prose("compliance.json has the evidence of each requirement.")
-        yield Text("")
+    yield Text("")
     yield Text("Deviations from the draft, and how it was read where it is open", style="bold")
     yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
 

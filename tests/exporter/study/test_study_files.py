@@ -81,7 +81,7 @@ def test_the_minimum_report_states_no_throughput_of_another_objective():
 def test_what_is_missing_says_why(written: dict[str, str]):
     """In the report as a sentence, in the file as an empty cell with the reason; an open interval has one end."""
     reason = "the number of accelerators was not declared"
-    assert f"output_tokens_per_gpu_s is missing: {reason}." in written["report.txt"]
+    assert f"Missing: output_tokens_per_gpu_s ({reason})." in written["report.txt"]
     assert "1,640 or more" in written["report.txt"]
     rows = {row["result"]: row for row in csv.DictReader(io.StringIO(written["tables/results.csv"]))}
     assert rows["output_tokens_per_gpu_s"]["value"] == ""
