@@ -24,6 +24,7 @@ from correlator.exact.table import Joined, unjoined
 from loadgen.plan import workloads
 from loadgen.plan.fitting import clip
 from loadgen.plan.workloads.request import Shared, WorkloadRequest
+from loadgen.protocols.request import with_number
 from loadgen.requests.table import RequestLog
 from methodology.study.model import StepData
 from scraper.exposition import PageReader
@@ -60,7 +61,8 @@ class VirtualLoad:
     def _engine_request(self, request: WorkloadRequest, name: str) -> EngineRequest:
         token_ids = _token_ids(request)
         length, max_tokens = clip(len(token_ids), request.max_tokens, self.max_model_len)
-        known = {key: self.body[key] for key in ("priority", "cache_salt") if key in self.body}
+        body = with_number({**self.body, **request.body}, len(self.planned))
+        known: dict[str, Any] = {key: body[key] for key in ("priority", "cache_salt") if key in body}
         return EngineRequest(request_id=name, prompt_token_ids=token_ids[:length], max_tokens=max_tokens, **known)
 
 

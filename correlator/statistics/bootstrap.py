@@ -7,10 +7,11 @@ blocks, so that any statistic made of means and covariances costs one product of
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from rundir.columns import Floats
+from rundir.columns import Floats, Indices
 
 RESAMPLES = 1000
 _AT_ONCE = 100
@@ -62,6 +63,14 @@ def resampled_sums(columns: Floats, block: int, *, resamples: int = RESAMPLES, s
             times = np.bincount(drawn, minlength=count * size).reshape(count, size)
             parts.append(times.astype(np.float64) @ sums)
     return np.concatenate(parts)
+
+
+def resampled_rows(size: int, block: int, *, resamples: int = RESAMPLES, seed: int = 1) -> Iterator[Indices]:
+    """Give the rows [N] of each resample, for statistics that are not made of sums; deterministic, as above."""
+    random = np.random.default_rng(np.random.SeedSequence(seed))
+    for _ in range(resamples):
+        starts = random.integers(size, size=math.ceil(size / block))
+        yield ((starts[:, None] + np.arange(block)).ravel()[:size]) % size
 
 
 def degrees_of_freedom(influence: Floats, block: int) -> Floats:

@@ -27,7 +27,7 @@ from loadgen.plan.tokenizers import (
 from loadgen.plan.tokenizers.fitting import fit_counted
 from loadgen.plan.workloads.request import Messages, WorkloadRequest
 from loadgen.protocols import PROTOCOLS
-from loadgen.protocols.request import Prompt, Target, joined, text_of
+from loadgen.protocols.request import Prompt, Target, joined, text_of, with_number
 from loadgen.records import PlannedRequest
 
 # What a chat template and special tokens may add to a prompt.
@@ -141,8 +141,12 @@ class Fitter:
                 request.suffix, await count_text(self._tokenizer, request.suffix)
             )
 
-    async def fit(self, request: WorkloadRequest) -> Planned:
-        """Return one request as it is sent, not numbered yet; `prepare` was called with it. Raises TokenizerError."""
+    async def fit(self, request: WorkloadRequest, ordinal: int = 0) -> Planned:
+        """Return one request as it is sent, the plan's `ordinal`-th, not numbered yet; `prepare` was called with it.
+
+        Raises TokenizerError.
+        """
+        request = replace(request, body=with_number({**self._target.extra, **request.body}, ordinal))
         if request.messages:
             return await self._as_given(request)
         parts = _Parts(
@@ -254,7 +258,11 @@ class Fitter:
 
     def _encoded(self, request: WorkloadRequest, prompt: Prompt, input_tokens: int, max_tokens: int) -> PlannedRequest:
         path, body = self._protocol.encode(
-            self._target, prompt, max_tokens, request.temperature, ignore_eos=self._order.ignore_eos
+            replace(self._target, extra=request.body),
+            prompt,
+            max_tokens,
+            request.temperature,
+            ignore_eos=self._order.ignore_eos,
         )
         return PlannedRequest(
             index=-1,
@@ -296,7 +304,9 @@ async def plan(
             for offset_ns, request in itertools.islice(wanted, _FITTED_AT_ONCE - len(pending)):
                 # What several requests share is fitted once, before the first of them.
                 await fitter.prepare(request)
-                pending.append((offset_ns, asyncio.create_task(fitter.fit(request))))
+                pending.append(
+                    (offset_ns, asyncio.create_task(fitter.fit(request, order.first_index + ordinal + len(pending))))
+                )
             if not pending:
                 return
             offset_ns, task = pending[0]

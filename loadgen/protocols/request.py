@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+REQUEST = "{request}"
+
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -70,6 +72,13 @@ def text_of(messages: Iterable[Mapping[str, Any]]) -> str:
 def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object]:
     """Return a body's fields with the target's own; those that are None are left out."""
     return {name: value for name, value in {**fields, **target.extra}.items() if value is not None}
+
+
+def with_number(fields: Mapping[str, object], number: int) -> dict[str, object]:
+    """Return fields for one request: its number stands where their texts have {request}."""
+    return {
+        name: value.replace(REQUEST, str(number)) if isinstance(value, str) else value for name, value in fields.items()
+    }
 
 
 def json_body(fields: Mapping[str, object], target: Target) -> bytes:

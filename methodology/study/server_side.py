@@ -64,7 +64,7 @@ def server_side(
         waiting_mean=_mean(waiting),
         flat_ratio=_mean(running[rows] >= min(NEAR_MOST * running.max(), running.max() - 1)) if rows.any() else None,
         kv_cache_max=_most(usage),
-        preemptions=_total(engines, "preemptions", start_ns),
+        preemptions=increase(engines, "preemptions", start_ns),
         tokens_per_s=_rate(engines, window),
         foreign_ratio=_foreign_ratio(log, engines, start_ns),
         restarted=any(bool((restarts_of(page).process & (page.at_ns > start_ns)).any()) for page, _ in engines),
@@ -96,18 +96,18 @@ def _cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | N
     return np.sum(columns, axis=0) if columns else np.zeros(len(page.at_ns))
 
 
-def _total(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int) -> float | None:
+def increase(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int) -> float | None:
     """Return the increase of a counter since the last scrape before a moment."""
     total = 0.0
     for page, sources in engines:
         values = _cumulative(page, sources, name)
         if values is None:
             return None
-        total += float(values[-1] - values[_reference(page, start_ns)])
+        total += float(values[-1] - values[reference(page, start_ns)])
     return total if engines else None
 
 
-def _reference(page: EndpointSeries, start_ns: int) -> int:
+def reference(page: EndpointSeries, start_ns: int) -> int:
     return max(0, int(np.searchsorted(page.at_ns, start_ns, side="right")) - 1)
 
 
@@ -129,10 +129,10 @@ def _rate(engines: Sequence[tuple[EndpointSeries, Sources]], window: SteadyWindo
 
 def _foreign_ratio(log: RequestLog, engines: Sequence[tuple[EndpointSeries, Sources]], start_ns: int) -> float | None:
     """Return which share of the requests that the engines finished were not ours; at most, those that ended here."""
-    finished = _total(engines, "requests_finished", start_ns)
+    finished = increase(engines, "requests_finished", start_ns)
     if not finished:
         return None
-    since_ns = min(int(page.at_ns[_reference(page, start_ns)]) for page, _ in engines)
+    since_ns = min(int(page.at_ns[reference(page, start_ns)]) for page, _ in engines)
     until_ns = max(int(page.at_ns[-1]) for page, _ in engines) + 10**9  # the way back to us
     ours = int(((log.end_ns > since_ns) & (log.end_ns <= until_ns)).sum())
     return max(0.0, (finished - ours) / finished)

@@ -105,7 +105,11 @@ class ContactOptions(AccessOptions):
     ] = True
     extra_body: Annotated[
         str | None,
-        option(TARGET, "JSON object merged into every request body, e.g. '{\"top_k\": 1}'; null removes a field."),
+        option(
+            TARGET,
+            "JSON object merged into every request body, e.g. '{\"top_k\": 1}'; null removes a field. In a text "
+            "{request} stands for the request's number.",
+        ),
     ] = None
     ca: Annotated[
         Path | None,

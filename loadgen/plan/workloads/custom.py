@@ -68,6 +68,7 @@ class Bounds:
 
 _TOKENS = Bounds(least=1)
 _TURNS = Bounds(least=1, most=1000)
+_LEAST_INSIDE = 0.001  # of a distribution, to draw from within bounds
 _THINK = Bounds(least=0, most=86_400, whole=False)
 _Text = Annotated[str, Meta(pattern=r"\S")]
 
@@ -97,6 +98,7 @@ class _Class(msgspec.Struct, frozen=True, kw_only=True):
     question: _Text = ""
     turns: Any = 1
     think_time_s: Any = 0
+    body: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class _Sharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +171,7 @@ def _class(given: dict[str, Any], where: str) -> RequestClass:
         question=said.question,
         turns=read_distribution(said.turns, place(where, "turns"), _TURNS),
         think_s=read_distribution(said.think_time_s, place(where, "think_time_s"), _THINK),
+        body=said.body,
     )
 
 
@@ -308,6 +311,11 @@ def _check(read: Distribution, place: str, bounds: Bounds) -> None:
             bounds.check(f"{place}.{name}", value)
         if read.least > read.most:
             raise WorkloadError(f"{place}.min: {read.least:g} is above max {read.most:g}; make it at most that")
+        if isinstance(read, LogNormal) and read.truncated and read.inside < _LEAST_INSIDE:
+            raise WorkloadError(
+                f"{place}.truncated: only {100 * read.inside:.2g} % of the distribution is within min and max; widen "
+                "them, or leave it out"
+            )
 
 
 def _check_weights(place: str, weights: tuple[float, ...], count: int) -> None:

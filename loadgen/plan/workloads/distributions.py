@@ -2,11 +2,12 @@
 
 A draw is vectorised and a pure function of the generator. Lengths are whole numbers: a value is rounded to the nearest
 one and then held within its floor and cap, as the draft's appendix has it (a cap gathers what lies beyond, it does not
-draw again).
+draw again, unless it is `truncated`).
 """
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 from typing import Annotated, Any
 
@@ -61,17 +62,30 @@ class Normal(_Drawn, frozen=True, tag="normal"):
 
 
 class LogNormal(_Drawn, frozen=True, tag="log-normal"):
-    """Log-normal with mu and sigma in log space, held within [least, most]."""
+    """Log-normal with mu and sigma in log space, held within [least, most]; `truncated`: drawn again outside of it."""
 
     mu: Annotated[float, Meta(ge=-50, le=50)]
     sigma: Annotated[float, Meta(ge=0, le=50)]
     least: _Number = 1
     most: _Number = MOST_TOKENS
+    truncated: bool = False
 
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
         # The exponent of a wild sigma overflows to infinity, and the cap takes that too.
         with np.errstate(over="ignore"):
-            return np.clip(rng.lognormal(self.mu, self.sigma, count), self.least, self.most)
+            values = rng.lognormal(self.mu, self.sigma, count)
+            while self.truncated and len(outside := np.flatnonzero((values < self.least) | (values > self.most))):
+                values[outside] = rng.lognormal(self.mu, self.sigma, len(outside))
+        return np.clip(values, self.least, self.most)
+
+    @property
+    def inside(self) -> float:
+        """Return which share of the untruncated distribution lies within [least, most]."""
+        if not self.sigma:
+            return float(self.least <= math.exp(self.mu) <= self.most)
+        bounds = (math.log(bound) if bound > 0 else -math.inf for bound in (self.least, self.most))
+        low, high = (NormalDist(self.mu, self.sigma).cdf(bound) for bound in bounds)
+        return high - low
 
 
 class Percentiles(_Drawn, frozen=True, tag="empirical, through percentiles"):

@@ -7,8 +7,8 @@ longer sequence begins with the shorter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class RequestClass:
     content        of the own part, of the prefixes and of the system prompts; one of content.CONTENTS
     question       what the message ends with
     turns          how many turns a session has; 1 without a session
+    body           further fields of the requests' bodies, such as a priority
     think_s        seconds between a reply's end and the next turn
     """
 
@@ -70,6 +71,7 @@ class RequestClass:
     question: str = ""
     turns: Distribution = ONE_TURN
     think_s: Distribution = NO_PAUSE
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[WorkloadRequest]:
@@ -110,6 +112,7 @@ def class_requests(traffic_class: RequestClass, *, seed: int, stream: int = 0) -
                 system=system,
                 prefix=prefix,
                 suffix=traffic_class.question,
+                body=traffic_class.body,
                 turns=later_turns(traffic_class, turn_count, content, session) if turn_count > 1 else (),
             )
 
@@ -179,6 +182,7 @@ def _about(traffic_class: RequestClass) -> dict[str, Any]:
         "system_prompt": None if traffic_class.system is None else traffic_class.system.about(),
         "shared_prefix": None if traffic_class.prefixes is None else traffic_class.prefixes.about(),
         **({"question_tokens": reference().count(traffic_class.question)} if traffic_class.question else {}),
+        **({"body": dict(traffic_class.body)} if traffic_class.body else {}),
         **sessions,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Messages = tuple[Mapping[str, Any], ...]
@@ -53,6 +53,7 @@ class WorkloadRequest:
     suffix        what the user's message ends with, as the question after a document
     messages      a whole conversation that goes out as it is, in place of all of these
     headers       which of the workload's header sets is sent with it; -1 none
+    body          further fields of its body and of its later turns', as those that are sent with every request
     turns         the later turns of the session that this request begins
     """
 
@@ -67,4 +68,5 @@ class WorkloadRequest:
     suffix: str = ""
     messages: Messages = ()
     headers: int = -1
+    body: Mapping[str, Any] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()

@@ -1,0 +1,419 @@
+"""Scheduling Fairness: what classes of short and long requests cost each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from loadgen.plan.workloads import custom
+from loadgen.plan.workloads.distributions import whole
+from loadgen.plan.workloads.fields import read_yaml
+from loadgen.requests.metrics import input_tokens, request_metrics
+from methodology import search
+from methodology.fairness import STARVED, Scheduling, jain, scheduling, starved
+from methodology.study.model import (
+    Asked,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Parameters,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    Table,
+)
+from methodology.study.paired import (
+    PERCENTILES,
+    absent,
+    bootstrapped,
+    clipped,
+    grid,
+    measured,
+    of_ends,
+    percentile_quantities,
+    plot_cumulative,
+)
+from methodology.study.planning import content_seed, counting
+from rundir.columns import Bools, Floats, Texts, take
+
+NAME = "synthetic-skewed"
+ALONE, MIXED = "alone", "mixed"
+TEMPLATE_TOKENS = 64  # of a request beside its input and output
+# By class: input and output ranges of the draft.
+RANGES = {"short": ((64, 256), (32, 128)), "long": ((1024, 4096), (256, 1024))}
+SKEWED = {"input": (5.5, 1.0), "output": (4.5, 1.2)}  # mu and sigma of Synthetic-Skewed
+ROOM = 1.25  # times the requests that a class needs, since the classes are drawn
+UNFAIR = 0.9
+_DRAWN = 20_000
+_EXACT = 0.9  # share of the requests whose queue time spans or replies tell
+NOTES = (
+    (
+        "Synthetic-Skewed seldom falls into the ranges that the draft gives its classes: its log-normal lengths are "
+        "truncated to them (drawn again outside), not held at their ends."
+    ),
+    (
+        "Each class alone is offered the same tokens per second, input and output together, as the mixed load: with "
+        "the same requests per second the long class alone would be several times the load."
+    ),
+    (
+        "Normalised latency is the median TTFT of a class in the mixed load over its median alone; Jain's index is "
+        "over the classes. The index over requests stands beside it: exponential waits alone give it 0.5."
+    ),
+    "A wait is the TTFT; starved requests wait longer than five times the median of their class in the mixed load.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """The classes as a workload has them, shortest inputs first, each with its share and its mean tokens."""
+
+    name: str
+    classes: tuple[dict[str, Any], ...]
+    shares: tuple[float, ...]
+    tokens: tuple[float, ...]
+    scale: float = 1.0
+
+    @property
+    def names(self) -> list[str]:
+        return [str(each["name"]) for each in self.classes]
+
+    def mapping(self, *indices: int) -> dict[str, Any]:
+        """Return the workload of some classes, of all where none is named."""
+        return {"name": self.name, "classes": [self.classes[at] for at in indices or range(len(self.classes))]}
+
+    def per_s(self, at: int, mixed_per_s: float) -> float:
+        """Return the requests/s of one class alone that are as many tokens/s as the mixed load."""
+        mean = sum(share * tokens for share, tokens in zip(self.shares, self.tokens, strict=True))
+        return mixed_per_s * mean / self.tokens[at]
+
+
+def traffic(asked: Asked) -> Traffic:
+    """Return the classes: those of a workload that has several, else the draft's, scaled to the model's length."""
+    given = _own(asked.options.get("workload", NAME))
+    if given is not None:
+        return _traffic(str(given.get("name", "classes")), given)
+    longest = sum(most for _, most in RANGES["long"]) + TEMPLATE_TOKENS
+    scale = min(1.0, (asked.max_model_len or longest) / longest)
+    mix = asked.parameters.mix or 0.8
+    classes = [
+        {"name": name, "weight": weight, "content": "random-tokens"}
+        | {
+            field: _truncated(*SKEWED[field], bounds, scale)
+            for field, bounds in zip(("input", "output"), RANGES[name], strict=True)
+        }
+        for name, weight in (("short", mix), ("long", 1 - mix))
+    ]
+    return _traffic(NAME, {"classes": classes}, scale)
+
+
+def _own(workload: object) -> Mapping[str, Any] | None:
+    """Return a workload's mapping where it has several classes."""
+    if isinstance(workload, str) and workload.lstrip().startswith("{"):
+        workload = json.loads(workload)
+    elif isinstance(workload, str) and Path(workload).suffix in (".yaml", ".yml"):
+        workload = read_yaml(Path(workload))
+    return workload if isinstance(workload, Mapping) and len(workload.get("classes") or ()) > 1 else None
+
+
+def _truncated(mu: float, sigma: float, bounds: tuple[int, int], scale: float) -> dict[str, Any]:
+    least, most = (max(1, round(scale * bound)) for bound in bounds)
+    return {
+        "log-normal": {"mu": mu + float(np.log(scale)), "sigma": sigma, "min": least, "max": most, "truncated": True}
+    }
+
+
+def _traffic(name: str, workload: Mapping[str, Any], scale: float = 1.0) -> Traffic:
+    above = {field: value for field, value in workload.items() if field not in ("name", "classes")}
+    classes = [above | each for each in workload["classes"]]
+    read = custom.parse({"classes": classes}, name=name).classes
+    random = np.random.default_rng(np.random.SeedSequence(1))
+    inputs = [float(whole(each.input_tokens, random, _DRAWN).mean()) for each in read]
+    outputs = [float(whole(each.output_tokens, random, _DRAWN).mean()) for each in read]
+    order = sorted(range(len(read)), key=inputs.__getitem__)
+    total = sum(each.weight for each in read)
+    return Traffic(
+        name=name,
+        classes=tuple(classes[at] for at in order),
+        shares=tuple(read[at].weight / total for at in order),
+        tokens=tuple(inputs[at] + outputs[at] for at in order),
+        scale=scale,
+    )
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the saturated step of the mixed load, then each class alone, then all together."""
+    classes = traffic(asked)
+    limit = search.capacity(asked, finished)
+    if isinstance(limit, Done):
+        return limit
+    if isinstance(limit, Step):
+        return replace(limit, options=limit.options | {"workload": classes.mapping()})
+    parameters = asked.parameters
+    load, wanted = parameters.load or 0.8, parameters.requests or 500
+    mixed_per_s = load * limit.per_s
+    steps = [
+        (ALONE, f"{ALONE}-{_slug(name)}", classes.per_s(at, mixed_per_s), 1.0, classes.mapping(at))
+        for at, name in enumerate(classes.names)
+    ]
+    steps.append((MIXED, MIXED, mixed_per_s, min(classes.shares), classes.mapping()))
+    ended = [each for each in finished if each.step.kind in (ALONE, MIXED)]
+    if len(ended) == len(steps):
+        return Done(reason="each class alone and the mixed load have been measured")
+    kind, label, per_s, share, workload = steps[len(ended)]
+    return Step(
+        kind=kind,
+        label=label,
+        load="open",
+        level=per_s,
+        share=load,
+        duration=max(parameters.duration or 300.0, ROOM * wanted / (share * per_s)),
+        seed=content_seed(asked, len(finished) + 1),
+        options={"workload": workload},
+    )
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "class"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """The requests of a step that were submitted in its window and ended ok, in that order: times [n] by request."""
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    queue_ms: Floats
+    prefill_ms: Floats
+    tokens: Floats
+    classes: Texts
+    exact: Bools
+
+    def of(self, name: str) -> _Served:
+        return take(self, self.classes == name)
+
+
+def _served(finished: Finished, read: Reader) -> _Served:
+    data = measured(finished, read)
+    rows = (data.requests.status == "ok") & (data.requests.first_token_ns >= 0)
+    requests, parts = take(data.requests, rows), take(data.parts, rows)
+    metrics = request_metrics(requests)
+    return _Served(
+        ttft_ms=metrics.ttft_ms,
+        tpot_ms=metrics.tpot_ms,
+        queue_ms=1e3 * parts.queue_s,
+        prefill_ms=1e3 * parts.prefill_s,
+        tokens=input_tokens(requests),
+        classes=requests.workload_class,
+        exact=np.isin(parts.source, ("trace", "response")) & np.isfinite(parts.queue_s),
+    )
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return what the classes cost each other; what has not been measured is missing."""
+    names = traffic(asked).names
+    steps = {each.step.label: each for each in counting(finished)}
+    alone = {name: _served(step, read) for name in names if (step := steps.get(f"{ALONE}-{_slug(name)}"))}
+    mixed = _served(steps[MIXED], read) if MIXED in steps else None
+    results = _class_results(names, alone, mixed) | _index_results(names, alone, mixed)
+    rule = _scheduling(names, mixed)
+    curves = {f"{name}, mixed": mixed.of(name).ttft_ms for name in names if mixed}
+    curves |= {f"{name}, alone": served.ttft_ms for name, served in alone.items()}
+    notes = [*NOTES, *_notes(asked, names, steps, mixed)]
+    return Findings(
+        answer=_answer(names, results, rule),
+        results=results,
+        evidence=tuple(
+            Evidence(claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[MIXED].run, value=quantity.value)
+            for name in names
+            if MIXED in steps and (quantity := results.get(f"queue_mean_ms_{name}")) is not None
+        ),
+        tables=_tables(names, results),
+        plots=plot_cumulative("fairness-ttft-cdf", "TTFT by class, mixed and alone", curves),
+        notes=tuple(notes),
+    )
+
+
+def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _Served | None) -> dict[str, Quantity]:
+    results: dict[str, Quantity] = {}
+    for name in names:
+        both = {name: mixed.of(name) if mixed else None, f"alone_{name}": alone.get(name)}
+        for suffix, served in both.items():
+            if served is None:
+                results[f"ttft_p50_ms_{suffix}"] = absent("ms", "the step has not been measured")
+                continue
+            results[f"requests_{suffix}"] = Quantity(value=float(len(served.ttft_ms)), unit="requests")
+            for metric, values in (("ttft", served.ttft_ms), ("tpot", served.tpot_ms)):
+                for label, quantity in percentile_quantities(values).items():
+                    results[f"{metric}_{label}_ms_{suffix}"] = quantity
+            for part, values in (("queue", served.queue_ms), ("prefill", served.prefill_ms)):
+                known = values[np.isfinite(values)]
+                if len(known):
+                    ends = bootstrapped([known], lambda samples: [float(samples[0].mean())])[0]
+                    results[f"{part}_mean_ms_{suffix}"] = of_ends(ends, "ms", len(known))
+    return results
+
+
+def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _Served | None) -> dict[str, Quantity]:
+    """Return inflation, Jain's index and starvation, with intervals over blocks of all steps."""
+    whole_study = mixed is not None and len(alone) == len(names)
+    if (
+        mixed is None
+        or not whole_study
+        or any(not len(mixed.of(n).ttft_ms) or not len(alone[n].ttft_ms) for n in names)
+    ):
+        reason = "needs each class alone and the mixed load"
+        return {name: absent("1", reason) for name in ("jain_index", "jain_index_requests")}
+    place = {name: at for at, name in enumerate(names)}
+    both = np.column_stack([mixed.ttft_ms, [place.get(name, -1) for name in mixed.classes.tolist()]])
+    samples = [both, *(alone[name].ttft_ms for name in names)]
+
+    def ratios(drawn: Sequence[Floats]) -> list[float]:
+        """Inflation of P50, P95 and P99 of each class."""
+        qs = (0.5, 0.95, 0.99)
+        classes = [drawn[0][drawn[0][:, 1] == at, 0] for at in range(len(names))]
+        pairs = zip(classes, drawn[1:], strict=True)
+        return [float(r) for a, b in pairs for r in _quantiles(a, qs) / _quantiles(b, qs)]
+
+    def shares(drawn: Sequence[Floats]) -> list[float]:
+        classes = [drawn[0][drawn[0][:, 1] == at, 0] for at in range(len(names))]
+        medians = np.array([_quantiles(a, (0.5,))[0] for a in drawn[1:]])
+        inflated = np.array([_quantiles(a, (0.5,))[0] for a in classes]) / medians
+        each = np.concatenate([a / median for a, median in zip(classes, medians, strict=True)])
+        return [jain(inflated), jain(each), *(float(starved(a).mean()) if len(a) else np.nan for a in classes)]
+
+    inflation, indices = bootstrapped(samples, ratios, logs=True), bootstrapped(samples, shares)
+    count = len(mixed.ttft_ms)
+    labels = [f"ttft_inflation_{q}_{name}" for name in names for q in ("p50", "p95", "p99")]
+    results = {label: of_ends(ends, "ratio", count) for label, ends in zip(labels, inflation, strict=True)}
+    ones = ["jain_index", "jain_index_requests", *(f"starvation_ratio_{name}" for name in names)]
+    for label, ends in zip(ones, indices, strict=True):
+        unit = "ratio" if label.startswith("starvation") else "1"
+        results[label] = of_ends(clipped(ends, 0.0, 1.0), unit, count)
+    return results
+
+
+def _quantiles(values: Floats, qs: Sequence[float]) -> Floats:
+    return np.quantile(values, qs) if len(values) else np.full(len(qs), np.nan)
+
+
+def _scheduling(names: Sequence[str], mixed: _Served | None) -> Scheduling:
+    if mixed is None:
+        return Scheduling(policy="unknown", reason="the mixed load has not been measured")
+    if mixed.exact.mean() < _EXACT:
+        reason = "the queue time of single requests is not known: it needs spans, or timings in the replies"
+        return Scheduling(policy="unknown", reason=reason)
+    place = {name: at for at, name in enumerate(names)}
+    rows = np.isfinite(mixed.queue_ms) & np.isfinite(mixed.tokens) & np.isin(mixed.classes, names)
+    class_of = np.array([place[name] for name in mixed.classes[rows].tolist()], dtype=np.int64)
+    return scheduling(mixed.queue_ms[rows] / 1e3, mixed.tokens[rows], class_of, names)
+
+
+def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str) -> str:
+    queue, before = (results.get(f"queue_mean_ms_{prefix}{first}") for prefix in ("", "alone_"))
+    if rule.policy == "fcfs" and queue and before and queue.value is not None and before.value is not None:
+        blocked = queue.value > 1.5 * before.value
+        cost = f"a {first} request waits {queue.value:.0f} ms in the queue, alone {before.value:.0f} ms"
+        held = "head-of-line blocking by what stands before it" if blocked else "no head-of-line blocking"
+        return f"The engine serves first come, first served: {cost}, which is {held}; {rule.reason}."
+    words = {
+        "fcfs": "The engine serves first come, first served",
+        "shortest-first": "The engine serves shorter requests first",
+        "priority": f"The engine gives {rule.first} requests priority",
+        "unknown": "By which rule the engine serves is not known",
+    }
+    return f"{words[rule.policy]}: {rule.reason}."
+
+
+def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Scheduling) -> tuple[str, ...]:
+    index = results["jain_index"]
+    if index.value is None:
+        return (f"Fairness is not known: it {index.missing}.",)
+    costs = ", ".join(f"{name} {results[f'ttft_inflation_p50_{name}'].value:.2f}" for name in names)
+    low, high = index.ci95 or (None, None)
+    sure = "its interval is not known" if low is None or high is None else f"95 % interval {low:.3f} to {high:.3f}"
+    verdict = "significant unfairness" if index.value < UNFAIR else "no significant unfairness"
+    starving = ", ".join(f"{name} {100 * (results[f'starvation_ratio_{name}'].value or 0):.1f} %" for name in names)
+    return (
+        (
+            f"Beside the others a class's median TTFT is as many times that alone: {costs}; Jain's index over the "
+            f"classes is {index.value:.3f}, by the draft's bound of {UNFAIR} {verdict}."
+        ),
+        f"The index: {sure}; requests that waited over {STARVED:g} times their class's median: {starving}.",
+        _rule_sentence(rule, results, names[0]),
+    )
+
+
+def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Table, ...]:
+    percentiles = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
+    columns = {"class": "Class", "requests": "Count", **percentiles}
+    columns |= {f"tpot_{q}_ms": f"TPOT {q.upper()} (ms)" for q in ("p50", "p99")}
+    columns |= {f"{key}_alone": f"Alone {title}" for key, title in percentiles.items()}
+    columns |= {f"ttft_inflation_{q}": f"Inflation {q.upper()}" for q in PERCENTILES}
+    columns |= {"queue_mean_ms": "Queue, mean (ms)", "prefill_mean_ms": "Prefill, mean (ms)"}
+    metrics = {"jain_index": "Jain's Fairness Index", "jain_index_requests": "Jain's index over requests"}
+    metrics |= {f"starvation_ratio_{name}": f"{name.capitalize()} Class Starvation (ratio)" for name in names}
+    heads = {"metric": "Metric", "value": "Value", "low": "95 % from", "high": "95 % to"}
+    return (
+        grid(
+            "fairness-per-class",
+            "Per-Class Results",
+            {name: name for name in names},
+            columns,
+            results,
+            note="in the mixed load, and beside it each class alone at the same offered tokens per second",
+        ),
+        Table(
+            name="fairness-metrics",
+            title="Fairness Metrics",
+            columns=tuple(Column(name=name, title=title) for name, title in heads.items()),
+            rows=tuple(
+                (title, results[key].value, *(results[key].ci95 or (None, None)))
+                for key, title in metrics.items()
+                if key in results
+            ),
+        ),
+    )
+
+
+def _notes(asked: Asked, names: Sequence[str], steps: Mapping[str, Finished], mixed: _Served | None) -> list[str]:
+    notes = []
+    if (scale := traffic(asked).scale) < 1:
+        notes.append(
+            f"The model takes {asked.max_model_len:,} tokens: the lengths of both classes are {scale:.2f} times the "
+            "draft's."
+        )
+    for label, step in steps.items():
+        judged = step.outcome.stability
+        if judged is not None and judged.verdict == "growing":
+            notes.append(f"Step {label} was overloaded: its latencies, and what follows, depend on how long it ran.")
+    wanted = asked.parameters.requests or 500
+    few = [name for name in names if mixed and len(mixed.of(name).ttft_ms) < wanted]
+    if few:
+        notes.append(f"Fewer than {wanted} requests in the mixed load's window: {', '.join(few)}.")
+    return notes
+
+
+FAIRNESS = Procedure(
+    name="fairness",
+    title="Scheduling Fairness",
+    section="test-fairness",
+    objective="How evenly the system serves classes of requests with different lengths: head-of-line blocking, "
+    "starvation and priority.",
+    workload=NAME,
+    presets={
+        "letter": Parameters(load=0.8, duration=300.0, requests=500, mix=0.8),
+        "short": Parameters(load=0.8, duration=60.0, requests=60, mix=0.8),
+    },
+    next_step=next_step,
+    findings=findings,
+)

@@ -1,0 +1,198 @@
+"""Guardrail Overhead: what safety systems before and behind the model cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from loadgen.requests.metrics import request_metrics
+from methodology import search
+from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
+from methodology.study.paired import (
+    absent,
+    bootstrapped,
+    grid,
+    measured,
+    of_ends,
+    paired,
+    percentile_quantities,
+    plot_cumulative,
+    throughput,
+)
+from methodology.study.planning import content_seed, counting
+from rundir.columns import Floats
+
+BASELINE = "baseline"
+VARIANTS = {BASELINE: "Baseline", "input": "Input Filter", "output": "Output Filter", "full": "Full Filter"}
+LEVEL, SATURATED = "level", "saturated"
+NEEDS = (
+    "this test compares a system without guardrails with others of the same model: give each with --variant NAME=URL, "
+    f"one of them named {BASELINE}; the draft has {', '.join(VARIANTS)}"
+)
+NOTES = (
+    (
+        "All configurations are sent the same requests at the same moments, at shares of the baseline's capacity; "
+        "overhead is the median over pairs of the same request."
+    ),
+    "Throughput at a fixed rate cannot fall before the system is overloaded: its reduction is that of saturated steps.",
+    "Prefix caches are emptied before each step where the server can, since the requests are the same in each.",
+    "Content is benign as far as the workload's is: nothing in it asks for what guardrails refuse.",
+)
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the baseline's saturated step and levels, then the same of each other configuration."""
+    if BASELINE not in asked.variants or len(asked.variants) < 2:
+        return Done(reason=NEEDS, complete=False)
+    # The throughput of the baseline is a result: it is measured where the capacity is stated, too.
+    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    if isinstance(limit, Done):
+        return limit
+    if isinstance(limit, Step):
+        return replace(limit, variant=BASELINE, reset_cache=True)
+    saturated = [each.step for each in finished if each.step.kind == search.SATURATE][-1]
+    levels = [
+        Step(
+            kind=LEVEL,
+            label=f"{round(100 * share)}-percent",
+            load="open",
+            level=share * (asked.parameters.capacity or limit.per_s),
+            share=share,
+            duration=asked.parameters.duration or 60.0,
+            seed=content_seed(asked, 100 + at),
+            reset_cache=True,
+        )
+        for at, share in enumerate(asked.parameters.levels or (0.5,))
+    ]
+    others = [name for name in asked.variants if name != BASELINE]
+    steps = [replace(step, variant=BASELINE, label=f"{BASELINE}-{step.label}") for step in levels]
+    for name in others:
+        steps += [replace(step, variant=name, label=f"{name}-{step.label}") for step in levels]
+        steps.append(replace(saturated, kind=SATURATED, variant=name, label=f"{name}-{saturated.label}", repeat=0))
+    ended = sum(each.step.kind in (LEVEL, SATURATED) for each in finished)
+    return steps[ended] if ended < len(steps) else Done(reason="every configuration has been measured at each level")
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return latency, overhead and throughput by configuration; what has not been measured is missing."""
+    steps = counting(finished)
+    levels = {(each.step.variant, each.step.share): each for each in steps if each.step.kind == LEVEL}
+    names = [name for name in asked.variants if name == BASELINE] + [n for n in asked.variants if n != BASELINE]
+    shares = sorted({share for _, share in levels if share is not None})
+    results: dict[str, Quantity] = {}
+    times: dict[str, Floats] = {}
+    differences: dict[str, list[Floats]] = {name: [] for name in names}
+    refused = dict.fromkeys(names, 0)
+    for share in shares:
+        base = measured(levels[BASELINE, share], read) if (BASELINE, share) in levels else None
+        for name in (each for each in names if (each, share) in levels):
+            data = measured(levels[name, share], read)
+            suffix = f"{name}_{round(100 * share)}"
+            metrics = request_metrics(data.requests)
+            ok = data.requests.status == "ok"
+            refused[name] += int((data.requests.status == "refused").sum())
+            times.setdefault(name, metrics.ttft_ms[ok])
+            for metric, values in (("ttft", metrics.ttft_ms), ("e2e", metrics.e2e_ms)):
+                for label, quantity in percentile_quantities(values[ok]).items():
+                    results[f"{metric}_{label}_ms_{suffix}"] = quantity
+            outside_ms = 1e3 * (data.parts.network_s + np.nan_to_num(data.parts.gateway_s))
+            results[f"outside_engine_p50_ms_{suffix}"] = percentile_quantities(outside_ms)["p50"]
+            if base is not None and name != BASELINE:
+                rows, others = paired(base, data)
+                before = request_metrics(base.requests)
+                gaps = [getattr(metrics, m)[others] - getattr(before, m)[rows] for m in ("ttft_ms", "e2e_ms")]
+                differences[name].append(np.column_stack(gaps)[np.isfinite(gaps).all(axis=0)])
+                results |= _overheads(suffix, differences[name][-1:])
+    for name in names[1:]:
+        results |= _overheads(name, differences[name])
+    results |= _throughputs(names, steps)
+    results |= {f"refused_{name}": Quantity(value=float(refused[name]), unit="requests") for name in names}
+    by_level = {f"{n}_{round(100 * s)}": f"{VARIANTS.get(n, n)}, {round(100 * s)} %" for n in names for s in shares}
+    latency = {
+        f"{metric}_{q}_ms": f"{metric.upper()} {q.upper()} (ms)"
+        for metric in ("ttft", "e2e")
+        for q in ("p50", "p95", "p99")
+    }
+    latency |= {"overhead_ttft_ms": "TTFT overhead (ms)", "overhead_e2e_ms": "E2E overhead (ms)"}
+    latency |= {"outside_engine_p50_ms": "Outside the engine, P50 (ms)"}
+    impact = {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Reduction (ratio)"}
+    impact |= {"refused": "Refused"}
+    by_name = {name: VARIANTS.get(name, name) for name in names}
+    own = {"configuration": "Configuration"}
+    return Findings(
+        answer=_answer(names, results),
+        results=results,
+        tables=(
+            grid("guardrail-overhead", "Guardrail Overhead", by_level, own | latency, results),
+            grid("guardrail-throughput", "Throughput Impact", by_name, own | impact, results),
+        ),
+        plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
+        notes=(*NOTES, *_notes(asked, results, names)),
+    )
+
+
+def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity]:
+    """Return the medians over pairs of requests, ms; the pairs of each level are drawn by themselves."""
+    known = [each for each in differences if len(each)]
+    keys = (f"overhead_ttft_ms_{suffix}", f"overhead_e2e_ms_{suffix}")
+    if not known:
+        return {key: absent("ms", "no request ended in both configurations") for key in keys}
+    ends = bootstrapped(known, lambda drawn: np.median(np.concatenate(drawn), axis=0).tolist())
+    return {key: of_ends(each, "ms", sum(map(len, known))) for key, each in zip(keys, ends, strict=True)}
+
+
+def _throughputs(names: Sequence[str], steps: Sequence[Finished]) -> dict[str, Quantity]:
+    saturated = {each.step.variant: each for each in steps if each.step.kind in (search.SATURATE, SATURATED)}
+    return {
+        key: quantity
+        for name in names
+        for key, quantity in throughput(name, saturated.get(name), saturated.get(BASELINE)).items()
+    }
+
+
+def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ...]:
+    def words(key: str) -> str:
+        quantity = results.get(key)
+        if quantity is None or quantity.value is None:
+            return "not known"
+        low, high = quantity.ci95 or (None, None)
+        sure = "" if low is None or high is None else f" (95 % {low:,.1f} to {high:,.1f})"
+        return f"{quantity.value:,.1f} ms{sure}"
+
+    last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
+    if not last or f"overhead_e2e_ms_{last}" not in results:
+        return ("The overhead of guardrails is not known: no configuration was measured beside the baseline.",)
+    sentences = [f"The {last} configuration adds {words(f'overhead_e2e_ms_{last}')} end to end to a request."]
+    if "input" in names:
+        sentences.append(f"Input filtering adds {words('overhead_ttft_ms_input')} to the TTFT.")
+    change = results[f"throughput_change_ratio_{last}"].value
+    served = "not known" if change is None else f"{100 * change:+.1f} %"
+    return (*sentences, f"The throughput of the saturated system changes by {served} in the {last} configuration.")
+
+
+def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:
+    notes = []
+    if missing := [name for name in VARIANTS if name not in asked.variants]:
+        notes.append(f"Not measured of the draft's configurations: {', '.join(missing)}.")
+    refusals = {name: round(results[f"refused_{name}"].value or 0) for name in names}
+    if any(refusals.values()):
+        counts = ", ".join(f"{name} {count}" for name, count in refusals.items() if count)
+        notes.append(f"Requests were refused, and are in no latency: {counts}.")
+    return notes
+
+
+GUARDRAIL = Procedure(
+    name="guardrail",
+    title="Guardrail Overhead",
+    section="test-guardrail",
+    objective="What safety systems and content filters cost in latency and throughput.",
+    workload="conversation",
+    presets={
+        "letter": Parameters(levels=(0.25, 0.5, 0.75), duration=60.0),
+        "short": Parameters(levels=(0.25, 0.5, 0.75), duration=20.0),
+    },
+    next_step=next_step,
+    findings=findings,
+)

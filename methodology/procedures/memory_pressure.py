@@ -1,0 +1,317 @@
+"""Memory Pressure Behavior: what becomes of requests when more are in flight than the system can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from correlator.statistics.server_load import leading_endpoints
+from methodology import search
+from methodology.study.model import (
+    Asked,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+    Table,
+)
+from methodology.study.paired import absent, grid, of_quantile
+from methodology.study.planning import content_seed, counting
+from methodology.study.server_side import NO_PAGE, reference
+from rundir.columns import Floats
+from scraper.exposition import histograms
+from scraper.series.resets import restarts_of, rising_histogram
+
+LEVEL = "level"
+HISTOGRAM = "request_num_preemptions"
+FULL = 0.95  # KV cache usage from which on memory is short
+EXACT_UP_TO = 5  # preemptions of a request, which have buckets of their own
+OUT_OF_MEMORY = ("out of memory", "out-of-memory", "outofmemory", "oom")
+NOTES = (
+    (
+        "The draft takes the capacity of another test's workload; it was measured again with this one, and what bound "
+        "it is stated: where seats did, more requests in flight only queue, and memory is not under pressure."
+    ),
+    "Memory pressure can make a system fail: the test is for systems that serve nobody else.",
+)
+REFUSED = (
+    "this test drives the system beyond its memory, and other users of it would suffer: declare with --isolated that "
+    "it serves nobody else"
+)
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the steps that show the capacity, then a closed loop at each level of it, ascending."""
+    if not asked.isolated:
+        return Done(reason=REFUSED, complete=False)
+    base = capacity(asked, finished)
+    if not isinstance(base, int):
+        return base
+    levels = sorted(asked.parameters.levels or (1.0,))
+    ended = [each for each in finished if each.step.kind == LEVEL]
+    if len(ended) == len(levels):
+        return Done(reason="every level has been measured")
+    share = levels[len(ended)]
+    in_flight = max(1, round(share * base))
+    return Step(
+        kind=LEVEL,
+        label=f"closed-{in_flight}",
+        load="closed",
+        level=in_flight,
+        share=share,
+        duration=asked.parameters.duration or 120.0,
+        seed=content_seed(asked, len(finished) + 1),
+    )
+
+
+def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
+    """Return how many requests in flight are 100 %: as stated, else as many as the saturated engine ran at once."""
+    if asked.parameters.concurrency:
+        return asked.parameters.concurrency
+    saturated = [each for each in finished if each.step.kind == search.SATURATE]
+    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    if isinstance(limit, Step | Done):
+        return limit
+    running = saturated[-1].outcome.running_max
+    return round(running) if running else int(saturated[-1].step.level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempted:
+    """How many requests were preempted, at least and at most, how many of them came to their end, and by whom."""
+
+    low: float
+    high: float
+    finished: float | None
+    source: str
+
+    @property
+    def exact(self) -> bool:
+        return self.low == self.high
+
+
+def preempted(data: StepData, preemptions: float | None) -> Preempted | None:
+    """Return the preempted requests of a step: by the histogram of preemptions per request, else by their counter.
+
+    The histogram's first bucket holds 0 and 1: n1 = sum - 2 n2 - 3 n3 ..., exact where no request had more than five.
+    """
+    counts, total = np.zeros(0), 0.0
+    for page, _ in leading_endpoints(data.endpoints):
+        row = reference(page, data.start_ns)
+        for columns in (group for group in histograms(page.series) if group.family.endswith(HISTOGRAM)):
+            rising = rising_histogram(page, columns, restarts_of(page))
+            buckets = np.diff(rising.buckets[-1] - rising.buckets[row], prepend=0.0)
+            counts = buckets if not len(counts) else counts + buckets
+            total += float(rising.sum[-1] - rising.sum[row])
+            bounds = columns.bounds
+    if len(counts):
+        low, high = several(np.asarray(bounds), counts, total)
+        return Preempted(low=low, high=high, finished=float(counts.sum()), source="the engine's histogram")
+    if preemptions is None:
+        return None
+    high = min(preemptions, float(len(data.requests)))
+    return Preempted(low=min(1.0, high), high=high, finished=None, source="the engine's counter, as bounds")
+
+
+def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]:
+    """Return how many observations of a count were at least 1, at least and at most.
+
+    bounds, counts  upper bounds of the buckets, which hold whole numbers, and the observations in each; the first
+                    bucket is of 0 and 1
+    total           sum of the observations
+    """
+    least = np.concatenate([[0.0], bounds[:-1] + 1])
+    more = float(counts[1:].sum())
+    at_most = total - float(counts[1:] @ least[1:])
+    most = np.where(np.isfinite(bounds), bounds, np.inf)[1:]
+    with np.errstate(invalid="ignore"):
+        at_least = total - float(np.where(counts[1:] > 0, counts[1:] * most, 0.0).sum())
+    return more + max(0.0, at_least), more + min(float(counts[0]), max(0.0, at_most))
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return completion, preemption and latency of each level; what no page tells is missing, or has bounds."""
+    levels = [each for each in counting(finished) if each.step.kind == LEVEL]
+    results: dict[str, Quantity] = {}
+    for each in levels:
+        results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}
+    pressure = _pressure(levels)
+    return Findings(
+        answer=_answer(levels, results, pressure),
+        results=results,
+        evidence=tuple(
+            Evidence(claim=pressure, quantity="kv_cache_max", run=each.run, value=each.outcome.kv_cache_max)
+            for each in levels
+        ),
+        tables=(_table(levels, results),),
+        plots=_plots(levels, results),
+        notes=NOTES if asked.isolated else (*NOTES, f"Not run: {REFUSED}."),
+    )
+
+
+def _percents(each: Finished) -> str:
+    return f"{round(100 * (each.step.share or 1))}"
+
+
+def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
+    requests, sent, usage = data.requests, each.outcome.sent, each.outcome.kv_cache_max
+    errors = [error.lower() for error in requests.error.tolist()]
+    memory = sum(any(text in error for text in OUT_OF_MEMORY) for error in errors)
+    ttft = each.outcome.percentiles.get("ttft_ms", {}).get("p99")
+    results = {
+        "completion_ratio": _ratio(each.outcome.ok, sent),
+        "failure_ratio": _ratio(sent - each.outcome.ok, sent),
+        "in_flight": Quantity(value=each.step.level, unit="requests"),
+        "kv_cache_max": Quantity(value=usage, unit="ratio", missing=NO_PAGE if usage is None else ""),
+        "out_of_memory": Quantity(value=float(memory), unit="requests", n=sent),
+        "ttft_p99_ms": of_quantile(ttft, "ms", each.outcome.ok) if ttft else absent("ms", "no request gave a token"),
+    }
+    times = preempted(data, each.outcome.preemptions)
+    if times is None:
+        unknown = {"preempted_ratio": "ratio", "recovered_ratio": "ratio"}
+        return results | {name: absent(unit, NO_PAGE) for name, unit in unknown.items()}
+    results["preempted_ratio"] = _bounded(times.low / max(1, sent), times.high / max(1, sent), sent, times.source)
+    results["recovered_ratio"] = _recovered(times, sent - each.outcome.ok)
+    if each.outcome.preemptions is not None:
+        results["preemptions"] = Quantity(value=each.outcome.preemptions, unit="preemptions", n=sent)
+    return results
+
+
+def _recovered(times: Preempted, failed: int) -> Quantity:
+    """Return which share of the preempted requests came to their end: whether those that failed were is not known."""
+    if not times.high:
+        return absent("ratio", "no request was preempted")
+    if not failed:
+        return Quantity(value=1.0, unit="ratio", ci95=(1.0, 1.0), n=round(times.high), method=times.source)
+    ended = times.low if times.finished is not None else max(0.0, times.low - failed)
+    return _bounded(ended / (ended + failed), 1.0, round(times.high), times.source)
+
+
+def _ratio(count: int, size: int) -> Quantity:
+    if not size:
+        return absent("ratio", "no request was sent")
+    from scipy.stats import binomtest  # noqa: PLC0415  slow to import, and few runs need it
+
+    ends = binomtest(count, size).proportion_ci(method="wilson")
+    return Quantity(value=count / size, unit="ratio", ci95=(ends.low, ends.high), n=size, method="Wilson")
+
+
+def _bounded(low: float, high: float, n: int, source: str) -> Quantity:
+    """Return a number that is known, or the bounds of it."""
+    if low == high:
+        return Quantity(value=low, unit="ratio", ci95=(low, high), n=n, method=source)
+    reason = f"{source} says only that it is between {low:.3g} and {high:.3g}"
+    return Quantity(value=None, unit="ratio", ci95=(low, high), n=n, method="bounds, not an interval", missing=reason)
+
+
+def _pressure(levels: Sequence[Finished]) -> str:
+    """Say whether memory was short at the highest level, or only seats."""
+    if not levels:
+        return "no level has been measured"
+    outcome = levels[-1].outcome
+    usage = max((each.outcome.kv_cache_max or 0.0 for each in levels), default=0.0)
+    if all(each.outcome.kv_cache_max is None for each in levels):
+        return "whether memory was under pressure is not known: no page shows the usage of the KV cache"
+    if any(each.outcome.preemptions for each in levels) or usage > FULL:
+        return f"memory was under pressure: the KV cache was {100 * usage:.0f} % full at most" + (
+            f", and running requests were preempted {outcome.preemptions:,.0f} times at the highest level"
+            if outcome.preemptions
+            else ""
+        )
+    queued = (
+        "seats queued" if outcome.limit == "seats" else "requests queued" if outcome.queued_ratio else "none queued"
+    )
+    return f"KV cache usage never passed {100 * usage:.0f} %: {queued}, memory was not under pressure"
+
+
+def _percent(quantity: Quantity | None, digits: int = 1) -> str:
+    if quantity is None or (quantity.value is None and quantity.ci95 is None):
+        return "an unknown share"
+    if quantity.value is not None:
+        return f"{100 * quantity.value:.{digits}f} %"
+    low, high = quantity.ci95 or (None, None)
+    return f"between {100 * (low or 0):.{digits}f} and {100 * (high or 0):.{digits}f} %"
+
+
+def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressure: str) -> tuple[str, ...]:
+    if not levels:
+        return ("Nothing is known of memory pressure: no level has been measured.",)
+    share, first = _percents(levels[-1]), _percents(levels[0])
+    complete, before = results[f"completion_ratio_{share}"], results[f"completion_ratio_{first}"]
+    ttft, ttft_before = results[f"ttft_p99_ms_{share}"], results[f"ttft_p99_ms_{first}"]
+    slower = (
+        f"; P99 TTFT is {ttft.value:,.0f} ms against {ttft_before.value:,.0f} ms"
+        if ttft.value is not None and ttft_before.value is not None
+        else ""
+    )
+    return (
+        (
+            f"At {share} % of the capacity ({levels[-1].step.level:g} in flight) {_percent(complete)} of the requests "
+            f"completed, at {first} % {_percent(before)}{slower}."
+        ),
+        (
+            f"{_percent(results[f'preempted_ratio_{share}'])} of the requests were preempted at {share} %, and "
+            f"{_percent(results[f'recovered_ratio_{share}'])} of those completed."
+        ),
+        f"{pressure[:1].upper()}{pressure[1:]}.",
+    )
+
+
+def _table(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> Table:
+    columns = {
+        "level": "Oversub Level",
+        "in_flight": "In flight",
+        "completion_ratio": "Complete (ratio)",
+        "preempted_ratio": "Preempt (ratio)",
+        "failure_ratio": "Fail Rate (ratio)",
+        "ttft_p99_ms": "TTFT P99 (ms)",
+        "recovered_ratio": "Recovered (ratio)",
+        "out_of_memory": "Out of memory",
+        "kv_cache_max": "KV cache, most (ratio)",
+    }
+    rows = {_percents(each): f"{_percents(each)} %{' (base)' * (each.step.share == 1)}" for each in levels}
+    return grid("memory-pressure-degradation", "Memory Pressure Degradation", rows, columns, results)
+
+
+def _plots(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> tuple[Plot, ...]:
+    shares = tuple(100 * (each.step.share or 1) for each in levels)
+    lines = tuple(
+        Line(name=name, x=shares, y=tuple(results[f"{key}_{_percents(each)}"].value for each in levels))
+        for name, key in (("completed", "completion_ratio"), ("preempted", "preempted_ratio"))
+    )
+    plot = Plot(
+        name="memory-pressure",
+        title="Degradation beyond the capacity",
+        kind="line",
+        x_title="requests in flight (% of the capacity)",
+        y_title="share of the requests",
+        lines=lines,
+    )
+    return (plot,) if len(levels) > 1 else ()
+
+
+MEMORY_PRESSURE = Procedure(
+    name="memory-pressure",
+    title="Memory Pressure Behavior",
+    section="test-memory",
+    objective="How the system degrades when more requests are in flight than its memory holds: completion, preemption, "
+    "recovery and lost work.",
+    workload="long-context",
+    presets={
+        "letter": Parameters(levels=(1.0, 1.1, 1.25, 1.5), duration=120.0),
+        "short": Parameters(levels=(1.0, 1.1, 1.25, 1.5), duration=30.0),
+    },
+    next_step=next_step,
+    findings=findings,
+)

@@ -1,0 +1,299 @@
+"""Prefix Cache Effectiveness: what the prefix cache saves where requests begin alike."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from correlator.statistics.server_load import leading_endpoints
+from loadgen.plan import workloads
+from loadgen.requests.metrics import counts, input_tokens, request_metrics
+from methodology import search
+from methodology.study.model import (
+    Asked,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Parameters,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+)
+from methodology.study.paired import (
+    PERCENTILES,
+    absent,
+    bootstrapped,
+    grid,
+    measured,
+    of_ends,
+    paired,
+    percentile_quantities,
+    plot_cumulative,
+    throughput,
+)
+from methodology.study.planning import content_seed, counting
+from methodology.study.server_side import increase
+from rundir.columns import Floats
+
+NAME = "code-completion"
+OFF, COLD, WARM, POPULATE = "off", "cold", "warm", "populate"
+CONFIGURATIONS = {OFF: "Cache Disabled", COLD: "Cache (Cold)", WARM: "Cache (Warm)"}
+VARIANTS = ("off", "on")
+SATURATED = "saturated"
+# What the shared pieces of the named workloads are; those of other workloads stand in their mapping.
+SHARED: Mapping[str, dict[str, Any]] = {
+    NAME: {
+        "content": "code",
+        "prefixes": {"count": 10, "tokens": {"uniform": {"min": 512, "max": 1024}}, "share": 0.8, "zipf": 1.5},
+    },
+    "conversation": {"content": "words", "system_prompt": {"tokens": 200, "share": 0.5}},
+}
+POPULATING = 100  # requests, evenly over the shared prefixes
+NEEDS = "a workload whose requests share prefixes: code-completion, conversation, or a mapping with prefixes"
+EMULATED = (
+    "Not met: the draft's MUST of two configurations. Both were emulated on one by the field cache_salt of each "
+    "request: of its own for a disabled cache, of its step for one that is empty at first; --variant off=URL and "
+    "--variant on=URL measure two configurations."
+)
+NOTES = (
+    (
+        "The same requests at the same moments are sent with the cache disabled, enabled and cold, and enabled and "
+        "warm. Before the warm step only the shared prefixes are sent: the draft's identical workload behind a cold "
+        "run would find whole prompts in the cache."
+    ),
+    "The draft's hit rate is over prefix tokens, engines count all prompt tokens: both are given.",
+    "Throughput at a fixed rate cannot improve: its improvement is that of saturated steps.",
+)
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Return the saturated step without cache, then the same requests off, cold and warm, and saturated steps."""
+    shared = _shared(asked)
+    if shared is None:
+        return Done(reason=f"this test needs {NEEDS}", complete=False)
+    if asked.variants and set(asked.variants) != set(VARIANTS):
+        named = ", ".join(asked.variants)
+        return Done(reason=f"the configurations of this test are named off and on, not {named}", complete=False)
+    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    if isinstance(limit, Done):
+        return limit
+    if isinstance(limit, Step):
+        return _configured(asked, limit, OFF)
+    load = asked.parameters.load or 0.7
+    latency = Step(
+        kind=OFF,
+        label=OFF,
+        load="open",
+        level=load * (asked.parameters.capacity or limit.per_s),
+        share=load,
+        requests=asked.parameters.requests or 1000,
+        seed=content_seed(asked, 100),
+    )
+    saturated = replace([each.step for each in finished if each.step.kind == search.SATURATE][-1], repeat=0)
+    populate = Step(
+        kind=POPULATE,
+        label=POPULATE,
+        load="closed",
+        level=1,
+        requests=POPULATING,
+        seed=latency.seed,
+        options={"workload": shared},
+    )
+    steps = [_configured(asked, latency, OFF)]
+    for name, step in ((COLD, latency), (COLD, saturated), (WARM, latency), (WARM, saturated)):
+        kind = name if step is latency else f"{SATURATED}-{name}"
+        if name == WARM:
+            before = replace(populate, seed=step.seed, label=f"{POPULATE}-{kind}")
+            steps.append(_configured(asked, before, kind, resets=True))
+        steps.append(_configured(asked, replace(step, kind=kind, label=kind), kind, resets=name == COLD))
+    ended = sum(each.step.kind != search.SATURATE for each in finished)
+    return steps[ended] if ended < len(steps) else Done(reason="the cache has been measured off, cold and warm")
+
+
+def _configured(asked: Asked, step: Step, state: str, *, resets: bool = False) -> Step:
+    """Return a step of the configuration that has the cache off or on, or that emulates it; `resets`: empty at first.
+
+    Requests see what those of the same `cache_salt` left in the cache: with a salt of its own each, nothing.
+    """
+    if asked.variants:
+        return replace(step, variant=OFF if state == OFF else "on", reset_cache=resets)
+    given = asked.options.get("extra_body") or {}
+    body = json.loads(given) if isinstance(given, str) else dict(given)
+    salt = f"{step.seed:08x}-{step.kind}-{{request}}" if state == OFF else f"{step.seed:08x}-{state}"
+    return replace(step, options=step.options | {"extra_body": json.dumps(body | {"cache_salt": salt})})
+
+
+def _shared(asked: Asked) -> dict[str, Any] | None:
+    """Return the workload whose requests are the shared pieces of the study's, and nothing else; None without any."""
+    given = asked.options.get("workload", NAME)
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        given = json.loads(given)
+    mapping: dict[str, Any] | None = SHARED.get(given) if isinstance(given, str) else dict(given)
+    if not mapping or "classes" in mapping or asked.options.get("dataset"):
+        return None
+    kept = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
+    pieces: dict[str, Any] = {
+        field: {**kept[field], "share": 1.0, "zipf": 0.0} for field in ("prefixes", "system_prompt") if field in kept
+    }
+    return {"name": POPULATE, **kept, **pieces, "input": 1, "output": 1} if pieces else None
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Return TTFT, reduction, hit rates and throughput with the cache off, cold and warm."""
+    steps = {each.step.kind: each for each in counting(finished)}
+    data = {name: measured(steps[name], read) for name in CONFIGURATIONS if name in steps}
+    ttft = {name: request_metrics(each.requests).ttft_ms for name, each in data.items()}
+    results: dict[str, Quantity] = {}
+    for name, step in data.items():
+        quantities = percentile_quantities(ttft[name][step.requests.status == "ok"])
+        results |= {f"ttft_{label}_ms_{name}": quantity for label, quantity in quantities.items()}
+        results |= {f"{key}_{name}": quantity for key, quantity in _hits(asked, steps[name], read(steps[name])).items()}
+        if name != OFF and OFF in data:
+            results |= {f"{key}_{name}": quantity for key, quantity in _reductions(data[OFF], step).items()}
+    saturated = {OFF: search.SATURATE} | {name: f"{SATURATED}-{name}" for name in (COLD, WARM)}
+    for name, kind in saturated.items():
+        results |= throughput(name, steps.get(kind), steps.get(search.SATURATE))
+    own = {"configuration": "Configuration"}
+    columns = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
+    columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}
+    columns |= {"prefix_hit_ratio": "Hits / prefix tokens", "prompt_hit_ratio": "Hits / prompt tokens"}
+    columns |= {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Improvement (ratio)"}
+    return Findings(
+        answer=_answer(results),
+        results=results,
+        evidence=tuple(
+            Evidence(claim="tokens found in the cache", quantity="prefix_cache_hits", run=steps[name].run, value=value)
+            for name in data
+            if (value := increase(leading_endpoints(data[name].endpoints), "prefix_cache_hits", data[name].start_ns))
+        ),
+        tables=(grid("cache-effectiveness", "Cache Effectiveness", CONFIGURATIONS, own | columns, results),),
+        plots=plot_cumulative(
+            "cache-ttft-cdf",
+            "TTFT with the cache off, cold and warm",
+            {CONFIGURATIONS[name]: ttft[name] for name in data},
+        ),
+        notes=(*NOTES, *_notes(asked, results)),
+    )
+
+
+def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
+    """Return by how much the percentiles of the TTFT fell, over the pairs of requests that ended in both."""
+    rows, others = paired(off, on)
+    ttft_ms = [request_metrics(each.requests).ttft_ms[at] for each, at in ((off, rows), (on, others))]
+    prefill_s = [each.parts.prefill_s[at] for each, at in ((off, rows), (on, others))]
+    cached = counts(on.requests.cached_tokens[others])
+    pairs = np.column_stack([*ttft_ms, *prefill_s, cached])
+    pairs = pairs[np.isfinite(pairs[:, :2]).all(axis=1)]
+    labels = [f"ttft_reduction_{q}_ratio" for q in PERCENTILES]
+    if not len(pairs):
+        return {label: absent("ratio", "no request ended in both") for label in labels}
+
+    def reduced(drawn: Sequence[Floats]) -> list[float]:
+        off_ms, on_ms = (np.quantile(drawn[0][:, at], list(PERCENTILES.values())) for at in (0, 1))
+        return list(map(float, 1 - on_ms / off_ms))
+
+    ends = bootstrapped([pairs], reduced)
+    results = {label: of_ends(each, "ratio", len(pairs)) for label, each in zip(labels, ends, strict=True)}
+    known = pairs[np.isfinite(pairs).all(axis=1)]
+    if len(known) and known[:, 4].sum() > 0:
+        saved = bootstrapped([known], lambda d: [1e6 * float((d[0][:, 2] - d[0][:, 3]).sum() / d[0][:, 4].sum())])
+        results["prefill_saved_us_per_cached_token"] = of_ends(saved[0], "us/token", len(known))
+    return results
+
+
+def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
+    """Return the share of prefix tokens and of prompt tokens that came from the cache, in the whole step."""
+    requests = data.requests
+    engines = leading_endpoints(data.endpoints)
+    hits, queries = (increase(engines, f"prefix_cache_{name}", data.start_ns) for name in ("hits", "queries"))
+    cached, prompt = counts(requests.cached_tokens), input_tokens(requests)
+    told = np.isfinite(cached) & np.isfinite(prompt)
+    prefixes = _prefix_tokens(asked, step, requests.index)
+    results: dict[str, Quantity] = {}
+    if hits is not None and queries:
+        results["prompt_hit_ratio"] = Quantity(value=hits / queries, unit="ratio", method="the page: hits over queries")
+    elif told.any():
+        share = float(cached[told].sum() / prompt[told].sum())
+        results["prompt_hit_ratio"] = Quantity(
+            value=share, unit="ratio", n=int(told.sum()), method="usage of the replies"
+        )
+    else:
+        results["prompt_hit_ratio"] = absent("ratio", "neither a page nor the replies say what was found in the cache")
+    sent = float(prefixes.sum()) if prefixes is not None else 0.0
+    if prefixes is not None and told.any() and prefixes[told].sum():
+        share = float(np.minimum(cached, prefixes)[told].sum() / prefixes[told].sum())
+        method = "cached tokens of each reply, at most its prefix"
+        results["prefix_hit_ratio"] = Quantity(value=share, unit="ratio", n=int(told.sum()), method=method)
+    elif hits is not None and sent:
+        method = "the page's hits over the prefix tokens that were sent"
+        results["prefix_hit_ratio"] = Quantity(value=hits / sent, unit="ratio", n=len(requests), method=method)
+    else:
+        reason = "what of the prompts was a prefix is not known" if not sent else results["prompt_hit_ratio"].missing
+        results["prefix_hit_ratio"] = absent("ratio", reason)
+    return results
+
+
+def _prefix_tokens(asked: Asked, step: Finished, index: Any) -> Floats | None:
+    """Return the tokens of each request's shared pieces, as its workload draws them again from the step's seed."""
+    given = step.step.options.get("workload", asked.options.get("workload", NAME))
+    name = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+    if asked.options.get("dataset") or not len(index):
+        return None
+    places = index - index.min()
+    drawn = itertools.islice(workloads.build(name, seed=step.step.seed).requests, int(places.max()) + 1)
+    tokens = [sum(piece.tokens for piece in (each.system, each.prefix) if piece) for each in drawn]
+    prefixes: Floats = np.array(tokens, np.float64)[places]
+    return prefixes
+
+
+def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
+    reduced, before = results.get(f"ttft_reduction_p50_ratio_{WARM}"), results.get(f"ttft_p50_ms_{OFF}")
+    after = results.get(f"ttft_p50_ms_{WARM}")
+    if not (reduced and before and after) or None in (reduced.value, before.value, after.value):
+        return ("What the prefix cache saves is not known: the steps with the cache off and warm are needed.",)
+    low, high = reduced.ci95 or (None, None)
+    sure = "its interval is not known" if low is None or high is None else f"95 % {100 * low:.0f} to {100 * high:.0f} %"
+    hit, change = results[f"prefix_hit_ratio_{WARM}"], results[f"throughput_change_ratio_{WARM}"]
+    found = "an unknown share" if hit.value is None else f"{100 * hit.value:.0f} %"
+    more = "is not known" if change.value is None else f"changes by {100 * change.value:+.0f} %"
+    return (
+        (
+            f"A warm prefix cache takes the median TTFT from {before.value:,.0f} to {after.value:,.0f} ms, "
+            f"{100 * (reduced.value or 0):.0f} % less."
+        ),
+        f"Over the same requests in both: {sure}.",
+        f"The cache held {found} of the prefix tokens that were sent; the throughput of the saturated system {more}.",
+    )
+
+
+def _notes(asked: Asked, results: Mapping[str, Quantity]) -> list[str]:
+    notes = [] if asked.variants else [EMULATED]
+    if (hit := results.get(f"prompt_hit_ratio_{OFF}")) and (hit.value or 0) > 0:
+        notes.append(
+            f"The engine found tokens in the cache that was declared off: {100 * (hit.value or 0):.1f} % of them."
+        )
+    return notes
+
+
+PREFIX_CACHE = Procedure(
+    name="prefix-cache",
+    title="Prefix Cache Effectiveness",
+    section="test-cache",
+    objective="What prefix caching saves of the TTFT, and adds to the throughput, where requests share prefixes.",
+    workload=NAME,
+    presets={
+        "letter": Parameters(load=0.7, requests=1000, duration=60.0),
+        "short": Parameters(load=0.7, requests=200, duration=20.0),
+    },
+    next_step=next_step,
+    findings=findings,
+)

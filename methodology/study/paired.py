@@ -1,0 +1,198 @@
+"""The same requests in several steps, and statistics of requests with intervals by the block bootstrap."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
+from methodology.intervals import Ends, QuantileInterval, quantiles
+from methodology.study.model import Column, Finished, Line, Plot, Quantity, Reader, StepData, Table
+from methodology.study.outcome import submitted_within
+from rundir.columns import Floats, Indices, take
+
+PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+BINOMIAL = "order statistics, with as many effective values as their autocorrelation leaves"
+BOOTSTRAP = "circular block bootstrap"
+RESAMPLES = 500
+_POINTS = 200
+
+
+def percentile_quantities(values: Floats, unit: str = "ms") -> dict[str, Quantity]:
+    """Return P50, P95 and P99 of values in the order in which they came, NaN left out, with their intervals."""
+    known = values[np.isfinite(values)]
+    return {
+        name: of_quantile(interval, unit, len(known))
+        for name, interval in zip(PERCENTILES, quantiles(known, list(PERCENTILES.values())), strict=True)
+    }
+
+
+def of_quantile(interval: QuantileInterval, unit: str, n: int) -> Quantity:
+    """Return a percentile as a result."""
+    if interval.estimate is None:
+        return Quantity(value=None, unit=unit, n=0, missing="no value")
+    ends = (interval.low, interval.high)
+    return Quantity(value=interval.estimate, unit=unit, ci95=ends, n=n, tau=interval.tau, method=BINOMIAL)
+
+
+def of_ends(ends: Ends, unit: str, n: int, method: str = BOOTSTRAP) -> Quantity:
+    """Return an estimate and its interval as a result; a value that is not finite is missing."""
+    value, low, high = ends
+    if not math.isfinite(value):
+        return Quantity(value=None, unit=unit, n=n, missing="too few values")
+    return Quantity(value=value, unit=unit, ci95=(low, high), n=n, method=method)
+
+
+def absent(unit: str, reason: str) -> Quantity:
+    """Return a result that is not known."""
+    return Quantity(value=None, unit=unit, missing=reason)
+
+
+def bootstrapped(
+    samples: Sequence[Floats], statistic: Callable[[Sequence[Floats]], Sequence[float]], *, logs: bool = False
+) -> list[Ends]:
+    """Return statistics [M] of independent series, each [n] or [n, columns] in the order of time, with 95 % intervals.
+
+    What resembles its neighbours is drawn with them: a block is as long as the first column of its series asks for.
+    `logs`: the statistics are positive ratios, whose logarithms are nearer to normal.
+    """
+
+    def on_scale(values: Sequence[float]) -> Floats:
+        array = np.asarray(values, np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(array) if logs else array
+
+    centre = on_scale(statistic(samples))
+    if not all(map(len, samples)):
+        return [(value, None, None) for value in _off_scale(centre, logs=logs)]
+    blocks = [block_length(sample if sample.ndim == 1 else sample[:, 0]) for sample in samples]
+    drawn = [
+        resampled_rows(len(sample), block, resamples=RESAMPLES, seed=seed)
+        for seed, (sample, block) in enumerate(zip(samples, blocks, strict=True), 1)
+    ]
+    resampled = np.array(
+        [
+            on_scale(statistic([s[rows] for s, rows in zip(samples, row, strict=True)]))
+            for row in zip(*drawn, strict=True)
+        ]
+    )
+    count = min(block_count(len(sample), block) for sample, block in zip(samples, blocks, strict=True))
+    ends: list[Ends] = []
+    for value, column in zip(centre.tolist(), resampled.T, strict=True):
+        interval = interval95(value, column, count) if math.isfinite(value) else None
+        middle, *outer = _off_scale(np.array([value, *(interval or ())]), logs=logs)
+        ends.append((middle, outer[0], outer[1]) if outer else (middle, None, None))
+    return ends
+
+
+def _off_scale(values: Floats, *, logs: bool) -> list[float]:
+    scaled: list[float] = (np.exp(values) if logs else values).tolist()
+    return scaled
+
+
+def clipped(ends: Ends, low: float, high: float) -> Ends:
+    """Return an estimate whose interval lies within what is possible."""
+    value, first, last = ends
+    return value, None if first is None else max(low, first), None if last is None else min(high, last)
+
+
+def cumulative(name: str, values: Floats) -> Line:
+    """Return the cumulative distribution of values as a line, in at most 200 points."""
+    known = np.sort(values[np.isfinite(values)])
+    at = np.unique(np.linspace(0, max(0, len(known) - 1), min(_POINTS, len(known))).astype(np.int64))
+    return Line(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
+
+
+def grid(
+    name: str,
+    title: str,
+    rows: Mapping[str, str],
+    columns: Mapping[str, str],
+    results: Mapping[str, Quantity],
+    note: str = "",
+) -> Table:
+    """Return results as a table: of the row `suffix: title` and the column `key: title` that of the name key_suffix.
+
+    The first of the columns is the rows' own.
+    """
+    own, *keys = columns
+
+    def cell(key: str, suffix: str) -> float | None:
+        return results[f"{key}_{suffix}"].value if f"{key}_{suffix}" in results else None
+
+    return Table(
+        name=name,
+        title=title,
+        columns=tuple(Column(name=key, title=columns[key]) for key in (own, *keys)),
+        rows=tuple((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items()),
+        note=note,
+    )
+
+
+def plot_cumulative(name: str, title: str, values: Mapping[str, Floats]) -> tuple[Plot, ...]:
+    """Return the cumulative distributions of times as a plot, none where there are none."""
+    lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
+    plot = Plot(
+        name=name,
+        title=title,
+        kind="line",
+        x_title="TTFT (ms)",
+        y_title="share of the requests",
+        lines=lines,
+        log_x=True,
+    )
+    return (plot,) if lines else ()
+
+
+def measured(step: Finished, read: Reader) -> StepData:
+    """Return the tables of a step of its requests that were submitted in its window, in that order.
+
+    `index` is then a request's place in the plan, from 0.
+    """
+    data, window = read(step), step.outcome.window
+    log = data.requests
+    rows = np.flatnonzero(submitted_within(log, window)) if window else np.zeros(0, np.int64)
+    rows = rows[np.argsort(log.submit_ns[rows], kind="stable")]
+    places = dataclasses.replace(log, index=log.index - log.index.min(initial=2**62))
+    return dataclasses.replace(data, requests=take(places, rows), parts=take(data.parts, rows))
+
+
+def paired(first: StepData, second: StepData) -> tuple[Indices, Indices]:
+    """Return the rows in two steps of the same requests, those that ended ok in both, in order.
+
+    Steps of equal seeds send the same requests at the same moments: a request is known by its place in the plan.
+    """
+    ended = [np.flatnonzero(each.requests.status == "ok") for each in (first, second)]
+    places, other_places = (each.requests.index[rows] for each, rows in zip((first, second), ended, strict=True))
+    _, at, others = np.intersect1d(places, other_places, return_indices=True)
+    return ended[0][at], ended[1][others]
+
+
+def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dict[str, Quantity]:
+    """Return the output tokens/s of a saturated step, and their change against another; its interval is of both."""
+    names = (f"max_output_tokens_per_s_{suffix}", f"throughput_change_ratio_{suffix}")
+    served = step.outcome.output_tokens_per_s if step else None
+    if step is None or served is None:
+        reason = "no saturated step has been measured"
+        return {names[0]: absent("tokens/s", reason), names[1]: absent("ratio", reason)}
+    results = {
+        names[0]: Quantity(
+            value=served, unit="tokens/s", ci95=step.outcome.output_tokens_ci95, n=step.outcome.ok, method="batch means"
+        )
+    }
+    before = base.outcome.output_tokens_per_s if base else None
+    if base is None or not before or step is base:
+        return results | {names[1]: absent("ratio", "it is what the others are compared with")}
+    change = served / before - 1
+    halves = [
+        (ends[1] - ends[0]) / 2 / value
+        for value, ends in ((served, step.outcome.output_tokens_ci95), (before, base.outcome.output_tokens_ci95))
+        if ends
+    ]
+    half = (1 + change) * math.hypot(*halves)
+    ends = (change - half, change + half) if len(halves) == 2 else None
+    method = "batch means, their relative errors added in squares"
+    return results | {names[1]: Quantity(value=change, unit="ratio", ci95=ends, n=step.outcome.ok, method=method)}
