@@ -17,7 +17,7 @@ from loadgen.plan.workloads.distributions import whole
 from loadgen.plan.workloads.fields import read_yaml
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology import search
-from methodology.fairness import STARVED, Scheduling, jain, scheduling, starved
+from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
 from methodology.study.model import (
     Asked,
     Column,
@@ -99,7 +99,7 @@ class Traffic:
 
 def traffic(asked: Asked) -> Traffic:
     """Return the classes: those of a workload that has several, else the draft's, scaled to the model's length."""
-    given = _own(asked.options.get("workload", NAME))
+    given = _classes(asked.options.get("workload", NAME))
     if given is not None:
         return _traffic(str(given.get("name", "classes")), given)
     longest = sum(most for _, most in RANGES["long"]) + TEMPLATE_TOKENS
@@ -116,7 +116,7 @@ def traffic(asked: Asked) -> Traffic:
     return _traffic(NAME, {"classes": classes}, scale)
 
 
-def _own(workload: object) -> Mapping[str, Any] | None:
+def _classes(workload: object) -> Mapping[str, Any] | None:
     """Return a workload's mapping where it has several classes."""
     if isinstance(workload, str) and workload.lstrip().startswith("{"):
         workload = json.loads(workload)

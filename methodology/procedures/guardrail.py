@@ -120,13 +120,13 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     impact = {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Reduction (ratio)"}
     impact |= {"refused": "Refused"}
     by_name = {name: VARIANTS.get(name, name) for name in names}
-    own = {"configuration": "Configuration"}
+    heading = {"configuration": "Configuration"}
     return Findings(
         answer=_answer(names, results),
         results=results,
         tables=(
-            grid("guardrail-overhead", "Guardrail Overhead", by_level, own | latency, results),
-            grid("guardrail-throughput", "Throughput Impact", by_name, own | impact, results),
+            grid("guardrail-overhead", "Guardrail Overhead", by_level, heading | latency, results),
+            grid("guardrail-throughput", "Throughput Impact", by_name, heading | impact, results),
         ),
         plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
         notes=(*NOTES, *_notes(asked, results, names)),

@@ -140,11 +140,13 @@ def _shared(asked: Asked) -> dict[str, Any] | None:
     mapping: dict[str, Any] | None = SHARED.get(given) if isinstance(given, str) else dict(given)
     if not mapping or "classes" in mapping or asked.options.get("dataset"):
         return None
-    kept = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
+    shared_fields = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
     pieces: dict[str, Any] = {
-        field: {**kept[field], "share": 1.0, "zipf": 0.0} for field in ("prefixes", "system_prompt") if field in kept
+        field: {**shared_fields[field], "share": 1.0, "zipf": 0.0}
+        for field in ("prefixes", "system_prompt")
+        if field in shared_fields
     }
-    return {"name": POPULATE, **kept, **pieces, "input": 1, "output": 1} if pieces else None
+    return {"name": POPULATE, **shared_fields, **pieces, "input": 1, "output": 1} if pieces else None
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -162,7 +164,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     saturated = {OFF: search.SATURATE} | {name: f"{SATURATED}-{name}" for name in (COLD, WARM)}
     for name, kind in saturated.items():
         results |= throughput(name, steps.get(kind), steps.get(search.SATURATE))
-    own = {"configuration": "Configuration"}
+    heading = {"configuration": "Configuration"}
     columns = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
     columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}
     columns |= {"prefix_hit_ratio": "Hits / prefix tokens", "prompt_hit_ratio": "Hits / prompt tokens"}
@@ -175,7 +177,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             for name in data
             if (value := increase(leading_endpoints(data[name].endpoints), "prefix_cache_hits", data[name].start_ns))
         ),
-        tables=(grid("cache-effectiveness", "Cache Effectiveness", CONFIGURATIONS, own | columns, results),),
+        tables=(grid("cache-effectiveness", "Cache Effectiveness", CONFIGURATIONS, heading | columns, results),),
         plots=plot_cumulative(
             "cache-ttft-cdf",
             "TTFT with the cache off, cold and warm",
@@ -216,23 +218,23 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
     engines = leading_endpoints(data.endpoints)
     hits, queries = (increase(engines, f"prefix_cache_{name}", data.start_ns) for name in ("hits", "queries"))
     cached, prompt = counts(requests.cached_tokens), input_tokens(requests)
-    told = np.isfinite(cached) & np.isfinite(prompt)
+    stated = np.isfinite(cached) & np.isfinite(prompt)
     prefixes = _prefix_tokens(asked, step, requests.index)
     results: dict[str, Quantity] = {}
     if hits is not None and queries:
         results["prompt_hit_ratio"] = Quantity(value=hits / queries, unit="ratio", method="the page: hits over queries")
-    elif told.any():
-        share = float(cached[told].sum() / prompt[told].sum())
+    elif stated.any():
+        share = float(cached[stated].sum() / prompt[stated].sum())
         results["prompt_hit_ratio"] = Quantity(
-            value=share, unit="ratio", n=int(told.sum()), method="usage of the replies"
+            value=share, unit="ratio", n=int(stated.sum()), method="usage of the replies"
         )
     else:
         results["prompt_hit_ratio"] = absent("ratio", "neither a page nor the replies say what was found in the cache")
     sent = float(prefixes.sum()) if prefixes is not None else 0.0
-    if prefixes is not None and told.any() and prefixes[told].sum():
-        share = float(np.minimum(cached, prefixes)[told].sum() / prefixes[told].sum())
+    if prefixes is not None and stated.any() and prefixes[stated].sum():
+        share = float(np.minimum(cached, prefixes)[stated].sum() / prefixes[stated].sum())
         method = "cached tokens of each reply, at most its prefix"
-        results["prefix_hit_ratio"] = Quantity(value=share, unit="ratio", n=int(told.sum()), method=method)
+        results["prefix_hit_ratio"] = Quantity(value=share, unit="ratio", n=int(stated.sum()), method=method)
     elif hits is not None and sent:
         method = "the page's hits over the prefix tokens that were sent"
         results["prefix_hit_ratio"] = Quantity(value=hits / sent, unit="ratio", n=len(requests), method=method)
@@ -263,7 +265,7 @@ def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
     low, high = reduced.ci95 or (None, None)
     sure = "its interval is not known" if low is None or high is None else f"95 % {100 * low:.0f} to {100 * high:.0f} %"
     hit, change = results[f"prefix_hit_ratio_{WARM}"], results[f"throughput_change_ratio_{WARM}"]
-    found = "an unknown share" if hit.value is None else f"{100 * hit.value:.0f} %"
+    cached = "an unknown share" if hit.value is None else f"{100 * hit.value:.0f} %"
     more = "is not known" if change.value is None else f"changes by {100 * change.value:+.0f} %"
     return (
         (
@@ -271,7 +273,7 @@ def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
             f"{100 * (reduced.value or 0):.0f} % less."
         ),
         f"Over the same requests in both: {sure}.",
-        f"The cache held {found} of the prefix tokens that were sent; the throughput of the saturated system {more}.",
+        f"The cache held {cached} of the prefix tokens that were sent; the throughput of the saturated system {more}.",
     )
 
 

@@ -118,7 +118,7 @@ def grid(
 
     The first of the columns is the rows' own.
     """
-    own, *keys = columns
+    rows_title, *keys = columns
 
     def cell(key: str, suffix: str) -> float | None:
         return results[f"{key}_{suffix}"].value if f"{key}_{suffix}" in results else None
@@ -126,7 +126,7 @@ def grid(
     return Table(
         name=name,
         title=title,
-        columns=tuple(Column(name=key, title=columns[key]) for key in (own, *keys)),
+        columns=tuple(Column(name=key, title=columns[key]) for key in (rows_title, *keys)),
         rows=tuple((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items()),
         note=note,
     )

@@ -43,9 +43,9 @@ def study(given: Asked, **settings: Any) -> Studied:
         data.update({each.step.kind: read(each) for each in finished})
         return PREFIX_CACHE.findings(given, finished, read)
 
-    finished, found = play(dataclasses.replace(PREFIX_CACHE, findings=findings), given, EngineSettings(), **settings)
+    finished, results = play(dataclasses.replace(PREFIX_CACHE, findings=findings), given, EngineSettings(), **settings)
     steps = {each.step.kind: each for each in finished}
-    return Studied(steps=steps, data=data, findings=found, kinds=[each.step.kind for each in finished])
+    return Studied(steps=steps, data=data, findings=results, kinds=[each.step.kind for each in finished])
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_one_configuration_does_not_meet_the_draft(emulated: Studied) -> None:
     assert any(note.startswith("Not met") for note in emulated.findings.notes)
 
 
-def test_two_configurations_are_told_apart_by_name() -> None:
+def test_two_configurations_are_off_and_on() -> None:
     """Variants are off and on; others are refused."""
     decided = PREFIX_CACHE.next_step(asked(variants=("a", "b")), [])
     assert isinstance(decided, Done)
