@@ -35,7 +35,7 @@ def method(summary: Summary) -> Iterator[str]:
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:
         yield f"Lengths are in tokens of {tokenizer.name}, not of the server: {tokenizer.why_not_the_servers}."
-    if summary.config.get("warmup") == "draft" and warm_up:
+    if warm_up and warm_up.policy in ("draft", "earlier"):
         yield f"{summary.methodology.draft}: {summary.methodology.missing}. {warm_up.sentence}"
 
 

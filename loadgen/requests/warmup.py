@@ -18,21 +18,25 @@ from loadgen.requests.table import RequestLog
 from rundir import fields
 from rundir.fields import UNSET, Count, doc
 
+AFTER = "after:"  # as the option says it; behind it stands what warmed the target up
 DRAFT_REQUESTS = 100
 DRAFT_OUTPUT_TOKENS = 10_000
 PROBE_VARIATION = 0.10
 PROBES = 3  # two consecutive pairs: one pair alone agrees by luck too often
 
 
-Kind = Literal["draft", "count", "none"]
+Kind = Literal["draft", "count", "none", "earlier"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
-    """How to warm up: `draft` asks for the draft's minimum, `count` for exactly `requests`, `none` is a cold start."""
+    """How to warm up: `draft` asks for the draft's minimum, `count` for exactly `requests`, `none` is a cold start,
+    `earlier` is none of its own: the load of the name `after` came before.
+    """
 
     kind: Kind
     requests: int
+    after: str = ""
 
 
 class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,8 @@ class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         Kind,
         doc(
-            "`draft`: 100 requests and 10,000 output tokens; `count`: as many as asked for; `none`: a cold start",
+            "`draft`: 100 requests and 10,000 output tokens; `count`: as many as asked for; `none`: a cold start; "
+            "`earlier`: none of its own, for an earlier load had warmed the target up",
             source="draft `warmup-requirements`, `cold-start`",
         ),
     ]
@@ -53,13 +58,16 @@ class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
     drained: Annotated[
         bool | None,
         doc(
-            "whether everything had ended before the measurement; null for a cold start",
+            "whether everything had ended before the measurement; null without a warm-up of its own",
             source="draft `warmup-requirements`",
         ),
     ]
     meets_draft: Annotated[
         bool | None,
-        doc("whether it is the draft's minimum, drained; null for a cold start", source="draft `warmup-requirements`"),
+        doc(
+            "whether it is the draft's minimum, drained; null without one of its own",
+            source="draft `warmup-requirements`",
+        ),
     ]
     probes_before_ms: Annotated[
         list[float | None],
@@ -85,15 +93,17 @@ class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
     sentence: Annotated[str, doc("all of it in one sentence")]
 
 
-DRAFT = Warmup(kind="draft", requests=DRAFT_REQUESTS)
+BY_THE_DRAFT = Warmup(kind="draft", requests=DRAFT_REQUESTS)
 COLD_START = Warmup(kind="none", requests=0)
 
 
 def parse_warmup(text: str) -> Warmup:
-    """Read `draft`, `none` or a number of requests (0 is `none`). Raises ValueError with the cure."""
-    named = {"draft": DRAFT, "none": COLD_START}
+    """Read `draft`, `none`, `after:NAME` or a number of requests (0 is `none`). Raises ValueError with the cure."""
+    named = {"draft": BY_THE_DRAFT, "none": COLD_START}
     if text in named:
         return named[text]
+    if text.startswith(AFTER):
+        return Warmup(kind="earlier", requests=0, after=text.removeprefix(AFTER))
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"--warmup: {text!r} is not a warm-up; write draft, none, or a number of requests")
     return Warmup(kind="count", requests=int(text)) if int(text) else COLD_START
@@ -108,7 +118,7 @@ def more_requests(policy: Warmup, log: RequestLog) -> int:
     usage nor chunks only the requests count. A target that answers nothing is never warm: give up when a round
     brought no request that ended ok.
     """
-    if policy.kind == "none":
+    if policy.kind in ("none", "earlier"):
         return 0
     if policy.kind == "count":
         return max(policy.requests - len(log), 0)
@@ -155,7 +165,7 @@ def statement(
     before_ms, after_ms   TTFT of the probes sent before and after it, in order; NaN for a probe that failed
     """
     requests, tokens = warmed(log)
-    cold = policy.kind == "none"
+    cold, sends = policy.kind == "none", policy.kind in ("draft", "count")
     enough = requests >= DRAFT_REQUESTS and tokens >= DRAFT_OUTPUT_TOKENS
     change = variation(after_ms)
     known = math.isfinite(change)
@@ -164,13 +174,13 @@ def statement(
         cold_start=cold,
         requests_ok=requests,
         output_tokens=tokens,
-        drained=None if cold else drained,
-        meets_draft=None if cold else enough and drained,
+        drained=drained if sends else None,
+        meets_draft=enough and drained if sends else None,
         probes_before_ms=[value if math.isfinite(value) else None for value in before_ms],
         probes_after_ms=[value if math.isfinite(value) else None for value in after_ms],
         probe_variation=change if known else None,
-        stable=stable(after_ms) if after_ms and not cold else None,
-        missing=UNSET if known or cold else _why_unknown(after_ms),
+        stable=stable(after_ms) if after_ms and sends else None,
+        missing=UNSET if known or not sends else _why_unknown(after_ms),
         sentence=_sentence(policy, requests, tokens, drained=drained, after_ms=after_ms),
     )
 
@@ -186,6 +196,8 @@ def _why_unknown(after_ms: Sequence[float]) -> str:
 def _sentence(policy: Warmup, requests: int, tokens: int, *, drained: bool, after_ms: Sequence[float]) -> str:
     if policy.kind == "none":
         return "Cold start: no warm-up, the first requests are part of the measurement."
+    if policy.kind == "earlier":
+        return f"No warm-up of its own: the load of {policy.after} had warmed the system up."
     text = f"Warm-up: {requests:,} requests and {tokens:,} output tokens, {'drained' if drained else 'not drained'}"
     minimum = f"{DRAFT_REQUESTS} requests or {DRAFT_OUTPUT_TOKENS:,} output tokens, whichever is greater"
     if requests < DRAFT_REQUESTS or tokens < DRAFT_OUTPUT_TOKENS:

@@ -159,6 +159,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")] = None
     limit_reason: Annotated[str, doc("The evidence for that, in words.")] = ""
     blame: Annotated[str, doc("What made the slowest requests slow, in words.")] = ""
+    notes: Annotated[tuple[str, ...], doc("What a reader must know of the step, in words.")] = ()
     engine_start_ns: Annotated[int | None, doc("When the engine's process started, by its page.", "ns")] = None
 
 
@@ -279,7 +280,7 @@ class Procedure:
     """A test of the draft: what it is for, its numbers, its steps, and its results.
 
     workload  default of `--workload`, or its mapping
-    presets   its parameters by scale; an option that is null in both is not one of this test
+    presets   its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`
     """
 
     name: str
@@ -290,3 +291,4 @@ class Procedure:
     presets: Mapping[Scale, Parameters]
     next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
     findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
+    optional: tuple[str, ...] = ()

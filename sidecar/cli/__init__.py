@@ -23,6 +23,7 @@ from rich.text import Text
 
 from rundir.printable import printable
 from sidecar import VERSION
+from sidecar.cli import study
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import explained
 from sidecar.cli.peers import RENAMED
@@ -45,7 +46,6 @@ from sidecar.options.fields import (
     read_seconds,
 )
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.scrape import ScrapeOptions, check_scrape
 from sidecar.options.spans import (
     ExportOptions,
     OtlpCa,
@@ -55,7 +55,8 @@ from sidecar.options.spans import (
     check_spans,
     forward_access,
 )
-from sidecar.options.watch import WatchOptions, check_watch
+from sidecar.options.study import StudyOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def demo(  # noqa: PLR0913  an argument is an option
 async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Derived:
     """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
-    from sidecar.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
     from sidecar.run import session  # noqa: PLC0415  as above
+    from sidecar.run.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
 
     options = replace(options, otlp_listen=free_pair())
     check_run(replace(options, url=("http://127.0.0.1",)))  # report what is wrong with it before an engine is started
@@ -187,6 +188,9 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
         checked,
         lambda progress, finish: session.run(checked, command=_command(), progress=progress, finish=finish),
     )
+
+
+app.command(study.run_test, name="test", group=MEASURE, usage="Usage: sidelight test [OPTIONS] NAME URL")
 
 
 @app.command(group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
@@ -258,12 +262,10 @@ def report(  # noqa: PLR0913  an argument is an option
     ] = None,
     verbose: Verbose = False,
 ) -> int:
-    """Derive the results of a run again from its directory, also of an interrupted or crashed run.
+    """Derive the results of a run or of a study again from its directory, also of an interrupted or crashed one.
 
-    Without --formats, the formats of the run are written.
-
-    Of several runs, one page: what differs between the first and each other, with intervals, and why. The directories
-    stay as they are.
+    Without --formats, the formats of the run are written. Of several runs, one page: what differs between the first and
+    each other, with intervals, and why. The directories stay as they are.
 
     sidelight report runs/before runs/after --output difference.html
 
@@ -288,6 +290,8 @@ def report(  # noqa: PLR0913  an argument is an option
         return 0
     if output is not None:
         raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
+    if study.is_study(run_directory):
+        return study.report_again(run_directory, as_json=as_json)
     derived = derive.derive(run_directory, formats, trace_url=trace_url)
     if base is not None:
         from sidecar.report import comparison  # noqa: PLC0415  as above
@@ -321,19 +325,22 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as a
 @app.command(group=INSPECT)
 def schema(
     of: Annotated[
-        Literal["config", "scrape-config", "watch-config", "summary", "server-metrics"],
-        Parameter(help="Which schema; config is that of `run`."),
+        Literal["config", "scrape-config", "watch-config", "test-config", "summary", "result", "sut", "server-metrics"],
+        Parameter(help="Which schema; config is that of `run`, sut that of --sut, result that of result.json."),
     ] = "config",
     /,
 ) -> int:
-    """Print a JSON Schema: of a configuration file, of summary.json, or of server_metrics_export.json."""
+    """Print a JSON Schema: of a configuration file, of summary.json, result.json, or server_metrics_export.json."""
     from sidecar.options import schema as schemas  # noqa: PLC0415  as above
 
     schema_of: dict[str, Callable[[], dict[str, Any]]] = {
         "config": lambda: schemas.configuration(RunOptions),
         "scrape-config": lambda: schemas.configuration(ScrapeOptions),
         "watch-config": lambda: schemas.configuration(WatchOptions),
+        "test-config": lambda: schemas.configuration(StudyOptions),
         "summary": schemas.summary,
+        "result": schemas.study_result,
+        "sut": schemas.declaration,
         "server-metrics": schemas.server_metrics,
     }
     print(json.dumps(schema_of[of](), indent=2))  # noqa: T201  its result
@@ -437,7 +444,7 @@ def _read_settings(arguments: list[str]) -> dict[str, Any]:
     path = _config_file(arguments)
     if path is None:
         return {}
-    options: type = {"scrape": ScrapeOptions, "watch": WatchOptions}.get(arguments[0], RunOptions)
+    options: type = {"scrape": ScrapeOptions, "watch": WatchOptions, "test": StudyOptions}.get(arguments[0], RunOptions)
     settings = load_yaml(path, options, elsewhere=RENAMED)
     app.config = (Dict(settings, source=str(path), use_commands_as_keys=False),)
     return settings

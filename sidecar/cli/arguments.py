@@ -22,14 +22,15 @@ from sidecar.cli.peers import (
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.scrape import ScrapeOptions
-from sidecar.options.watch import WatchOptions
+from sidecar.options.study import StudyOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 # The commands that this is about, each with its options and with what a URL that stands alone is.
 _COMMANDS: dict[str, tuple[type, str]] = {
     "run": (RunOptions, "--url"),
     "doctor": (DoctorOptions, "--url"),
     "scrape": (ScrapeOptions, "--url"),
+    "test": (StudyOptions, "--url"),
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
@@ -147,6 +148,13 @@ class Translation:
             else:
                 self.problems.append(f"a standard deviation needs its mean: write {mean} normal:MEAN,{deviation}")
 
+    def take_name(self) -> None:
+        """Put the first word that stands alone behind the command: which test it is."""
+        name = next((word for word in self.words if not _is_url(word)), None)
+        if name is not None:
+            self.words.remove(name)
+            self.arguments.insert(1, name)
+
     def take_urls(self, command: str, option: str) -> None:
         """Make URLs that stand alone the option's. Raises ConfigurationError for anything else that does."""
         for word in self.words:
@@ -173,6 +181,8 @@ def translate(arguments: Sequence[str]) -> Translation:
     translation.finish()
     if translation.problems:
         raise ConfigurationError("; ".join(translation.problems))
+    if arguments[0] == "test":
+        translation.take_name()
     translation.take_urls(arguments[0], url)
     return translation
 

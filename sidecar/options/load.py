@@ -49,7 +49,7 @@ ARRIVALS = Group("Open loop", sort_key=2.5)
 WORKLOAD = Group("Workload", sort_key=3)
 CRITERIA = Group("Criteria", sort_key=4.8)
 
-DRAFT = "draft"
+DRAFT, AFTER = "draft", "after:"  # of --warmup, as in loadgen.requests.warmup, which takes long to import
 DEFAULT_RATE_PER_S = 1.0
 MOST_REQUESTS = 10_000_000
 
@@ -63,9 +63,9 @@ def _whole(_hint: Any, tokens: Any) -> int:
 
 
 def _warmup(_hint: Any, tokens: Any) -> int | str:
-    """Convert a number of requests, or the word. Raises ValueError."""
-    if tokens[0].value == DRAFT:
-        return DRAFT
+    """Convert a number of requests, `draft`, or what warmed the target up before. Raises ValueError."""
+    if tokens[0].value == DRAFT or tokens[0].value.startswith(AFTER):
+        return str(tokens[0].value)
     try:
         return int(tokens[0].value)
     except ValueError:
@@ -192,11 +192,12 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         ),
     ] = None
     warmup: Annotated[
-        Annotated[int, Meta(ge=0, le=MOST_REQUESTS)] | Literal["draft"],
+        Annotated[int, Meta(ge=0, le=MOST_REQUESTS)] | Annotated[str, Meta(pattern=f"^({DRAFT}|{AFTER}.+)$")],
         option(
             LOAD,
             "Requests sent and drained before the measurement. 0: cold start. draft: 100 requests or 10,000 output "
-            "tokens, whichever is more, then until the TTFT of probes agrees within 10 %.",
+            "tokens, whichever is more, then until the TTFT of probes agrees within 10 %. after:NAME: none, because "
+            "the load of that name has warmed the target up.",
             converter=_warmup,
         ),
     ] = 10

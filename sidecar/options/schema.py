@@ -11,6 +11,8 @@ import msgspec
 from cyclopts import Parameter
 
 from exporter.summary import result
+from methodology.compliance import system
+from methodology.study.result import StudyResult
 from sidecar.options.config import aliases
 from sidecar.options.fields import ReadsMapping, declarations, declared, read_seconds
 
@@ -72,6 +74,17 @@ def _json(default: object) -> object:
 def summary() -> dict[str, Any]:
     """Return the schema of `summary.json`, generated from its types."""
     return result.schema()
+
+
+def study_result() -> dict[str, Any]:
+    """Return the schema of a study's `result.json`, generated from its types."""
+    described = msgspec.json.schema(StudyResult)
+    return {"$schema": result.DIALECT, "title": "Sidelight study", **described}
+
+
+def declaration() -> dict[str, Any]:
+    """Return the schema of the declaration of a system under test."""
+    return system.schema()
 
 
 def server_metrics() -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The options of `sidelight watch`, their checks, and which of them a reload of the configuration file changes."""
+"""The options of `sidelight scrape` and `sidelight watch`, which send no load; their checks; and which of a watch's a
+reload of its configuration file changes.
+"""
 
 # No postponed annotations, as in sidecar.options.fields.
 import re
@@ -17,29 +19,70 @@ from sidecar.errors import ConfigurationError
 from sidecar.options import config
 from sidecar.options.access import check_access
 from sidecar.options.fields import (
+    DEFAULT_FORMATS,
     LONGEST_S,
     MASKED_URLS,
     OUTPUT,
     SCRAPING,
+    TARGET,
     ConfigFile,
+    Duration,
+    Formats,
     JsonProgress,
+    Metrics,
     Out,
     Quiet,
     ScrapeInterval,
+    SliceDuration,
     Verbose,
     check_bounds,
+    check_formats,
     flag_of,
     http_url,
     listen_address,
     option,
     repeatable,
     seconds,
+    time_option,
 )
 from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
 _BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 LEAST_BYTES = 10**6
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrapeOptions(SpanOptions):
+    """All of `sidelight scrape`."""
+
+    url: Annotated[str | None, option(TARGET, "OpenAI-compatible base URL, with or without /v1.")] = None
+    metrics: Metrics = ()
+    duration: Annotated[Duration | None, time_option(SCRAPING, "How long to scrape. Default: until Ctrl-C.")] = None
+    scrape_interval: ScrapeInterval = 0.25
+    slice_duration: SliceDuration = 2.0
+    out: Out = None
+    formats: Formats = DEFAULT_FORMATS
+    quiet: Quiet = False
+    json: JsonProgress = False
+    verbose: Verbose = False
+    config: ConfigFile = None
+
+
+def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
+    """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
+    if options.url is None and not options.metrics and options.otlp_listen is None:
+        raise ConfigurationError("--metrics is missing; give a Prometheus URL, or --url to have it discovered")
+    if options.url is not None:
+        http_url("--url", options.url)
+    for url in options.metrics:
+        http_url("--metrics", url, user=True)
+    check_access(options)
+    check_spans(options)
+    check_bounds(options)
+    check_formats(options.formats)
+    return options
 
 
 @Parameter(name="*")

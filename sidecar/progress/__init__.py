@@ -14,7 +14,7 @@ from dataclasses import asdict
 from io import TextIOWrapper
 from typing import IO, Literal, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -74,6 +74,7 @@ class Progress:
         self._last_phase = ""
         self._silent: Mapping[str, str] = {}
         self.warned: list[str] = []
+        self.study = ""  # how far a study is that the run belongs to; it stands above the panel
 
     def __enter__(self) -> Self:
         return self
@@ -136,15 +137,15 @@ class Progress:
         """Show the latest numbers; warn once when a page stops answering, and once when it answers again."""
         self._warn_of_silence(view.silent)
         if self.mode == "json":
-            self._json({"event": "progress", **asdict(view)})
+            self._json({"event": "progress", **({"study": self.study} if self.study else {}), **asdict(view)})
         elif self.mode == "panel":
-            self.show(panel(view))
+            self.show(Group(Text(self.study, style="bold"), panel(view)) if self.study else panel(view))
         elif self.mode == "lines" and (
             view.phase != self._last_phase or view.elapsed_s - self._last_line_s >= LINE_EVERY_S
         ):
             self._last_phase = view.phase
             self._last_line_s = view.elapsed_s
-            self._print(f"  {line(view)}")
+            self._print(f"  {self.study}{': ' if self.study else ''}{line(view)}")
 
     def _print(self, text: RenderableType) -> None:
         with self._read():

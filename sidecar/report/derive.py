@@ -37,7 +37,6 @@ from loadgen.driver import is_closed_loop
 from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.host.round_trip import RoundTrip
-from loadgen.records import WorkerStat
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import NO_POWER, HeldBack, client_summary, held_back, output_tokens_within
@@ -217,7 +216,6 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
     """Return `summary.json` of a run from the times of its requests."""
     manifest = run.manifest
     measured = take(run.requests, run.requests.phase == "measure")
-    stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
     config = manifest["config"]
     generated = output_tokens_within(measured, window.start_ns, window.end_ns)
     hardware = hardware_summary(
@@ -234,19 +232,19 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         end_ns=window.end_ns,
         slo=parse_slo(config["slo"]) if config.get("slo") else None,
         power_watts=NO_POWER if watts is None else float(watts),
-        concurrency=config.get("concurrency") if _is_closed_loop(run) else None,
+        concurrency=config.get("concurrency") if closed_loop(run) else None,
         barrier=bool(config.get("barrier")),
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
     server = server_of(run, window, _slice_ns(run))
-    stability = stability_of(measured, run.endpoints, closed_loop=_is_closed_loop(run))
+    stability = stability_of(measured, run.endpoints, closed_loop=closed_loop(run))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
     if server.gateways:
         by_page = beside_pages(correlation.gateways, server.gateways)
         correlation = msgspec.structs.replace(correlation, gateways=by_page)
     sent = workload(run)
-    check = _self_check(run, measured, stats)
+    check = self_check_of(run, measured, window)
     return Summary(
         run_id=manifest["run_id"],
         tool=Tool(**manifest["tool"]),
@@ -367,19 +365,22 @@ def _warm_up(run: Run) -> WarmupStatement | None:
     return msgspec.convert(recorded, WarmupStatement | None)
 
 
-def _self_check(run: Run, measured: RequestLog, stats: Sequence[WorkerStat]) -> SelfCheck:
+def self_check_of(run: Run, measured: RequestLog, window: Window) -> SelfCheck:
+    """Return what the load generator's own records say of its error in a window."""
+    stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
     ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
     return self_check(
         measured,
         stats,
-        open_loop=not _is_closed_loop(run),
+        open_loop=not closed_loop(run),
         clock=msgspec.convert(run.manifest.get("clock_state"), ClockSummary | None),
         round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
         machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
     )
 
 
-def _is_closed_loop(run: Run) -> bool:
+def closed_loop(run: Run) -> bool:
+    """Tell whether replies alone said when the next request was sent."""
     config = run.manifest["config"]
     return is_closed_loop(**{name: config.get(name) for name in ("concurrency", "rate", "trace")})
 
@@ -387,7 +388,7 @@ def _is_closed_loop(run: Run) -> bool:
 def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
     """Return what the cap on requests in flight held back; UNSET without one."""
     config = run.manifest["config"]
-    if not config.get("concurrency") or _is_closed_loop(run):
+    if not config.get("concurrency") or closed_loop(run):
         return UNSET
     planned = workload(run).planned_requests
     if run.status != "complete" or planned is None:

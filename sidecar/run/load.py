@@ -21,7 +21,6 @@ from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable,
 from rundir.columns import take
 from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
-from sidecar.processes import START_TIMEOUT_S
 from sidecar.run.phases import (
     Session,
     record,
@@ -42,6 +41,7 @@ from sidecar.run.planning import (
     write_plan,
 )
 from sidecar.run.prepare import Prepared
+from sidecar.run.processes import START_TIMEOUT_S
 
 SETTLE_LEAST_S = 0.5
 WARM_UP_CONCURRENCY = 4
@@ -110,7 +110,7 @@ async def _warm_up(session: Session, options: RunOptions, prepared: Prepared) ->
                 break
     outcome = statement(policy, _log(session, "warmup"), drained=drained, before_ms=before_ms, after_ms=after_ms)
     record(session, "warmup", **msgspec.to_builtins(outcome))
-    return policy.kind != "none"
+    return policy.kind in ("draft", "count")
 
 
 async def _by_the_draft(session: Session, options: RunOptions, prepared: Prepared) -> bool:

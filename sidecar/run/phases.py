@@ -1,10 +1,17 @@
-"""What the phases of a session are made of: driving a plan, watching it, settling; each to its end or until the user
-stops it.
+"""What the phases of a session are made of: driving a plan, watching it, settling; each to its end or until a signal or
+the deadline stops it.
+
+The first signal stops the load; what is in flight is cancelled and recorded, the run is derived and reported, and the
+command ends with 130. A second one is not waited for: the manifest is closed, and what was recorded can be derived by
+`sidelight report`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import stat
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -23,8 +30,8 @@ from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
 from sidecar.directory import Event, append_event
 from sidecar.errors import Interrupted, WorkerDied
-from sidecar.processes import Child, Supervised
 from sidecar.progress import Progress
+from sidecar.run.processes import Child, Supervised
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
@@ -36,6 +43,7 @@ LEAD_S = 0.1  # from the command to the first submission: the workers open their
 STOP_TIMEOUT_S = 10.0
 WATCH_EVERY_S = 0.5
 AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, all have their spans
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,3 +267,56 @@ def warn_and_record(session: Session, text: str) -> None:
     """Say something to who watches the run, and to a reader of its report."""
     session.progress.warn(text)
     record_note(session, text)
+
+
+@asynccontextmanager
+async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
+    """Set an event at the first signal; the second, of whatever kind, is a KeyboardInterrupt.
+
+    SIGHUP says that the terminal is gone, and is left alone where it is ignored, as under nohup.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    heard = [number for number in SIGNALS if number != signal.SIGHUP or before[number] != signal.SIG_IGN]
+
+    def arrived(number: signal.Signals) -> None:
+        stop.set()
+        if number == signal.SIGHUP:
+            _leave_dead_terminal()
+        for other in heard:
+            loop.remove_signal_handler(other)
+            signal.signal(other, signal.default_int_handler)
+
+    for number in heard:
+        loop.add_signal_handler(number, arrived, number)
+    try:
+        yield stop
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
+
+
+@asynccontextmanager
+async def until_deadline(begun_s: float, seconds: float | None) -> AsyncIterator[None]:
+    """Give up what a run prepares when so many seconds have passed since `begun_s`, in the loop's time.
+
+    Raises Interrupted then.
+    """
+    try:
+        async with asyncio.timeout_at(None if seconds is None else begun_s + seconds) as bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise Interrupted(f"the deadline of {seconds:g} s was reached before anything was measured") from None
+
+
+def _leave_dead_terminal() -> None:
+    """Let what is still said go nowhere: writing to a terminal that is gone fails, and would end the run as a crash."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -139,7 +139,9 @@ def measure_plan(
 
 def first_measured(options: RunOptions) -> int:
     """Return the index of the first measured request: behind the warm-up's."""
-    return DRAFT_ROOM if options.warmup == DRAFT else int(options.warmup)
+    if isinstance(options.warmup, int):
+        return options.warmup
+    return DRAFT_ROOM if options.warmup == DRAFT else 0
 
 
 def planned_requests(options: RunOptions) -> int | None:

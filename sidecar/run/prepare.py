@@ -35,7 +35,7 @@ from sidecar.errors import ConfigurationError, TargetUnreachable
 from sidecar.options.access import metrics_access, require_headers
 from sidecar.options.checks import extra_of, named
 from sidecar.options.load import ContactOptions, RunOptions
-from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import ScrapeOptions
 from sidecar.progress import Progress
 from sidecar.run.planning import Load, read_load
 from sidecar.run.preflight import preflight, refusal, without_fields

@@ -26,13 +26,22 @@ from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
 from sidecar.options.spans import receiver_spec, require_ports
-from sidecar.processes import START_TIMEOUT_S, Child, Supervised
+from sidecar.options.watch import ScrapeOptions
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
-from sidecar.run.phases import Session, record, settle, unless_stopped, unless_stopped_for, warn_and_record, watching
-from sidecar.run.stopping import stop_on_signals, until_deadline
+from sidecar.run.phases import (
+    Session,
+    record,
+    settle,
+    stop_on_signals,
+    unless_stopped,
+    unless_stopped_for,
+    until_deadline,
+    warn_and_record,
+    watching,
+)
+from sidecar.run.processes import START_TIMEOUT_S, Child, Supervised
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts

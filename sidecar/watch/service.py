@@ -33,10 +33,10 @@ from sidecar.options.access import metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import WatchOptions, reloaded
-from sidecar.processes import START_TIMEOUT_S, Child, keep_up
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_note, unless_stopped_for
+from sidecar.run.processes import START_TIMEOUT_S, Child, keep_up
 from sidecar.run.target import reason_of
 from sidecar.watch.panel import WatchState, panel
 from sidecar.watch.view import SCRAPES, SPANS, WatchView, summary_line

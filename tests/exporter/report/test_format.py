@@ -10,8 +10,7 @@ import pytest
 from exporter.report.format import cell, ms, setting
 from sidecar.options.fields import read_seconds
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
-from sidecar.options.watch import WatchOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 
 def test_every_duration_of_a_configuration_has_its_unit():

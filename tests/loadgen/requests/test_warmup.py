@@ -20,7 +20,7 @@ def _replies(count: int, tokens: int, **more: object) -> list[dict[str, object]]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("draft", warmup.DRAFT), ("none", warmup.COLD_START), ("0", warmup.COLD_START),
+        ("draft", warmup.BY_THE_DRAFT), ("none", warmup.COLD_START), ("0", warmup.COLD_START),
         ("25", warmup.Warmup(kind="count", requests=25)),
     ],
 )  # fmt: skip
@@ -58,14 +58,14 @@ def test_what_is_no_policy_is_refused(text: str):
 def test_the_draft_asks_for_requests_and_tokens(rows: list[dict[str, object]], more: int):
     """100 requests or 10,000 output tokens, whichever is greater: the number still to send."""
     log = request_log(*rows)
-    assert more == warmup.more_requests(warmup.DRAFT, log)
+    assert more == warmup.more_requests(warmup.BY_THE_DRAFT, log)
 
 
 @given(st.integers(1, 400), st.integers(1, 500))
 def test_as_many_more_as_it_says_are_enough(count: int, tokens: int):
     """When further replies are like those before, one more round ends the warm-up."""
-    more = warmup.more_requests(warmup.DRAFT, request_log(*_replies(count, tokens)))
-    assert 0 == warmup.more_requests(warmup.DRAFT, request_log(*_replies(count + more, tokens)))
+    more = warmup.more_requests(warmup.BY_THE_DRAFT, request_log(*_replies(count, tokens)))
+    assert 0 == warmup.more_requests(warmup.BY_THE_DRAFT, request_log(*_replies(count + more, tokens)))
 
 
 @pytest.mark.parametrize(("sent", "more"), [(0, 25), (24, 1), (25, 0), (26, 0)])
@@ -97,7 +97,7 @@ def test_probes_settle(probes: list[float], stable: bool):
 def test_a_statement_says_what_was_done():
     """Enough, drained and settled."""
     log = request_log(*_replies(120, 100))
-    got = warmup.statement(warmup.DRAFT, log, drained=True, before_ms=[900.0], after_ms=[100.0, 104.0, 101.0])
+    got = warmup.statement(warmup.BY_THE_DRAFT, log, drained=True, before_ms=[900.0], after_ms=[100.0, 104.0, 101.0])
     assert (True, True, 120, 12_000) == (got.meets_draft, got.stable, got.requests_ok, got.output_tokens)
     assert "Warm-up: 120 requests and 12,000 output tokens, drained; probes stable, within 4 %." == got.sentence
     json.dumps(to_builtins(got), allow_nan=False)

@@ -18,7 +18,7 @@ from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
 from sidecar.options.config import as_recorded, load_yaml
 from sidecar.options.fields import listen_address, seconds
 from sidecar.options.load import DEFAULT_RATE_PER_S, DoctorOptions, RunOptions
-from sidecar.options.scrape import ScrapeOptions, check_scrape
+from sidecar.options.watch import ScrapeOptions, check_scrape
 
 URL = "http://127.0.0.1:8000"
 NAMES = sorted({field.name for field in dataclasses.fields(RunOptions)} - {"config"})

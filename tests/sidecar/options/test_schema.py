@@ -16,8 +16,7 @@ from scraper.engines import QUANTITIES
 from sidecar.options import schema
 from sidecar.options.config import aliases, load_yaml
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
-from sidecar.options.watch import WatchOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 STATISTICS = ("mean", "std", "min", "max", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99_9")
 

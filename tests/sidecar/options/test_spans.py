@@ -14,8 +14,8 @@ from sidecar.cli import free_pair
 from sidecar.errors import ConfigurationError
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions, check_scrape
 from sidecar.options.spans import SpanOptions, forward_access, receiver_spec, require_ports
+from sidecar.options.watch import ScrapeOptions, check_scrape
 
 LISTEN = "127.0.0.1:4317"
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import ScrapeOptions
 from sidecar.run.planning import planned_requests
 from sidecar.run.prepare import prepare_scrape, with_pages
 

@@ -10,7 +10,7 @@ from rundir.access import Access
 from rundir.clock import anchor
 from scraper.commands import Spec
 from sidecar.options.load import RunOptions
-from sidecar.options.scrape import ScrapeOptions
+from sidecar.options.watch import ScrapeOptions
 from sidecar.run.session import scraper_spec, spec_after
 
 

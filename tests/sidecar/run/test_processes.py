@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sidecar.errors import WorkerDied
-from sidecar.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Supervised, environment, keep_up
+from sidecar.run.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Supervised, environment, keep_up
 
 # Is ready, and dies of the first command, but answers it where so many have died before it.
 MORTAL = """

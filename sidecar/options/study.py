@@ -1,0 +1,208 @@
+"""The options of `sidelight test`: those of `run` for the target and the workload, and the numbers of a test."""
+
+# No postponed annotations, as in sidecar.options.fields.
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Group, Parameter
+from msgspec import Meta
+
+from rundir.access import MASK, masked
+from sidecar.options.fields import (
+    MAPPING,
+    TARGET,
+    Duration,
+    Masked,
+    flag,
+    header_names,
+    option,
+    repeatable,
+    time_option,
+)
+from sidecar.options.load import CRITERIA, WORKLOAD, RunOptions
+
+# Of all, in the order of what needs what of another.
+TESTS = (
+    "throughput", "ttft", "itl", "tradeoff", "capacity", "fairness", "prefix-cache", "memory-pressure", "long-context",
+    "guardrail",
+)  # fmt: skip
+ALL = "all"
+TEST = Group("Test", sort_key=1.2)
+NUMBERS = Group("Numbers of the test", sort_key=1.4)
+HIDDEN = Parameter(parse=False, show=False)
+MOST_SHARE = 10.0  # of the capacity
+
+
+def share(text: str) -> float:
+    """Return 0.7 of 70% and of 0.7. Raises ValueError."""
+    try:
+        ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise ValueError("must be a share, as in 70% or 0.7") from None
+    if not 0 < ratio <= MOST_SHARE:
+        hint = f"; write {text}%" if not text.endswith("%") and 0 < ratio <= 100 * MOST_SHARE else ""
+        raise ValueError(f"must be more than 0 and at most {MOST_SHARE:.0%}{hint}")
+    return ratio
+
+
+def _read_share(_hint: Any, tokens: Any) -> float:
+    return share(tokens[0].value)
+
+
+def _read_shares(_hint: Any, tokens: Any) -> tuple[float, ...]:
+    """Convert 25,50,75,90% and several tokens alike: a sign behind the last counts for all."""
+    texts = [text.strip() for token in tokens for text in token.value.split(",") if text.strip()]
+    sign = "%" if any(text.endswith("%") for text in texts) else ""
+    return tuple(share(f"{text.removesuffix('%')}{sign}") for text in texts)
+
+
+def _read_numbers(_hint: Any, tokens: Any) -> tuple[int, ...]:
+    """Convert 1024,2048 and 1K,2K. Raises ValueError."""
+    texts = [text.strip() for token in tokens for text in token.value.split(",") if text.strip()]
+    try:
+        lengths = tuple(
+            int(text.upper().removesuffix("K")) * (1024 if text.upper().endswith("K") else 1) for text in texts
+        )
+    except ValueError:
+        raise ValueError("must be whole numbers with commas between them, as in 1024,2048 or 1K,2K") from None
+    if not all(0 < length <= 10_000_000 for length in lengths):
+        raise ValueError("each must be from 1 to 10,000,000")
+    return lengths
+
+
+Positive = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Share = Annotated[float, Meta(ge=1e-6, le=MOST_SHARE)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions(RunOptions):
+    """All of `sidelight test`."""
+
+    scale: Annotated[
+        Literal["letter", "short"],
+        option(TEST, "letter: the draft's numbers. short: fewer and shorter steps, to see where one stands."),
+    ] = "letter"
+    plan: Annotated[
+        bool, flag(TEST, "Print the steps, their time and tokens, and send nothing; with --capacity they are yours.")
+    ] = False
+    budget: Annotated[
+        Duration | None,
+        time_option(
+            TEST,
+            "Shorten the test until it takes no longer: without the sentinel, then shorter steps, fewer requests, "
+            "fewer levels. What that costs of the draft's requirements is said.",
+        ),
+    ] = None
+    resume: Annotated[
+        Path | None,
+        option(
+            TEST, "Go on with the study in this directory. What was asked stands there; give the URL's secrets again."
+        ),
+    ] = None
+    isolated: Annotated[
+        bool, flag(TEST, "Declare that the system serves nobody else, and that it may be driven out of memory.")
+    ] = False
+    variant: Annotated[
+        tuple[str, ...],
+        repeatable(
+            TEST,
+            "A configuration to measure, NAME=URL (repeatable). In --config a mapping of names to url, header, "
+            "extra-body and before, a command that sets the configuration up (before-timeout: 10m).",
+        ),
+        MAPPING,
+        Masked(lambda variants: [_without_secrets(text) for text in variants]),
+    ] = ()
+    sut: Annotated[
+        str | None,
+        option(
+            TARGET,
+            "YAML file that declares the system under test: boundary, model, accelerators, caching, guardrails. In "
+            "--config as a mapping. `sidelight schema sut` describes it.",
+        ),
+        MAPPING,
+    ] = None
+    require: Annotated[
+        Literal["conditional", "unconditional"] | None,
+        option(
+            CRITERIA, "Exit with 1 unless the test complies with the draft: with each MUST, or with each SHOULD too."
+        ),
+    ] = None
+    load: Annotated[
+        Share | None, option(NUMBERS, "Load as a share of the capacity, as in 70%.", converter=_read_share)
+    ] = None
+    levels: Annotated[
+        tuple[float, ...],
+        repeatable(NUMBERS, "Levels of load as shares of the capacity, as in 25,50,75,90%.", converter=_read_shares),
+    ] = ()
+    capacity: Annotated[
+        Positive | None,
+        option(NUMBERS, "Capacity of the system, requests/s. Default: that of --from, else one saturated step first."),
+    ] = None
+    capacity_from: Annotated[
+        Path | None, option(NUMBERS, "Take the capacity from the study in this directory.", name=("--from",))
+    ] = None
+    min: Annotated[Positive | None, option(NUMBERS, "Lowest level of the search.")] = None
+    max: Annotated[Positive | None, option(NUMBERS, "Highest level of the search.")] = None
+    increment: Annotated[Positive | None, option(NUMBERS, "Least difference of two levels of the search.")] = None
+    completion: Annotated[
+        Share | None, option(NUMBERS, "Least share of requests that must end ok, as in 99%.", converter=_read_share)
+    ] = None
+    per_slot: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        option(NUMBERS, "Completions per request in flight that a step waits for."),
+    ] = None
+    lengths: Annotated[
+        tuple[int, ...], repeatable(NUMBERS, "Input lengths in tokens, as in 1K,2K,4K.", converter=_read_numbers)
+    ] = ()
+    mix: Annotated[
+        Share | None, option(NUMBERS, "Share of the short class among the requests.", converter=_read_share)
+    ] = None
+    until: Annotated[str | None, option(NUMBERS, "Go on until an interval is that narrow, as in 'ttft_p99±10%'.")] = (
+        None
+    )
+    sentinel: Annotated[
+        bool | None, option(NUMBERS, "Measure the first level again at the end, to see whether the system drifted.")
+    ] = None
+    workload: Annotated[
+        str,
+        option(WORKLOAD, "What to send, as in `sidelight run --workload`. Default: the test's.", show_default=False),
+        MAPPING,
+    ] = ""
+    rate: Annotated[float | None, HIDDEN] = None
+    barrier: Annotated[bool, HIDDEN] = False
+    warmup: Annotated[int | str, HIDDEN] = "draft"
+    arrival: Annotated[Literal["poisson", "uniform", "gamma", "burst", "replay"], HIDDEN] = "poisson"
+    burstiness: Annotated[float, HIDDEN] = 1.0
+    burst_on: Annotated[float | None, HIDDEN] = None
+    burst_off: Annotated[float | None, HIDDEN] = None
+    ramp: Annotated[Literal["none", "linear", "exponential"], HIDDEN] = "none"
+    ramp_to: Annotated[float | None, HIDDEN] = None
+    ramp_duration: Annotated[float | None, HIDDEN] = None
+    trace: Annotated[Path | None, HIDDEN] = None
+    replay_speed: Annotated[float, HIDDEN] = 1.0
+    deadline: Annotated[float | None, HIDDEN] = None
+    linger: Annotated[float | None, HIDDEN] = 0.0
+    replay_requests: Annotated[Path | None, HIDDEN] = None
+    save_requests: Annotated[Path | None, HIDDEN] = None
+    trace_url: Annotated[str | None, HIDDEN] = None
+
+
+def _without_secrets(text: str) -> str:
+    """Return a declaration as it may be recorded: the names of headers, no user or password of a URL."""
+    if not text.startswith("{"):
+        name, equals, url = text.partition("=")
+        return f"{name}{equals}{masked(url)}"
+    try:
+        declared = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return MASK
+    for variant in declared.values():
+        if isinstance(variant, dict) and "header" in variant:
+            variant["header"] = header_names(
+                [variant["header"]] if isinstance(variant["header"], str) else variant["header"]
+            )
+    return json.dumps(declared)

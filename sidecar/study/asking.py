@@ -1,0 +1,169 @@
+"""What is asked of a test, from its options: its numbers, the configurations, and the options of every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
+
+from methodology.study.model import Parameters, Procedure
+from sidecar.errors import ConfigurationError
+from sidecar.options.config import as_recorded
+from sidecar.options.fields import flag_of, http_url, seconds
+from sidecar.options.load import RunOptions
+from sidecar.options.study import StudyOptions
+
+# Options of `run` that a test decides itself.
+DECIDED = (
+    "rate", "barrier", "warmup", "arrival", "burstiness", "burst_on", "burst_off", "ramp", "ramp_to", "ramp_duration",
+    "trace", "replay_speed", "deadline", "linger", "replay_requests", "save_requests", "trace_url",
+)  # fmt: skip
+# Numbers whose option is that of `run` by the same name; of these, one of every workload.
+_SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
+_WORKLOAD = ("output_tokens",)
+_OUTPUT = ("out", "formats", "listen", "quiet", "json", "verbose", "config")
+STEP_FORMATS = ("json", "text")
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """A configuration of the system that is measured, and how it is set up."""
+
+    url: str | tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
+    extra_body: dict[str, Any] | None = None
+    before: str | tuple[str, ...] = ()
+    before_timeout: float | str = 600.0
+
+    @property
+    def before_s(self) -> float:
+        """Return how long `before` may take."""
+        return seconds(self.before_timeout) if isinstance(self.before_timeout, str) else self.before_timeout
+
+
+def variants_of(options: StudyOptions) -> dict[str, Variant]:
+    """Return the configurations by name. Raises ConfigurationError naming the one that cannot be used."""
+    variants: dict[str, Variant] = {}
+    for text in options.variant:
+        for name, declared in _declared(text).items():
+            if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", name):
+                raise ConfigurationError(f"--variant {name[:40]}: a name is of letters, digits, . _ and -")
+            if name in variants:
+                raise ConfigurationError(f"--variant {name}: given more than once; each configuration has its own name")
+            try:
+                variants[name] = variant = msgspec.convert(declared, Variant)
+                bounded = variant.before_s > 0
+            except (msgspec.ValidationError, ValueError) as error:
+                raise ConfigurationError(f"--variant {name}: {error}") from error
+            if not bounded:
+                raise ConfigurationError(f"--variant {name}: before-timeout: must be greater than 0")
+            for url in _several(variant.url):
+                http_url(f"--variant {name}", url)
+    return variants
+
+
+def _declared(text: str) -> dict[str, Any]:
+    if text.startswith("{"):
+        try:
+            declared = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"--variant: {error}; give NAME=URL, or a mapping in --config") from error
+        return {name: {"url": of} if isinstance(of, str) else of for name, of in declared.items()}
+    name, equals, url = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"--variant {text}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001")
+    return {name: {"url": url}}
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def parameters_of(options: StudyOptions, procedure: Procedure) -> Parameters:
+    """Return the numbers of a test: its preset, and what was given in its place.
+
+    Raises ConfigurationError naming an option that the test does not have, and those that it has.
+    """
+    preset = procedure.presets[options.scale]
+    has = options_of(procedure)
+    given: dict[str, Any] = {}
+    for name in Parameters.__struct_fields__:
+        value = getattr(options, name, None)
+        if value is None or value == ():
+            continue
+        if name in has:
+            given[name] = _whole_tokens(value) if name == "output_tokens" else value
+        elif name not in _WORKLOAD:
+            raise ConfigurationError(
+                f"{flag_of(name)}: the test {procedure.name} has no such number; it has {', '.join(map(flag_of, has))}"
+            )
+    return replace(preset, **given)
+
+
+def options_of(procedure: Procedure) -> list[str]:
+    """Return which numbers a test has: those of its presets, and the capacity where its levels are shares of it."""
+    presets = procedure.presets.values()
+    has = [
+        name
+        for name in Parameters.__struct_fields__
+        if name in procedure.optional or any(getattr(preset, name) is not None for preset in presets)
+    ]
+    return [*has, "capacity"] if {"load", "levels"} & set(has) and "capacity" not in has else has
+
+
+def _whole_tokens(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise ConfigurationError(f"--output-tokens {text}: must be a whole number, which this test keeps fixed")
+    return int(text)
+
+
+def common_options(options: StudyOptions, procedure: Procedure) -> RunOptions:
+    """Return the options that every step has."""
+    has = options_of(procedure)
+    passed_on = {
+        field.name: getattr(options, field.name)
+        for field in fields(RunOptions)
+        if field.name not in DECIDED and not (field.name in _SHARED and field.name in has)
+    }
+    workload = options.workload or procedure.workload
+    return RunOptions(**{**passed_on, "workload": workload, "formats": STEP_FORMATS, "listen": options.listen or "off"})
+
+
+def recorded_options(common: RunOptions) -> dict[str, Any]:
+    """Return what of the options of all steps a study is asked with: what differs from `run`, secrets masked."""
+    usual = as_recorded(RunOptions())
+    return {
+        name: value
+        for name, value in as_recorded(common).items()
+        if name == "workload" or (value != usual[name] and name not in (*_OUTPUT, "seed"))
+    }
+
+
+def with_values(options: RunOptions, values: Mapping[str, Any]) -> RunOptions:
+    """Return options with others in their place, given as in a configuration file. Raises ConfigurationError."""
+    hints = get_type_hints(RunOptions, include_extras=True)
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ConfigurationError(f"{flag_of(name)}: `run` has no such option")
+        changed[name] = typed(name, value, hints[name])
+    return dataclasses.replace(options, **changed)
+
+
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """Return a JSON value as an option has it. Raises ConfigurationError."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and name in ("input_tokens", "output_tokens"):
+        return str(value)
+    try:
+        return msgspec.convert(value, hint, dec_hook=lambda _, text: Path(text))
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{flag_of(name)} {value}: {error}") from error

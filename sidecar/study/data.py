@@ -1,0 +1,108 @@
+"""The tables of a step, read from its run directory: what a test and its outcome are derived from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.statistics.tail import tail_shares
+from exporter.summary.tail import sentence
+from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.table import RequestLog
+from methodology.compliance.facts import StepFacts, step_facts
+from methodology.study.model import Finished, StepData
+from rundir.columns import take
+from rundir.stats import Missing
+from sidecar.directory import Run
+from sidecar.directory.opening import open_run
+from sidecar.report.correlation import correlated
+from sidecar.report.derive import closed_loop, self_check_of, window_of
+
+NO_THRESHOLD = Missing("not sought for a step")
+_MANIFEST_FACTS = (
+    "run_id",
+    "target",
+    "tokenizer",
+    "workload",
+    "clock",
+    "clock_state",
+    "network_rtt_ms",
+    "metrics_targets",
+    "host",
+    "config",
+    "started_at",
+    "ended_at",
+)
+
+
+class Steps:
+    """Reads the steps of a study: each once while it is asked for again and again, the last one is held.
+
+    `facts` are those of the steps that were read, which the requirements are checked against.
+    """
+
+    def __init__(self, study: Path) -> None:
+        self.facts: dict[str, StepFacts] = {}
+        self._study = study
+        self._latest: tuple[str, StepData] | None = None
+
+    def read(self, finished: Finished) -> StepData:
+        """Return the tables of a step."""
+        if self._latest is None or self._latest[0] != finished.run:
+            self._latest = None  # before the next is read: two are never in memory
+            self._latest = finished.run, step_data(self._study / finished.run)
+        data = self._latest[1]
+        if finished.run not in self.facts:
+            self.facts[finished.run] = step_facts(data)
+        return data
+
+    def facts_of(self, finished: Sequence[Finished]) -> Mapping[str, StepFacts]:
+        """Return the facts of all of these steps."""
+        for each in finished:
+            if each.run not in self.facts:
+                self.read(each)
+        return self.facts
+
+
+def step_data(path: Path) -> StepData:
+    """Read a step's run directory. Raises ConfigurationError where there is none."""
+    run = open_run(path)
+    return data_of(run, correlated(run).parts)
+
+
+def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
+    """Return the tables of a run: its measured requests in the order in which they were submitted, and their parts."""
+    measured = np.flatnonzero(run.requests.phase == "measure")
+    rows = measured[np.argsort(run.requests.submit_ns[measured], kind="stable")]
+    requests, parts = take(run.requests, rows), take(parts, rows)
+    window = window_of(run)
+    if check is None:
+        check = self_check_of(run, requests, window)
+    return StepData(
+        requests=requests,
+        parts=parts,
+        endpoints=run.endpoints,
+        start_ns=window.start_ns,
+        end_ns=max(window.start_ns, int(requests.dispatch_ns.max(initial=-1))),
+        closed_loop=closed_loop(run),
+        status=run.status,
+        not_trusted=check.first_line or "" if check.trusted is False else "",
+        blame=_blame(requests, parts),
+        about=_about(run),
+    )
+
+
+def _blame(requests: RequestLog, parts: Parts) -> str:
+    return sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0]
+
+
+def _about(run: Run) -> Mapping[str, Any]:
+    by_name = {event.name: event.data for event in run.events if event.name == "warmup"}
+    planned = [event.data for event in run.events if event.name == "planned" and event.data["phase"] == "measure"]
+    facts = {name: run.manifest.get(name) for name in _MANIFEST_FACTS}
+    notes = list(run.notes)
+    return {**facts, "warmup": by_name.get("warmup"), "planned": planned[-1] if planned else None, "notes": notes}

@@ -1,0 +1,206 @@
+"""The files of a study, derived from its directory alone: the same directory gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import to_builtins as builtins
+
+from exporter.study import study_files
+from methodology.compliance import Compliance, comply
+from methodology.compliance.facts import StepFacts
+from methodology.compliance.system import System, read_system
+from methodology.procedures import PROCEDURES
+from methodology.steady import SteadyWindow
+from methodology.study.model import Done, Findings, Outcome, Procedure, Quantity
+from methodology.study.planning import SENTINEL, counting, decide
+from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
+from rundir.clock import iso_ms
+from sidecar.directory import write_json, write_text
+from sidecar.errors import ConfigurationError
+from sidecar.study.data import Steps
+from sidecar.study.record import Status, Study, open_study
+
+RESULT, COMPLIANCE, REPORT = "result.json", "compliance.json", "report.txt"
+Ends = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """What follows from a study."""
+
+    result: StudyResult
+    compliance: Compliance
+
+
+def derive_study(path: Path) -> Derived:
+    """Write the derived files of a study into its directory, and return what they say.
+
+    Raises ConfigurationError where there is no study, CannotWrite.
+    """
+    study = open_study(path)
+    asked = study.record.asked
+    procedure, steps, declared = procedure_named(asked.test), Steps(path), read_system(asked.system)
+    findings = procedure.findings(asked, study.finished, steps.read)
+    facts = steps.facts_of(counting(study.finished))
+    compliance = comply(asked.test, asked, declared, study.finished, findings, facts)
+    result = study_result(study, procedure, findings, facts, compliance.system)
+    write_json(path / RESULT, builtins(result))
+    write_json(path / COMPLIANCE, builtins(compliance))
+    (path / "tables").mkdir(exist_ok=True)
+    for name, text in study_files(result, findings, compliance, declared):
+        write_text(path / name, text)
+    return Derived(result=result, compliance=compliance)
+
+
+def procedure_named(name: str) -> Procedure:
+    """Return a test by its name. Raises ConfigurationError where this version has none of it."""
+    if name not in PROCEDURES:
+        raise ConfigurationError(f"{name[:40]}: this version has no such test; it has {', '.join(PROCEDURES)}")
+    return PROCEDURES[name]
+
+
+def study_result(
+    study: Study, procedure: Procedure, findings: Findings, facts: Mapping[str, StepFacts], system: System
+) -> StudyResult:
+    """Return `result.json` of a study."""
+    asked = study.record.asked
+    decided = decide(procedure, asked, study.finished)
+    if isinstance(decided, Done):
+        status: Status = "complete" if decided.complete else "partial"
+        reason = decided.reason
+    else:
+        status, reason = "interrupted", f"it was left before step {len(study.finished) + 1} ({decided.label}) ended"
+    if status != "complete" and study.stopped is not None and study.stopped.reason:
+        status, reason = study.stopped.status, study.stopped.reason
+    return StudyResult(
+        study_id=study.record.study_id,
+        test=asked.test,
+        scale=asked.scale,
+        status=status,
+        reason=reason,
+        sut=builtins(system),
+        parameters=asked.parameters,
+        seed=asked.seed,
+        steps=_steps(study, facts),
+        answer=list(findings.answer),
+        results=findings.results,
+        evidence=list(findings.evidence),
+        drift=_drift(study),
+        cost=_cost(study),
+        notes=[*findings.notes, *_step_notes(study)],
+        passed=findings.passed,
+        reproduction=_reproduction(study, facts),
+    )
+
+
+def _steps(study: Study, facts: Mapping[str, StepFacts]) -> list[StepRecord]:
+    return [
+        StepRecord(
+            number=each.number,
+            run=each.run,
+            kind=each.step.kind,
+            load=each.step.load,
+            level=each.step.level,
+            share=each.step.share,
+            variant=each.step.variant,
+            offered=each.outcome.offered_per_s,
+            realised=each.outcome.realised_per_s,
+            completed=each.outcome.completed_per_s,
+            stability=each.outcome.stability.verdict if each.outcome.stability else None,
+            limit=each.outcome.limit,
+            void=each.outcome.void,
+            window=each.outcome.window,
+            requests=each.outcome.sent,
+            ok=each.outcome.ok,
+            seed=each.step.seed,
+            requests_sha256=facts[each.run].requests_sha256 if each.run in facts else None,
+            blame=each.outcome.blame,
+        )
+        for each in study.finished
+    ]
+
+
+def _step_notes(study: Study) -> Iterator[str]:
+    """Yield what was noted of single steps, and which were void."""
+    for each in study.finished:
+        if each.outcome.void:
+            yield f"Step {each.number} ({each.step.label}) counts for nothing: {each.outcome.void.rstrip('.')}."
+        for note in (*study.begun[each.number].notes, *each.outcome.notes):
+            yield f"Step {each.number} ({each.step.label}): {note}."
+
+
+def _drift(study: Study) -> Drift | None:
+    """Return what the first level says that was measured again at the end; None where it was not."""
+    again = next((each for each in study.finished if each.step.kind == SENTINEL and not each.outcome.void), None)
+    if again is None:
+        return None
+    first = next((each for each in study.finished if each.step.kind == "level" and not each.outcome.void), None)
+    ratios: dict[str, Quantity] = {}
+    apart = []
+    for name, before, after in _pairs(first.outcome, again.outcome) if first is not None else ():
+        ratio = Quantity(value=after[0] / before[0], unit="ratio", ci95=(after[1] / before[2], after[2] / before[1]))
+        ratios[name] = msgspec.structs.replace(ratio, method="last over first, ends of both intervals apart")
+        if after[1] > before[2] or after[2] < before[1]:
+            apart.append(f"{name} went from {before[0]:.4g} to {after[0]:.4g}")
+    if not ratios:
+        return Drift(verdict="unknown", sentence="Whether the system drifted is not known: the steps show no interval.")
+    if apart:
+        return Drift(verdict="drifted", sentence=f"The system drifted: {', '.join(apart)}.", results=ratios)
+    said = ", ".join(f"{name} {quantity.value:.3g} times" for name, quantity in ratios.items())
+    return Drift(verdict="none", sentence=f"The first level again at the end shows no drift: {said}.", results=ratios)
+
+
+def _pairs(first: Outcome, again: Outcome) -> Iterator[tuple[str, Ends, Ends]]:
+    """Yield metrics that two steps know the interval of, each with both: estimate, low, high."""
+    for name in ("ttft_ms", "tpot_ms"):
+        ends = [each.percentiles.get(name, {}).get("p50") for each in (first, again)]
+        known = [
+            (each.estimate, each.low, each.high)
+            for each in ends
+            if each is not None and each.estimate is not None and each.low and each.high is not None
+        ]
+        if len(known) == len(ends):
+            yield f"{name.removesuffix('_ms')}_p50_ms", known[0], known[1]
+
+
+def _cost(study: Study) -> Cost:
+    numbers = [each.number for each in study.finished]
+    ends = [study.ended_ns[number] for number in numbers if number in study.ended_ns]
+    begins = [study.begun[number].at_ns for number in numbers]
+    outcomes = [each.outcome for each in study.finished]
+    return Cost(
+        steps=len(numbers),
+        seconds=max(0.0, (max(ends) - min(begins)) / 1e9) if ends else 0.0,
+        load_seconds=sum(_load_s(each.window) for each in outcomes if each.window is not None),
+        requests=sum(each.sent for each in outcomes),
+        input_tokens=sum(each.input_tokens for each in outcomes),
+        output_tokens=sum(each.output_tokens for each in outcomes),
+    )
+
+
+def _load_s(window: SteadyWindow) -> float:
+    return window.duration_s / (1 - window.left_out) if window.left_out < 1 else 0.0
+
+
+def _reproduction(study: Study, facts: Mapping[str, StepFacts]) -> Reproduction:
+    record = study.record
+    about = next((facts[each.run].about for each in study.finished if each.run in facts), {})
+    seen = next(iter(record.seen.values()), None)
+    versions = {"sidelight": record.tool["version"], "python": str(record.host.get("python", ""))}
+    begins = [study.begun[each.number].at_ns for each in study.finished]
+    ends = list(study.ended_ns.values())
+    return Reproduction(
+        command=record.command,
+        versions=versions | ({"engine": seen.version} if seen and seen.version else {}),
+        model=seen.model if seen else "",
+        workload=str((about.get("workload") or {}).get("label") or record.asked.options.get("workload", "")),
+        tokenizer=str((about.get("tokenizer") or {}).get("name") or ""),
+        warm_up=str((about.get("warmup") or {}).get("sentence") or ""),
+        options=record.asked.options,
+        started_at=iso_ms(min(begins)) if begins else "",
+        ended_at=iso_ms(max(ends)) if ends else "",
+    )

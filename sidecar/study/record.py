@@ -1,0 +1,202 @@
+"""The directory of a study: `study.json`, which says what was asked, and `steps.log`, which says how far it came.
+
+Each step is a run directory under `steps/`. All else in the directory is derived (`derive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from methodology.study.model import Asked, Finished, Outcome, Step
+from rundir.fields import NO_UNIT, StampNs, doc
+from rundir.files import read_regular
+from rundir.frames import FrameLog, read_frames
+from sidecar.directory import MANIFEST, RAW, one_line, write_json
+from sidecar.errors import CannotWrite, ConfigurationError
+
+STUDY, LOG, STEPS = "study.json", "steps.log", "steps"
+TORN = ".torn"
+Status = Literal["complete", "partial", "interrupted"]
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """What answered at a configuration's address when the study began."""
+
+    url: Annotated[str, doc("Its address.")]
+    model: Annotated[str, doc("The model as the requests name it.")]
+    max_model_len: Annotated[int | None, doc("Longest input and output together.", "tokens")]
+    version: Annotated[str | None, doc("The engine's version, where it tells one.")]
+
+
+class StudyRecord(Struct, frozen=True, kw_only=True):
+    """`study.json`: what was asked, as resolved, and of what."""
+
+    schema_version: Annotated[Literal[1], doc("Version of this schema.", NO_UNIT)] = 1
+    study_id: Annotated[str, doc("Names the study; sorts by time.")]
+    tool: Annotated[dict[str, str], doc("Name and version of the tool.")]
+    command: Annotated[list[str], doc("The command line, secrets masked.")]
+    started_at: Annotated[str, doc("When it began, ISO 8601.")]
+    asked: Annotated[Asked, doc("What was asked: the test decides by it.")]
+    options: Annotated[dict[str, Any], doc("All options, secrets masked.")]
+    seen: Annotated[dict[str, Seen], doc("What answered, by configuration.")]
+    host: Annotated[dict[str, Any], doc("The machine that the load came from.")]
+
+
+class Decided(Struct, frozen=True, kw_only=True, tag="decided"):
+    """The next step was decided on."""
+
+    at_ns: StampNs
+    number: int
+    step: Step
+
+
+class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
+    """Its run was started; `warmed_by` names the step that warmed the engine up, empty: this one."""
+
+    at_ns: StampNs
+    number: int
+    run: str
+    warmed_by: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+    """Its run came to an end, of that status."""
+
+    at_ns: StampNs
+    number: int
+    status: str
+
+
+class Judged(Struct, frozen=True, kw_only=True, tag="verdict"):
+    """What came of it, as all later decisions take it."""
+
+    at_ns: StampNs
+    number: int
+    outcome: Outcome
+
+
+class Stopped(Struct, frozen=True, kw_only=True, tag="stopped"):
+    """The study ended, or was left; it may be resumed."""
+
+    at_ns: StampNs
+    status: Status
+    reason: str
+
+
+Frame = Decided | Begun | Ended | Judged | Stopped
+_decode_frame = msgspec.msgpack.Decoder(Frame).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study as its directory has it; `pending` is a step that was decided on and has no verdict."""
+
+    path: Path
+    record: StudyRecord
+    finished: tuple[Finished, ...] = ()
+    begun: Mapping[int, Begun] = field(default_factory=dict)
+    ended_ns: Mapping[int, int] = field(default_factory=dict)
+    pending: Decided | None = None
+    stopped: Stopped | None = None
+
+
+def create(path: Path, record: StudyRecord) -> Study:
+    """Make the directory of a new study. Raises ConfigurationError where something is there, CannotWrite."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "holds a study; go on with it by --resume" if (path / STUDY).exists() else "is not empty; choose another"
+        raise ConfigurationError(f"--out {path}: {what}")
+    try:
+        (path / STEPS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+    write_json(path / STUDY, msgspec.to_builtins(record))
+    return Study(path=path, record=record)
+
+
+def append(path: Path, *frames: Frame) -> None:
+    """Append to the log of steps. Raises CannotWrite."""
+    try:
+        with FrameLog(path / LOG) as log:
+            log.append(*map(msgspec.msgpack.encode, frames))
+    except OSError as error:
+        raise CannotWrite(f"{path / LOG}: {error.strerror}") from error
+
+
+def open_study(path: Path) -> Study:
+    """Read what was asked, and every step that has a verdict. Raises ConfigurationError where there is no study."""
+    try:
+        record = msgspec.json.decode(read_regular(path / STUDY), type=StudyRecord)
+        frames = list(map(_decode_frame, read_frames(path / LOG))) if (path / LOG).exists() else []
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: no {STUDY} here; give the directory of a study (its --out)") from None
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename or path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: {STUDY} or {LOG} cannot be read: {one_line(error)}") from error
+    return _study(path, record, frames)
+
+
+def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
+    decided: dict[int, Decided] = {}
+    begun: dict[int, Begun] = {}
+    ended_ns: dict[int, int] = {}
+    finished: dict[int, Finished] = {}
+    for frame in frames:
+        if isinstance(frame, Decided):
+            decided[frame.number] = frame
+        elif isinstance(frame, Begun):
+            begun[frame.number] = frame
+        elif isinstance(frame, Ended):
+            ended_ns[frame.number] = frame.at_ns
+        elif isinstance(frame, Judged) and frame.number in decided and frame.number in begun:
+            step, run = decided[frame.number].step, begun[frame.number].run
+            finished[frame.number] = Finished(number=frame.number, run=run, step=step, outcome=frame.outcome)
+    pending = [frame for number, frame in decided.items() if number not in finished]
+    last = frames[-1] if frames else None
+    return Study(
+        path=path,
+        record=record,
+        finished=tuple(finished[number] for number in sorted(finished)),
+        begun=begun,
+        ended_ns=ended_ns,
+        pending=pending[-1] if pending else None,
+        stopped=last if isinstance(last, Stopped) else None,
+    )
+
+
+def run_name(number: int, step: Step) -> str:
+    """Return where a step's run is, inside the study's directory."""
+    again = "-again" if step.repeat else ""
+    return f"{STEPS}/{number:04d}-{step.label}{again}"
+
+
+def is_whole(run: Path) -> bool:
+    """Tell whether a run directory says of itself that its run came to its end."""
+    try:
+        manifest = msgspec.json.decode(read_regular(run / MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("status") == "complete" and (run / RAW).is_dir()
+
+
+def set_aside(run: Path) -> Path | None:
+    """Rename the run directory of a step that did not come to its end; return its new name, None where there is none.
+
+    Raises CannotWrite.
+    """
+    if not run.exists():
+        return None
+    number = 1
+    while (aside := run.with_name(f"{run.name}{TORN}{'' if number == 1 else f'-{number}'}")).exists():
+        number += 1
+    try:
+        return run.rename(aside)
+    except OSError as error:
+        raise CannotWrite(f"{run}: {error.strerror}") from error

@@ -1,0 +1,231 @@
+"""A study as it goes: decide, set up, run, judge, write down; until there is no further step, or the user stops it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
+from methodology.study.outcome import outcome
+from methodology.study.planning import decide
+from rundir.clock import anchor
+from sidecar.directory import Run
+from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
+from sidecar.options.checks import check_run
+from sidecar.options.load import AFTER, DRAFT, RunOptions
+from sidecar.progress import Progress
+from sidecar.run import session
+from sidecar.study import between
+from sidecar.study.asking import Variant, with_values
+from sidecar.study.data import data_of, step_data
+from sidecar.study.record import (
+    Begun,
+    Decided,
+    Ended,
+    Judged,
+    Status,
+    Stopped,
+    Study,
+    append,
+    is_whole,
+    open_study,
+    run_name,
+    set_aside,
+)
+
+if TYPE_CHECKING:
+    from sidecar.report.derive import Derived
+
+MOST_STARTS = 2  # of a step whose engine does not answer, or whose run broke off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """What the steps of a study share: its test, the options of each configuration, and who watches.
+
+    `shown` is called before each step with the steps so far, and says what stands above the run's own progress.
+    """
+
+    procedure: Procedure
+    options: Mapping[str, RunOptions]
+    variants: Mapping[str, Variant]
+    command: list[str]
+    progress: Progress
+    shown: Callable[[list[Finished]], str] = lambda _: ""
+
+
+@dataclass(slots=True)
+class Warmed:
+    """Which step warmed a configuration's engine up, and when that engine had started; None where no page tells."""
+
+    run: str
+    start_ns: int | None
+
+
+def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]:
+    """Run the steps that a study lacks, and return how it ended, with the error where it ended by one.
+
+    A first signal is an end like others; a second one is not waited for, and raises KeyboardInterrupt.
+    """
+    error: SidelightError | None = None
+    finished = list(study.finished)
+    status: Status
+    try:
+        _settle(study)
+        finished = list(open_study(study.path).finished)
+        status, reason = _to_the_end(study, how, finished)
+    except SidelightError as stopping:
+        error, status, reason = stopping, "partial", str(stopping)
+        if isinstance(stopping, Interrupted):
+            status, reason = "interrupted", "it was interrupted"
+    except KeyboardInterrupt:
+        error, status, reason = Interrupted("interrupted"), "interrupted", "it was interrupted"
+    stopped = Stopped(at_ns=_now_ns(), status=status, reason=reason)
+    with suppress(CannotWrite):  # a full disk is what stopped it
+        append(study.path, stopped)
+    return stopped, error
+
+
+def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[Status, str]:
+    warmed = _warmed(study, finished)
+    last = finished[-1].step.variant if finished else None
+    while not isinstance(decided := decide(how.procedure, study.record.asked, finished), Done):
+        number = len(finished) + 1
+        how.progress.study = how.shown(finished)
+        append(study.path, Decided(at_ns=_now_ns(), number=number, step=decided))
+        if decided.variant != last and decided.variant in how.variants:
+            name, variant = decided.variant, how.variants[decided.variant]
+            if variant.before:
+                how.progress.stage(f"setting up {name}")
+                between.set_up(name, variant, study.path / f"before-{number:04d}-{name}.log")
+                warmed.pop(name, None)
+        last = decided.variant
+        came = _step(study, how, decided, number, warmed)
+        append(study.path, Judged(at_ns=_now_ns(), number=number, outcome=came))
+        if came.void and came.engine_start_ns is None:  # it may have started again
+            warmed.pop(decided.variant, None)
+        finished.append(Finished(number=number, run=run_name(number, decided), step=decided, outcome=came))
+        how.progress.stage(_line(finished[-1]))
+    return "complete" if decided.complete else "partial", decided.reason
+
+
+def _step(study: Study, how: Conduct, step: Step, number: int, warmed: dict[str, Warmed]) -> Outcome:
+    """Run one step and return what came of it. Raises Interrupted where the user stopped it, SidelightError."""
+    common = how.options[step.variant]
+    served, _ = asyncio.run(between.ready(common))
+    glance, busy = asyncio.run(between.drained(common))
+    notes = [busy] if busy else []
+    if step.reset_cache and (problem := asyncio.run(between.reset_cache(common))):
+        notes.append(problem)
+    run = run_name(number, step)
+    before = warmed.get(step.variant)
+    if before is not None and before.start_ns != glance.start_ns:
+        before = None
+    options = step_options(common, step, study.path / run, before.run if before else "")
+    begun = Begun(at_ns=_now_ns(), number=number, run=run, warmed_by=before.run if before else "", notes=tuple(notes))
+    append(study.path, begun)
+    data = _run(how, options, run_directory=study.path / run)
+    append(study.path, Ended(at_ns=_now_ns(), number=number, status=data.status))
+    if data.status == "interrupted":
+        raise Interrupted("interrupted")
+    came = outcome(step, data)
+    if before is None and step.warm_up == "draft" and not came.void:
+        warmed[step.variant] = Warmed(run.rpartition("/")[2], came.engine_start_ns or glance.start_ns)
+    if came.failed and not came.void and not asyncio.run(between.is_alive(common)):
+        return msgspec.structs.replace(came, void=f"the engine died: {served.url} no longer answers")
+    return came
+
+
+def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> RunOptions:
+    """Return the options of a step's run: the study's, then the step's, then its level.
+
+    Raises ConfigurationError naming the one that cannot be used.
+    """
+    options = with_values(common, step.options)
+    is_set = "warmup" in step.options
+    warm_up = options.warmup if is_set else DRAFT
+    if step.warm_up == "none":
+        warm_up = 0
+    elif warmed_by:
+        warm_up = f"{AFTER}{warmed_by}"
+    level = {"rate": step.level} if step.load == "open" else {"concurrency": round(step.level)}
+    return check_run(
+        replace(
+            options,
+            **{"rate": None, "concurrency": None, **level},  # type: ignore[arg-type]
+            duration=step.duration,
+            requests=step.requests,
+            seed=step.seed,
+            warmup=warm_up,
+            out=out,
+        )
+    )
+
+
+def _run(how: Conduct, options: RunOptions, *, run_directory: Path) -> StepData:
+    """Measure, and return the tables of the run; also of one that broke off after it had begun."""
+
+    def finish(measured: Run) -> tuple[StepData, object, object]:
+        from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+
+        derived: Derived = derive.derive_run(measured)
+        if derived.unwritten is not None:
+            raise derived.unwritten
+        return data_of(measured, derived.times.parts, derived.summary.self_check), derived.times.parts, derived.summary
+
+    try:
+        return asyncio.run(session.run(options, command=how.command, progress=how.progress, finish=finish))  # type: ignore[arg-type]
+    except (CannotWrite, ConfigurationError, Interrupted):
+        raise
+    except SidelightError as error:
+        if error.run_directory is None:
+            raise
+        how.progress.warn(str(error))
+        return step_data(run_directory)
+
+
+def _settle(study: Study) -> None:
+    """Judge a step that had ended when the study was left; set one aside that had not."""
+    pending = study.pending
+    begun = None if pending is None else study.begun.get(pending.number)
+    if pending is None or begun is None:
+        return
+    path = study.path / begun.run
+    if is_whole(path) and study.ended_ns.get(pending.number, 0) >= begun.at_ns:
+        append(
+            study.path, Judged(at_ns=_now_ns(), number=pending.number, outcome=outcome(pending.step, step_data(path)))
+        )
+    else:
+        set_aside(path)
+
+
+def _warmed(study: Study, finished: list[Finished]) -> dict[str, Warmed]:
+    """Return which step warmed each configuration up, of the steps so far."""
+    warmed: dict[str, Warmed] = {}
+    for each in finished:
+        begun = study.begun.get(each.number)
+        if each.outcome.void and each.outcome.engine_start_ns is None:
+            warmed.pop(each.step.variant, None)
+        elif each.step.warm_up == "draft" and (begun is None or not begun.warmed_by):
+            warmed[each.step.variant] = Warmed(each.run.rpartition("/")[2], each.outcome.engine_start_ns)
+    return warmed
+
+
+def _line(finished: Finished) -> str:
+    """Say in a line what came of a step."""
+    step, came = finished.step, finished.outcome
+    if came.void:
+        return f"step {finished.number} {step.label}: counts for nothing: {came.void}"
+    served = f"{came.completed_per_s:.3g} requests/s served" if came.completed_per_s is not None else "nothing served"
+    verdict = f", {came.stability.verdict}" if came.stability is not None and came.stability.verdict else ""
+    return f"step {finished.number} {step.label}: {served}{verdict}"
+
+
+def _now_ns() -> int:
+    return anchor().now_ns()

@@ -1,0 +1,342 @@
+"""`sidelight test`: what was asked, as resolved; one study, or all of them in the order of what needs what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from msgspec.structs import replace as replaced
+
+from methodology.compliance import satisfies
+from methodology.compliance.system import System, as_text, read_system
+from methodology.procedures import PROCEDURES
+from methodology.search import Capacity, capacity
+from methodology.study.model import Asked, Finished, Parameters, Procedure
+from methodology.study.result import StudyResult
+from rundir.access import MASK, masked
+from sidecar import VERSION
+from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from sidecar.options.checks import check_run, extra_of
+from sidecar.options.config import as_recorded
+from sidecar.options.fields import flag_of
+from sidecar.options.load import RunOptions
+from sidecar.options.study import ALL, TESTS, StudyOptions
+from sidecar.progress import Progress
+from sidecar.study import between, record
+from sidecar.study.asking import (
+    Variant,
+    common_options,
+    options_of,
+    parameters_of,
+    recorded_options,
+    typed,
+    variants_of,
+    with_values,
+)
+from sidecar.study.derive import Derived, derive_study, procedure_named
+from sidecar.study.plan import expected, minutes, plan_lines, within
+from sidecar.study.record import Seen, Study, StudyRecord
+from sidecar.study.runner import Conduct, conduct
+
+MISSED = 1
+Required = Literal["conditional", "unconditional"]
+# Options that are of one call, not of the study.
+_OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a study ended: the exit code of the command, its result, its directory."""
+
+    code: int
+    result: StudyResult
+    path: Path
+    error: SidelightError | None
+
+
+def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[str]]:
+    """Return what is asked of a test, and what --budget costs. Raises ConfigurationError."""
+    variants = variants_of(options)
+    common = common_options(options, procedure)
+    parameters = parameters_of(options, procedure)
+    if options.capacity_from is not None:
+        if parameters.capacity is not None:
+            raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
+        parameters = replaced(parameters, capacity=capacity_of(options.capacity_from).per_s)
+    system = _system(options)
+    asked = Asked(
+        test=procedure.name,
+        scale=options.scale,
+        parameters=parameters,
+        seed=options.seed,
+        options=recorded_options(common),
+        variants=tuple(variants),
+        isolated=options.isolated or bool(system.isolated),
+        system=json.loads(as_text(system)),
+    )
+    return (asked, []) if options.budget is None else within(procedure, asked, common, options.budget)
+
+
+def _system(options: StudyOptions) -> System:
+    try:
+        system = read_system(options.sut)
+    except ValueError as error:
+        raise ConfigurationError(f"--sut {error}") from error
+    return replaced(system, isolated=True) if options.isolated and system.isolated is None else system
+
+
+def capacity_of(path: Path) -> Capacity:
+    """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
+    study = record.open_study(path)
+    stated = capacity(study.record.asked, study.finished)
+    if not isinstance(stated, Capacity):
+        raise ConfigurationError(
+            f"--from {path}: its {len(study.finished)} steps do not show the capacity; give --capacity"
+        )
+    return stated
+
+
+def targets(options: StudyOptions, procedure: Procedure) -> dict[str, RunOptions]:
+    """Return the options of each configuration: of the only one, by the name "". Raises ConfigurationError."""
+    common = common_options(options, procedure)
+    variants = variants_of(options)
+    if not variants:
+        return {"": _checked(common)}
+    return {name: _checked(_of_variant(common, variant)) for name, variant in variants.items()}
+
+
+def _checked(common: RunOptions) -> RunOptions:
+    """Return options whose target and workload can be used, by themselves. Raises ConfigurationError."""
+    checked = check_run(replace(common, rate=1.0, requests=1, duration=None, concurrency=None))
+    return replace(common, url=checked.url)
+
+
+def _of_variant(common: RunOptions, variant: Variant) -> RunOptions:
+    url = (variant.url,) if isinstance(variant.url, str) else variant.url
+    values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
+    return replace(with_values(common, values), url=url or common.url, header=(*common.header, *variant.header))
+
+
+def plan(options: StudyOptions, name: str) -> Iterator[str]:
+    """Yield the lines of --plan: of one test its steps, of all what each takes. Raises ConfigurationError."""
+    for test in TESTS if name == ALL else (name,):
+        if test not in PROCEDURES:
+            continue
+        procedure = PROCEDURES[test]
+        asked, costs = asked_of(_that_it_has(options, procedure) if name == ALL else options, procedure)
+        steps = expected(procedure, asked, common_options(options, procedure))
+        yield from costs
+        lines = list(plan_lines(steps))
+        if name == ALL:
+            yield f"{test:16} {lines[-1]}"
+        else:
+            yield from lines
+    known = options.capacity is not None or options.capacity_from is not None
+    yield "for the capacity that was given" if known else "for the simulated engine's 5.95 requests/s; give --capacity"
+
+
+def start(options: StudyOptions, procedure: Procedure, command: list[str], progress: Progress, path: Path) -> Study:
+    """Look at the target, and begin a study. Raises SidelightError; nothing is written then."""
+    asked, costs = asked_of(options, procedure)
+    for cost in costs:
+        progress.warn(cost)
+    seen: dict[str, Seen] = {}
+    for name, each in targets(options, procedure).items():
+        if name and variants_of(options)[name].before:
+            continue
+        served, version = asyncio.run(between.ready(each, limit_s=0.0))
+        seen[name] = Seen(
+            url=masked(served.url), model=served.model, max_model_len=served.max_model_len, version=version
+        )
+    longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
+    now = datetime.now(tz=UTC)
+    return record.create(
+        path,
+        StudyRecord(
+            study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+            tool={"name": "sidelight", "version": VERSION},
+            command=command,
+            started_at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            asked=replaced(asked, max_model_len=longest),
+            options=as_recorded(options),
+            seen=seen,
+            host={
+                "name": socket.gethostname(),
+                "system": platform.platform(),
+                "cpus": os.cpu_count(),
+                "python": platform.python_version(),
+            },
+        ),
+    )
+
+
+def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
+    """Run one test, or go on with it, and derive its files. Raises SidelightError where it could not begin."""
+    if options.resume is not None:
+        study, options = resumed(options, name)
+        procedure = procedure_named(study.record.asked.test)
+    else:
+        procedure = procedure_named(name)
+        path = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{name}"
+        study = start(options, procedure, command, progress, path)
+    each = targets(options, procedure)
+
+    def shown(finished: list[Finished]) -> str:
+        steps = expected(procedure, study.record.asked, next(iter(each.values())), finished)
+        left_s = sum(step.seconds for step in steps)
+        total = len(finished) + len(steps)
+        at = f"{procedure.name}: step {len(finished) + 1} of about {total}, about {minutes(left_s)} left"
+        return f"{at}{_bracket(finished)}"
+
+    how = Conduct(
+        procedure=procedure,
+        options=each,
+        variants=variants_of(options),
+        command=command,
+        progress=progress,
+        shown=shown,
+    )
+    _, error = conduct(study, how)
+    derived = derive_study(study.path)
+    code = _code(derived, options.require, error)
+    return Ended(code=code, result=derived.result, path=study.path, error=error)
+
+
+def _code(
+    derived: Derived, required: Literal["conditional", "unconditional"] | None, error: SidelightError | None
+) -> int:
+    if error is not None:
+        return error.exit_code
+    if derived.result.status != "complete":
+        return TargetNotMeasured.exit_code
+    complies = required is None or satisfies(derived.compliance, required)
+    return MISSED if derived.result.passed is False or not complies else 0
+
+
+def _bracket(finished: Sequence[Finished]) -> str:
+    """Say between which loads the limit is, as far as the steps show it."""
+    judged = [(each.step.level, each.outcome.stability.verdict) for each in finished if each.outcome.stability]
+    stable = max((level for level, verdict in judged if verdict == "stable"), default=None)
+    growing = min((level for level, verdict in judged if verdict == "growing"), default=None)
+    if stable is None and growing is None:
+        return ""
+    low = "?" if stable is None else f"{stable:.3g}"
+    return f", limit between {low} and {'?' if growing is None else f'{growing:.3g}'} requests/s"
+
+
+def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
+    """Return a study that goes on, and its options. Raises ConfigurationError naming what is not as it was."""
+    path = options.resume or Path()
+    study = record.open_study(path)
+    asked = study.record.asked
+    if asked.test != name:
+        raise ConfigurationError(f"--resume {path}: is a study of {asked.test}, not of {name}")
+    began_by = study.record.tool["version"]
+    if began_by != VERSION:
+        raise ConfigurationError(
+            f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
+        )
+    then = from_record(study.record.options, options)
+    _require_same(study, options, then)
+    for variant, each in targets(then, procedure_named(study.record.asked.test)).items():
+        if variant and variants_of(then)[variant].before:
+            continue
+        served, version = asyncio.run(between.ready(each))
+        before = study.record.seen.get(variant)
+        for what, was, now in (
+            ("model", before.model if before else "", served.model),
+            ("engine version", before.version if before else None, version),
+        ):
+            if before is not None and was != now:
+                raise ConfigurationError(f"--resume {path}: the {what} was {was}, and is {now} now; begin a new study")
+    return study, then
+
+
+def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> list[tuple[str, Ended | str]]:
+    """Run every test in the order of what needs what, each into a directory of its own; the capacity is handed on.
+
+    Returns what became of each: how it ended, or why it was left out. Raises Interrupted where the user stopped one.
+    """
+    root = options.resume or options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-all"
+    became: list[tuple[str, Ended | str]] = []
+    for name in (test for test in TESTS if test in PROCEDURES):
+        each = replace(_that_it_has(options, PROCEDURES[name]), out=root / name, resume=None)
+        if options.resume is not None and (root / name / record.STUDY).exists():
+            each = replace(each, resume=root / name, out=None)
+        if why := _left_out(name, each):
+            became.append((name, why))
+            continue
+        progress.stage(f"{name}: {PROCEDURES[name].objective}")
+        ended = test(each, name, command, progress)
+        became.append((name, ended))
+        if isinstance(ended.error, Interrupted):
+            break
+        if options.capacity is None and options.capacity_from is None:
+            with_capacity = _capacity_shown(ended)
+            options = replace(options, capacity=with_capacity) if with_capacity else options
+    return became
+
+
+def _capacity_shown(ended: Ended) -> float | None:
+    try:
+        return capacity_of(ended.path).per_s
+    except ConfigurationError:
+        return None
+
+
+def _left_out(name: str, options: StudyOptions) -> str:
+    if name == "guardrail" and len(options.variant) < 2:
+        return "left out: it compares configurations; give them with --variant baseline=URL --variant input=URL ..."
+    if name == "memory-pressure" and not options.isolated:
+        return "left out: it drives the system out of memory; give --isolated where that may happen"
+    return ""
+
+
+def _that_it_has(options: StudyOptions, procedure: Procedure) -> StudyOptions:
+    """Return options without the numbers that a test does not have: given for all tests, they are of some."""
+    has = options_of(procedure)
+    default = StudyOptions()
+    dropped = [name for name in Parameters.__struct_fields__ if hasattr(default, name) and name not in has]
+    return replace(options, **{name: getattr(default, name) for name in dropped if name != "output_tokens"})
+
+
+def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:
+    """Return the options that a study was begun with; what is not recorded, since it is secret, as given now.
+
+    Raises ConfigurationError where such a one is missing, or one cannot be read.
+    """
+    hints = get_type_hints(StudyOptions, include_extras=True)
+    values: dict[str, Any] = {}
+    for name in (field.name for field in fields(StudyOptions)):
+        value = recorded.get(name)
+        if name in _OF_NOW:
+            values[name] = getattr(given, name)
+        elif MASK in json.dumps(value):
+            values[name] = getattr(given, name)
+            if not values[name]:
+                raise ConfigurationError(f"--resume: {flag_of(name)} was given, and is not recorded; give it again")
+        elif name in recorded:
+            values[name] = typed(name, value, hints[name])
+    return StudyOptions(**values)
+
+
+def _require_same(study: Study, given: StudyOptions, then: StudyOptions) -> None:
+    default = StudyOptions()
+    for name in (field.name for field in fields(StudyOptions)):
+        now, before = getattr(given, name), getattr(then, name)
+        if name not in _OF_NOW and now != getattr(default, name) and now != before:
+            shown = as_recorded(then)[name]
+            was = "not given" if shown in (None, []) else f"{shown}"
+            raise ConfigurationError(
+                f"--resume {study.path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new "
+                "study"
+            )

@@ -1,0 +1,78 @@
+"""A test of the draft that is quick: one saturated step, two levels, and what they served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from methodology.search import Capacity, capacity
+from methodology.study.model import (
+    Asked,
+    Column,
+    Done,
+    Findings,
+    Finished,
+    Parameters,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    Table,
+)
+from methodology.study.planning import content_seed
+
+
+def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Saturate the system unless its capacity is stated, then go through the levels."""
+    limit = capacity(asked, finished)
+    if not isinstance(limit, Capacity):
+        return limit
+    levels = [each for each in finished if each.step.kind == "level"]
+    shares = asked.parameters.levels or ()
+    if len(levels) == len(shares):
+        return Done(reason="all levels are measured")
+    share = shares[len(levels)]
+    return Step(
+        kind="level",
+        label=f"open-{share:.2f}",
+        load="open",
+        level=limit.per_s * share,
+        share=share,
+        duration=asked.parameters.duration,
+        seed=content_seed(asked, len(finished) + 1),
+    )
+
+
+def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    """Say what each level served, and how many requests its tables have."""
+    levels = [each for each in finished if each.step.kind == "level" and not each.outcome.void]
+    rows = tuple((each.step.level, each.outcome.completed_per_s, len(read(each).requests)) for each in levels)
+    return Findings(
+        answer=(f"{len(levels)} of {len(asked.parameters.levels or ())} levels were measured.",),
+        results={"levels": Quantity(value=float(len(levels)), unit="levels")},
+        tables=(
+            Table(
+                name="levels",
+                title="Levels",
+                columns=tuple(Column(name=name, title=name) for name in ("level", "served", "requests")),
+                rows=rows,
+            ),
+        ),
+        passed=None,
+    )
+
+
+TINY = Procedure(
+    name="tiny",
+    title="Tiny",
+    section="none",
+    objective="to be quick",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(duration=2.0, levels=(0.5, 0.8), sentinel=True),
+        "short": Parameters(duration=1.0, levels=(0.5,), sentinel=False),
+    },
+    next_step=next_step,
+    findings=findings,
+)
+WITH_SLO = replace(TINY, name="tiny-slo", optional=("slo",))
