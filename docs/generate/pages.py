@@ -2,8 +2,9 @@
 
 reference/commands.md is the commands' own help, reference/engines.md and reference/gateways.md are the YAML files of
 engines and gateways, how-to/from-other-benchmarks.md the options of other benchmarks, and the tables of
-reference/metrics.md are the types of `summary.json`. Such a table stands between two comments, of which the first names
-a Struct, the field that holds it where its rows shall show that, and the fields wanted where that is not all of them:
+reference/metrics.md and reference/result.md are the types of `summary.json` and of a study's `result.json`. Such a
+table stands between two comments, of which the first names a Struct, the field that holds it where its rows shall show
+that, and the fields wanted where that is not all of them:
 
     <!-- fields of Throughput in throughput: duration_s requests_per_s -->
     <!-- end -->
@@ -19,7 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from exporter.summary.result import schema
+from methodology.study.result import StudyResult
 from scraper import engines, gateways
 from scraper.engines import Catalogue, Entry, Quantity
 from scraper.gateways import Gateway
@@ -189,11 +193,9 @@ def _gateway(known: Gateway) -> Iterator[str]:
     yield ""
 
 
-def metrics_page() -> str:
-    """Return the page as it stands, with its tables written again."""
-    whole = schema()
-    definitions = {"Summary": whole, **whole["$defs"]}
-    text = (DIRECTORY / "reference/metrics.md").read_text(encoding="utf-8")
+def fields_page(name: str, definitions: dict[str, Any]) -> str:
+    """Return a page as it stands, with its tables of fields written again."""
+    text = (DIRECTORY / name).read_text(encoding="utf-8")
     return TABLE.sub(lambda match: f"{match[1]}\n{_fields(definitions, *match.group(2, 3, 4))}\n<!-- end -->", text)
 
 
@@ -266,11 +268,13 @@ def _written(path: Path) -> str:
 
 def main() -> int:
     """Write the pages, or check them."""
+    summary, result = schema(), msgspec.json.schema(StudyResult)["$defs"]
     pages = {
         "reference/commands.md": commands(),
         "reference/engines.md": engines_page(),
         "reference/gateways.md": gateways_page(),
-        "reference/metrics.md": metrics_page(),
+        "reference/metrics.md": fields_page("reference/metrics.md", {"Summary": summary, **summary["$defs"]}),
+        "reference/result.md": fields_page("reference/result.md", result),
         "how-to/from-other-benchmarks.md": peers_page(),
     }
     if "--check" not in sys.argv:

@@ -78,7 +78,7 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     scale: Annotated[Scale, doc("letter or short.")]
     status: Annotated[Literal["complete", "partial", "interrupted"], doc("Whether the test has all that it needs.")]
     reason: Annotated[str, doc("Why it ended.")]
-    sut: Annotated[dict[str, object], doc("The system under test as declared and as seen.")]
+    sut: Annotated[dict[str, Any], doc("The system under test as declared and as seen.")]
     parameters: Annotated[Parameters, doc("The test's numbers.")]
     seed: Annotated[int, doc("Its seed.", NO_UNIT)]
     steps: Annotated[list[StepRecord], doc("Its steps, in order.")]
