@@ -19,8 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from rundir.columns import Floats
+from loadgen.requests.metrics import input_tokens
+from loadgen.requests.rates import SteadyThroughput
+from loadgen.requests.table import RequestLog
+from rundir.columns import Bools, Floats, Ints
 from rundir.fields import Ratio, StampNs, doc
+from rundir.stats import known
 
 LEFT_OUT = 0.1
 MSER_BATCH = 5
@@ -165,3 +169,52 @@ def little_residual(begun_ns: npt.ArrayLike, ended_ns: npt.ArrayLike, window: St
     if number is None or taken_ns <= 0:
         return None
     return number * (window.end_ns - window.start_ns) / taken_ns - 1
+
+
+def scaled_sum(amounts: Floats, window: SteadyWindow) -> float | None:
+    """Return a sum over the window, a second; unknown amounts count as the mean of those known."""
+    values = known(amounts)
+    return float(values.mean()) * len(amounts) / window.duration_s if len(values) else None
+
+
+def token_arrivals(log: RequestLog) -> tuple[Ints, Floats]:
+    """Return when output tokens arrived, and how many then: each reply's evenly over its chunks.
+
+    Of a reply that did not end its tokens are unknown: each chunk counts for as many as a chunk of the others has.
+    """
+    chunks = np.diff(log.chunk_start)
+    counted = (log.output_tokens >= 0) & (chunks > 0)
+    usual = float(log.output_tokens[counted].sum() / chunks[counted].sum()) if counted.any() else 1.0
+    per_chunk = np.where(counted, log.output_tokens / np.maximum(chunks, 1), usual)
+    in_one_piece = (chunks == 0) & (log.output_tokens > 0) & (log.end_ns >= 0)
+    stamps_ns = np.concatenate([log.chunk_ns, log.end_ns[in_one_piece]])
+    return stamps_ns, np.concatenate([np.repeat(per_chunk, chunks), log.output_tokens[in_one_piece]])
+
+
+def within(stamps_ns: npt.ArrayLike, window: SteadyWindow) -> Bools:
+    """Return which stamps [n] lie in the window."""
+    stamps = np.asarray(stamps_ns, np.int64)
+    inside: Bools = (stamps >= window.start_ns) & (stamps <= window.end_ns)
+    return inside
+
+
+def steady_throughput(log: RequestLog, start_ns: int) -> SteadyThroughput | None:
+    """Return what was served in the steady part of a load that began at `start_ns`, None of fewer than two requests."""
+    if (log.dispatch_ns >= 0).sum() < 2:
+        return None
+    window = steady_window(start_ns, int(log.dispatch_ns.max()), log.end_ns[log.end_ns >= 0])
+    requests_per_s, requests_ci95 = rate(log.end_ns[(log.status == "ok") & (log.end_ns >= 0)], 1, window)
+    arrived_ns, tokens = token_arrivals(log)
+    tokens_per_s, tokens_ci95 = rate(arrived_ns, tokens, window)
+    return SteadyThroughput(
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        duration_s=window.duration_s,
+        requests_per_s=requests_per_s,
+        requests_per_s_ci95=requests_ci95,
+        output_tokens_per_s=tokens_per_s,
+        output_tokens_per_s_ci95=tokens_ci95,
+        input_tokens_per_s=scaled_sum(input_tokens(log)[within(log.first_token_ns, window)], window),
+        steady=is_steady(arrived_ns, tokens, window),
+        mser5_left_out=window.mser5_left_out,
+    )

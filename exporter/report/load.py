@@ -7,7 +7,7 @@ from typing import Any
 
 from exporter.report.format import cell, spoken
 from exporter.summary.result import Summary
-from loadgen.requests.rates import Rates
+from loadgen.requests.rates import Rates, SteadyThroughput
 from loadgen.requests.summary import HeldBack
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
@@ -70,6 +70,23 @@ def rate_lines(summary: Summary) -> Iterator[str]:
     if shown:
         drain = f" including {cell(rates.drain_s)} s of drain" if rates.drain_s and own_load else ""
         yield f"Throughput{drain}: {', '.join(shown)}"
+    if own_load and (steady := summary.client.steady):
+        yield from _steady(steady)
+
+
+def _steady(steady: SteadyThroughput) -> Iterator[str]:
+    """Yield the throughput of the steady part of the load, where enough ended in it to say how sure it is."""
+    names = (
+        (steady.requests_per_s, steady.requests_per_s_ci95, "requests/s"),
+        (steady.output_tokens_per_s, steady.output_tokens_per_s_ci95, "output tokens/s"),
+    )
+    shown = [
+        f"{cell(per_s)} {label} (95 % interval {cell(ends[0])} to {cell(ends[1])})"
+        for per_s, ends, label in names
+        if ends
+    ]
+    if shown:
+        yield f"Without the first tenth of the load and without the drain: {', '.join(shown)}"
 
 
 def _flow(summary: Summary, rates: Rates) -> Iterator[str]:

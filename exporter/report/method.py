@@ -31,6 +31,8 @@ def method(summary: Summary) -> Iterator[str]:
     if summary.methodology.stability.verdict is not None:
         yield sustained(summary)
     yield from _error(summary.self_check)
+    if summary.client.ttft_ms.count:
+        yield "Latencies are as the client saw them: nothing was subtracted, not the network's time either."
     yield from _slowed_engine(summary)
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:

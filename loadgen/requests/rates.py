@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Ints
-from rundir.fields import UNSET, Count, Reasons, doc
+from rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10
@@ -63,6 +63,37 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     ended_in_load: Annotated[Count, doc("requests that ended, however, before the last was dispatched", "requests")]
     open_at_end: Annotated[Count, doc("requests in flight when the last was dispatched, that one included", "requests")]
     missing: Reasons = UNSET
+
+
+class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
+    """What was served while a load was steady: without its first tenth, and without the drain."""
+
+    start_ns: Annotated[StampNs, doc("begin of the steady window: a tenth of the load after its start", "ns")]
+    end_ns: Annotated[StampNs, doc("its end: the last dispatch", "ns")]
+    duration_s: Annotated[Amount, doc("its length", "s")]
+    requests_per_s: Annotated[float | None, doc("requests that ended ok in it", "requests/s")]
+    requests_per_s_ci95: Annotated[
+        tuple[float, float] | None, doc("95 % interval of that, by ten batch means; null below 20", "requests/s")
+    ]
+    output_tokens_per_s: Annotated[
+        float | None,
+        doc(
+            "output tokens that arrived in it, also of requests that had not ended: those of a reply evenly over its "
+            "chunks",
+            "tokens/s",
+        ),
+    ]
+    output_tokens_per_s_ci95: Annotated[tuple[float, float] | None, doc("95 % interval of that, likewise", "tokens/s")]
+    input_tokens_per_s: Annotated[
+        float | None, doc("input tokens of the requests whose first token came in it", "tokens/s")
+    ]
+    steady: Annotated[
+        bool | None,
+        doc("whether output tokens arrived evenly but for chance (von Neumann's ratio of the batches); null below 20"),
+    ]
+    mser5_left_out: Annotated[
+        float | None, doc("share of the load that MSER-5 would leave out; null below 50 that ended", "ratio")
+    ]
 
 
 def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:

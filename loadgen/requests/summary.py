@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
 from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
 from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
-from loadgen.requests.rates import Rates, rates
+from loadgen.requests.rates import Rates, SteadyThroughput, rates
 from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
@@ -202,6 +202,21 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
         doc("rates of the requests that ended ok within the window, over its length: ramp and drain count in"),
     ]
     rates: Annotated[Rates, doc("what was offered, sent and served while the load lasted, without the drain")]
+    steady: Annotated[
+        SteadyThroughput | None,
+        doc(
+            "what was served without the first tenth of the load and without the drain; null where fewer than two "
+            "requests were sent",
+            source="draft `steady-state`",
+        ),
+    ] = None
+    latency_adjustment: Annotated[
+        Literal["none"],
+        doc(
+            "what was subtracted from latencies, or added: nothing, not the network's time either",
+            source="draft `network-latency`",
+        ),
+    ] = "none"
     jitter_ms: Annotated[
         Statistics,
         doc("standard deviation of a request's gaps, from two gaps on", "ms", source="draft `itl-measurements`"),

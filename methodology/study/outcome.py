@@ -18,10 +18,20 @@ from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval, quantiles
 from methodology.load import stability_of
 from methodology.percentiles import times_in_order
-from methodology.steady import SteadyWindow, in_flight, is_steady, little_residual, rate, steady_window
+from methodology.steady import (
+    SteadyWindow,
+    in_flight,
+    is_steady,
+    little_residual,
+    rate,
+    scaled_sum,
+    steady_window,
+    token_arrivals,
+    within,
+)
 from methodology.study.model import Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
-from rundir.columns import Bools, Floats, Ints, take
+from rundir.columns import Bools, take
 from rundir.stats import known
 
 TTFT_BIN = 0.01  # of its logarithm
@@ -112,51 +122,27 @@ def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[
     """Return what was asked and served in the window, a second."""
     ended_ns = log.end_ns[(log.status == "ok") & (log.end_ns >= 0)]
     completed, ci95 = rate(ended_ns, 1, window)
-    arrived_ns, arrived = _arrivals(log)
+    arrived_ns, arrived = token_arrivals(log)
     tokens_per_s, tokens_ci95 = rate(arrived_ns, arrived, window)
-    dispatched = _inside(log.dispatch_ns, window)
-    began = _inside(log.first_token_ns, window)
+    dispatched = within(log.dispatch_ns, window)
+    began = within(log.first_token_ns, window)
     prompt = input_tokens(log)[began]
     return {
-        "offered_per_s": None if closed_loop else int(_inside(log.scheduled_ns, window).sum()) / window.duration_s,
+        "offered_per_s": None if closed_loop else int(within(log.scheduled_ns, window).sum()) / window.duration_s,
         "realised_per_s": int(dispatched.sum()) / window.duration_s,
-        "realised_tokens_per_s": _scaled_sum(counts(log.output_tokens[dispatched]), window),
+        "realised_tokens_per_s": scaled_sum(counts(log.output_tokens[dispatched]), window),
         "completed_per_s": completed,
         "throughput_ci95": ci95,
         "output_tokens_per_s": tokens_per_s,
         "output_tokens_ci95": tokens_ci95,
         "steady": is_steady(arrived_ns, arrived, window),
-        "input_tokens_per_s": _scaled_sum(prompt, window),
+        "input_tokens_per_s": scaled_sum(prompt, window),
     }
-
-
-def _scaled_sum(amounts: Floats, window: SteadyWindow) -> float | None:
-    """Return a sum over the window, a second; unknown amounts count as the mean of those known."""
-    values = known(amounts)
-    return float(values.mean()) * len(amounts) / window.duration_s if len(values) else None
-
-
-def _arrivals(log: RequestLog) -> tuple[Ints, Floats]:
-    """Return when output tokens arrived, and how many then: each reply's evenly over its chunks.
-
-    Of a reply that did not end its tokens are unknown: each chunk counts for as many as a chunk of the others has.
-    """
-    chunks = np.diff(log.chunk_start)
-    counted = (log.output_tokens >= 0) & (chunks > 0)
-    usual = float(log.output_tokens[counted].sum() / chunks[counted].sum()) if counted.any() else 1.0
-    per_chunk = np.where(counted, log.output_tokens / np.maximum(chunks, 1), usual)
-    in_one_piece = (chunks == 0) & (log.output_tokens > 0) & (log.end_ns >= 0)
-    stamps_ns = np.concatenate([log.chunk_ns, log.end_ns[in_one_piece]])
-    return stamps_ns, np.concatenate([np.repeat(per_chunk, chunks), log.output_tokens[in_one_piece]])
-
-
-def _inside(stamps_ns: Any, window: SteadyWindow) -> Bools:
-    return np.asarray((stamps_ns >= window.start_ns) & (stamps_ns <= window.end_ns), np.bool_)
 
 
 def submitted_within(log: RequestLog, window: SteadyWindow) -> Bools:
     """Return which requests [n] were submitted in the window: those whose latencies count."""
-    return _inside(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
+    return within(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
 
 
 def _percentiles(log: RequestLog, parts: Parts, window: SteadyWindow) -> dict[str, dict[str, QuantileInterval]]:

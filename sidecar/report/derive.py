@@ -45,6 +45,7 @@ from loadgen.requests.warmup import WarmupStatement
 from methodology.load import stability_of
 from methodology.percentiles import percentile_intervals
 from methodology.stability import Stability
+from methodology.steady import steady_throughput
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing
@@ -237,6 +238,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
+    client = msgspec.structs.replace(client, steady=steady_throughput(measured, window.start_ns))
     server = server_of(run, window, _slice_ns(run))
     stability = stability_of(measured, run.endpoints, closed_loop=closed_loop(run))
     correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logs import request_log
 from queues import Served, loaded
 
 from methodology.steady import (
@@ -15,7 +16,9 @@ from methodology.steady import (
     little_residual,
     mser5,
     rate,
+    steady_throughput,
     steady_window,
+    token_arrivals,
     von_neumann_ratio,
 )
 
@@ -141,3 +144,38 @@ def test_requests_without_an_end_are_in_flight_and_without_a_begin_are_not():
     window = SteadyWindow(start_ns=0, end_ns=10 * S, left_out=0.1, enough=None)
     assert in_flight([0, 5 * S, -1], [-1, -1, 3 * S], window) == 1.5
     assert little_residual([0, 5 * S, -1], [-1, -1, 3 * S], window) is None
+
+
+def test_the_steady_throughput_counts_tokens_that_arrived_in_it():
+    """Requests of 4 s and 8 tokens, ten a second for a minute: also of those that had not ended."""
+    rows = [
+        {"dispatch": 100 * n, "submit": 100 * n, "first": 100 * n + 500, "last": 100 * n + 4000, "end": 100 * n + 4000,
+         "output": 8, "input": 5, "chunks": tuple(range(100 * n + 500, 100 * n + 4001, 500))}
+        for n in range(600)
+    ]  # fmt: skip
+    steady = steady_throughput(request_log(*rows), 0)
+    assert steady is not None
+    assert steady.duration_s == pytest.approx(0.9 * 59.9)
+    assert steady.requests_per_s == pytest.approx(10, rel=0.01)
+    assert steady.output_tokens_per_s == pytest.approx(80, rel=0.01)
+    assert steady.input_tokens_per_s == pytest.approx(50, rel=0.01)
+    assert steady.requests_per_s_ci95 is not None
+    assert steady.requests_per_s_ci95[1] < 10.2
+    assert steady.steady is True
+    assert steady_throughput(request_log(rows[0]), 0) is None
+
+
+def test_a_reply_without_chunks_arrives_whole():
+    """Of one that did not end, each chunk counts as many tokens as a chunk of the others has."""
+    log = request_log(
+        {"end": 10, "output": 7, "chunks": ()},
+        {"end": 20, "output": 6, "chunks": (5, 8)},
+        {"end": -1, "status": "in_flight", "output": -1, "chunks": (9,)},
+    )
+    stamps, tokens = token_arrivals(log)
+    assert sorted(zip((stamps // 1_000_000).tolist(), tokens.tolist(), strict=True)) == [
+        (5, 3),
+        (8, 3),
+        (9, 3),
+        (10, 7),
+    ]

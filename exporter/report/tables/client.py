@@ -27,7 +27,7 @@ CLIENT_ROWS = (
     ("output_tokens", "output tokens"),
 )
 LONGER = 2.0  # times TPOT: gaps that need an explanation
-STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+STATISTICS = ("mean", "min", "p50", "p90", "p95", "p99", "p99_9", "max")
 
 
 def client_section(summary: Summary) -> Iterator[RenderableType]:
@@ -59,7 +59,7 @@ def _tokens_a_chunk(client: ClientSummary) -> Iterator[Prose]:
 
 def client_table(client: ClientSummary) -> Table:
     """Return what the client measured, a row a metric that is known."""
-    shown = table("Client", *STATISTICS)
+    shown = table("Client", *(name.replace("_", ".") for name in STATISTICS))
     for _, label, values in _measured(client):
         if values.mean is not None:
             shown.add_row(label, *(cell(getattr(values, statistic)) for statistic in STATISTICS))

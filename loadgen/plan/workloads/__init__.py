@@ -47,6 +47,9 @@ READ_A_FILE = ("conversation", "code-completion")
 STAND_IN = "synthetic stand-in"
 _YAML = (".yaml", ".yml")
 _OWN = "own prompts"
+_OF_THE_DATA = "that of the data set"
+_SHAREGPT = {"domain": "conversations with assistants", "language": _OF_THE_DATA}
+_THE_STACK = {"domain": "source code", "language": _OF_THE_DATA}
 _DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 
 
@@ -226,6 +229,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
         )
         about |= {
             "data": data,
+            **_SHAREGPT,
             "system_prompt": SYSTEM_PROMPT.about(),
             "think_time_s": think_s,
             "control": "max_tokens",
@@ -234,7 +238,7 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
         corpus, data = code_completion.read(path)
         requests = code_completion.requests(corpus, seed=seed)
         output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
-        about |= {"data": data, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
+        about |= {"data": data, **_THE_STACK, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
     return Workload(label=name, requests=requests, about=_about(name, seed, about))
 
 
@@ -275,7 +279,12 @@ def given(
     label = f"{prompts.NAME} {path.name}"
     if _is_sharegpt(path):
         conversations, data = conversation.read(path)
-        about = {"data": {**data, "order": prompts.ORDER}, "prompts": len(conversations), "stand_in": False}
+        about = {
+            "data": {**data, "order": prompts.ORDER},
+            **_SHAREGPT,
+            "prompts": len(conversations),
+            "stand_in": False,
+        }
         return Workload(
             label=label,
             requests=conversation.in_order(conversations, think_s=think_s if sessions else None),

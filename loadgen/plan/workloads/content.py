@@ -15,8 +15,15 @@ import numpy as np
 from loadgen.plan.tokenizers.reference import reference
 from rundir.columns import Ints
 
-CONTENTS = ("random-tokens", "words", "code", "repeat")
 LANGUAGES = ("Python", "JavaScript", "TypeScript")
+_PROGRAMS = ", ".join(LANGUAGES)
+# What each is about, and in which language: what the draft wants stated of a workload's content.
+CONTENTS = {
+    "random-tokens": ("none: random tokens", "none"),
+    "words": ("none: common words in sentences without meaning", "English"),
+    "code": ("source code made from templates", _PROGRAMS),
+    "repeat": ("none: one word over and over", "English"),
+}
 
 # The draft's highest id; those above are cl100k_base's special tokens.
 _HIGHEST_ID = 100_255
@@ -78,6 +85,12 @@ _TEMPLATES = {
 """,
 }
 _FUNCTIONS_A_LANGUAGE = 128
+
+
+def about_content(name: str) -> dict[str, str]:
+    """Return what a report states of a content: its name, its domain and its language."""
+    domain, language = CONTENTS[name]
+    return {"content": name, "domain": domain, "language": language}
 
 
 def token_ids(kind: str, tokens: int, rng: np.random.Generator) -> tuple[int, ...]:

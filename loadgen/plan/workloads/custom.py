@@ -157,7 +157,7 @@ def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
 def _class(given: dict[str, Any], where: str) -> RequestClass:
     said = convert(given, _Class, where)
     if said.content not in CONTENTS:
-        hint = f"{nearest(said.content, CONTENTS)}; known: {', '.join(CONTENTS)}"
+        hint = f"{nearest(said.content, [*CONTENTS])}; known: {', '.join(CONTENTS)}"
         raise WorkloadError(f"{place(where, 'content')}: {said.content!r} is not known{hint}")
     return RequestClass(
         name=said.name,

@@ -15,7 +15,7 @@ import numpy as np
 
 from loadgen.plan.tokenizers.reference import reference
 from loadgen.plan.workloads import distributions
-from loadgen.plan.workloads.content import token_ids
+from loadgen.plan.workloads.content import about_content, token_ids
 from loadgen.plan.workloads.distributions import Distribution, Fixed, pick, whole, zipf_weights
 from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
 
@@ -177,7 +177,7 @@ def _about(traffic_class: RequestClass) -> dict[str, Any]:
         "fraction": traffic_class.weight,
         "input_tokens": distributions.about(traffic_class.input_tokens),
         "output_tokens": {**distributions.about(traffic_class.output_tokens), "control": "max_tokens"},
-        "content": traffic_class.content,
+        **about_content(traffic_class.content),
         "temperature": traffic_class.temperature,
         "system_prompt": None if traffic_class.system is None else traffic_class.system.about(),
         "shared_prefix": None if traffic_class.prefixes is None else traffic_class.prefixes.about(),

@@ -128,6 +128,7 @@ def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, 
     lengths += [turn.max_tokens for request in prompts.requests for turn in request.turns]
     return {
         "data": dict(prompts.about),
+        **dict.fromkeys(("domain", "language"), "not known: the file does not state it"),
         "prompts": len(prompts.requests),
         "turns": len(lengths),
         "sessions": sum(bool(request.turns) for request in prompts.requests),

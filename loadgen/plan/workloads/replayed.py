@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from loadgen.plan.traces import Trace
-from loadgen.plan.workloads.content import token_ids
+from loadgen.plan.workloads.content import about_content, token_ids
 from loadgen.plan.workloads.mix import stream_rng
 from loadgen.plan.workloads.request import WorkloadRequest
 
@@ -45,7 +45,7 @@ def about(trace: Trace) -> dict[str, Any]:
     return {
         "trace": trace.name,
         "requests": len(trace.offsets_ns),
-        "content": "words",
+        **about_content("words"),
         "shared_prefix": f"hash_ids of {trace.block_tokens} tokens a block" if trace.hash_ids is not None else None,
         "notes": list(trace.notes),
     }

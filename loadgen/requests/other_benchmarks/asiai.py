@@ -1,8 +1,9 @@
 """M1 to M8 of asiai's Benchmark Metrics Specification 0.4.0, with its invariants and stability classes.
 
 Its table knows two sources a metric: Ollama's own durations, and the client's clock for OpenAI-compatible servers,
-which starts before the request is made. A workload class stands for its prompt type. Where it writes a speed of 0.0,
-for a generation below 10 ms, there is none here, and such replies are counted.
+which starts before the request is made. M8 is how much the speed of equal prompts varies from run to run, so that one
+run has none. Where it writes a speed of 0.0, for a generation below 10 ms, there is none here, and such replies are
+counted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rundir.fields import UNSET, Count, Reasons, doc
 from rundir.stats import Missing, Statistics, describe, finite, known
 
 SHORTEST_GENERATION_MS = 10.0
+ONE_RUN = "it is the spread over runs of the same prompts, and this is one run: `sidelight sweep --repeat 3` has it"
 STABLE_CV_PERCENT, VARIABLE_CV_PERCENT = 5.0, 10.0
 Stability = Literal["stable", "variable", "unstable"]
 
@@ -80,7 +82,7 @@ class Asiai(msgspec.Struct, frozen=True, kw_only=True):
     std_dev_tok_s: Annotated[
         float | None,
         doc(
-            "M8: root of the mean of the population variances of M1 within each workload class of two requests or more",
+            "M8: root of the mean of the population variances of M1 over the runs of each prompt type; null of one run",
             "tokens/s",
         ),
     ]
@@ -143,7 +145,10 @@ def asiai_columns(log: RequestLog) -> AsiaiColumns:
 
 
 def pooled_std(values: Floats, groups: Texts) -> float | Missing:
-    """Return M8: the root of the mean, over groups of two values or more, of each group's population variance."""
+    """Return M8 of runs: the root of the mean, over groups of two runs or more, of each one's population variance.
+
+    values, groups [R]  a run's speed, and what it ran: runs of equal names repeat each other
+    """
     timed = ~np.isnan(values)
     variances = [
         float(speeds.var())
@@ -151,7 +156,7 @@ def pooled_std(values: Floats, groups: Texts) -> float | Missing:
         if len(speeds := values[timed & (groups == group)]) > 1
     ]
     if not variances:
-        return Missing(reason="no workload class has two requests with a speed")
+        return Missing(reason="nothing was run twice with a speed")
     return float(np.sqrt(np.mean(variances)))
 
 
@@ -165,9 +170,8 @@ def stability(cv_percent: float) -> Stability:
 def asiai(ok: RequestLog, *, power_watts: float | Missing) -> Asiai:
     """Return M1 to M8 over the requests that ended ok; `power_watts` is the mean power of the GPUs during the run."""
     columns = asiai_columns(ok)
-    speeds, spread = known(columns.tok_per_sec), pooled_std(columns.tok_per_sec, ok.workload_class)
+    speeds = known(columns.tok_per_sec)
     mean = float(speeds.mean()) if len(speeds) else float("nan")
-    cv_percent = 100 * spread / mean if mean > 0 and not isinstance(spread, Missing) else float("nan")
     watts = float("nan") if isinstance(power_watts, Missing) else power_watts
     why_slow = "no reply generated for 10 ms or more with a known token count"
     return Asiai(
@@ -178,10 +182,10 @@ def asiai(ok: RequestLog, *, power_watts: float | Missing) -> Asiai:
         generation_duration_ms=describe(columns.generation_duration_ms, "no reply came in chunks"),
         power_watts=finite(watts),
         tok_per_sec_per_watt=finite(mean / watts) if watts > 0 else None,
-        std_dev_tok_s=None if isinstance(spread, Missing) else spread,
-        cv_percent=finite(cv_percent),
-        stability=stability(cv_percent) if np.isfinite(cv_percent) else None,
-        missing=_missing(spread, power_watts, mean) or UNSET,
+        std_dev_tok_s=None,
+        cv_percent=None,
+        stability=None,
+        missing=_missing(power_watts, mean),
         below_10_ms=int((columns.generation_duration_ms < SHORTEST_GENERATION_MS).sum()),
         sources=AsiaiSources(
             server_durations=int(columns.by_server.sum()),
@@ -208,12 +212,8 @@ def invariants(columns: AsiaiColumns) -> Invariants:
     )
 
 
-def _missing(spread: float | Missing, power_watts: float | Missing, mean: float) -> dict[str, str]:
-    missing: dict[str, str] = {}
-    if isinstance(spread, Missing):
-        missing |= dict.fromkeys(("std_dev_tok_s", "cv_percent", "stability"), spread.reason)
-    elif mean == 0:
-        missing |= dict.fromkeys(("cv_percent", "stability"), "every speed is 0")
+def _missing(power_watts: float | Missing, mean: float) -> dict[str, str]:
+    missing = dict.fromkeys(("std_dev_tok_s", "cv_percent", "stability"), ONE_RUN)
     if isinstance(power_watts, Missing):
         missing |= dict.fromkeys(("power_watts", "tok_per_sec_per_watt"), power_watts.reason)
     elif math.isnan(mean):

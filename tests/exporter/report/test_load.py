@@ -19,10 +19,11 @@ from exporter.report.load import overload, rate_lines, served_in_load, sustained
 from exporter.summary.result import Summary
 from loadgen.requests.summary import HeldBack, client_summary
 from methodology.load import stability_of
+from methodology.steady import steady_throughput
 from rundir.stats import describe
 
 
-def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int = 16) -> Summary:
+def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int = 16, steady: bool = False) -> Summary:
     """The summary of a run against a queue."""
     queue = loaded(load, seconds=seconds, per_s=per_s, servers=servers)
     log = request_log(
@@ -34,7 +35,8 @@ def loaded_run(load: float, *, seconds: float, per_s: float = 6.0, servers: int 
     whole = summaries.summary(summaries.correlated())
     stability = stability_of(log, [], closed_loop=False)
     methodology = msgspec.structs.replace(whole.methodology, stability=stability)
-    return msgspec.structs.replace(whole, client=client_summary(log), methodology=methodology)
+    client = msgspec.structs.replace(client_summary(log), steady=steady_throughput(log, 0) if steady else None)
+    return msgspec.structs.replace(whole, client=client, methodology=methodology)
 
 
 def words(text: str) -> str:
@@ -158,3 +160,16 @@ def test_few_requests_say_no_rate_in_any_view():
     runs: Any = [SimpleNamespace(label="A", name="a", summary=few), SimpleNamespace(label="B", name="b", summary=many)]
     rates = [list(column.cells)[7] for column in runs_table(runs).columns]
     assert list(map(plain, rates)) == ["requests/s served", "-", cell(served_in_load(many))]
+
+
+def test_the_steady_throughput_stands_below_that_of_the_whole_run():
+    """With its intervals; a load of a few requests has none."""
+    run = loaded_run(0.5, seconds=300, steady=True)
+    lines = list(rate_lines(run))
+    assert re.search(
+        r"^Without the first tenth of the load and without the drain: (2\.[89]|3\.[01])\d requests/s "
+        r"\(95 % interval [\d.]+ to [\d.]+\)$",
+        lines[-1],
+    )
+    assert lines[-2].startswith("Throughput including")
+    assert "Without the first tenth" not in " ".join(rate_lines(loaded_run(0.5, seconds=5, steady=True)))

@@ -179,3 +179,18 @@ def test_an_unknown_workload_lists_the_names_and_the_nearest():
         workloads.WorkloadError, match=r"did you mean 'synthetic-uniform'\?\); known: synthetic-uniform"
     ):
         workloads.build("synthetic-unifrom", seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "domain", "language"),
+    [
+        ("synthetic-uniform", "none: random tokens", "none"),
+        ("conversation", "none: common words in sentences without meaning", "English"),
+        ("code-completion", "source code made from templates", "Python, JavaScript, TypeScript"),
+        ('{"input": 5, "output": 1, "content": "repeat"}', "none: one word over and over", "English"),
+    ],
+)
+def test_a_workload_states_domain_and_language(name: str, domain: str, language: str):
+    """As the draft wants of its content; stand-ins have none of what they stand for."""
+    (stated,) = workloads.build(name, seed=1).about["classes"]
+    assert (stated["domain"], stated["language"]) == (domain, language)
