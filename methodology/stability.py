@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.requests.rates import EARLY_REQUESTS, LEAST_SHARE, RAMP_RESIDENCES, ramp
-from methodology.trend import Interval, Trend, trend, walk_interval
+from methodology.fits.trend import Interval, Trend, trend, walk_interval
 from rundir.columns import Floats
 from rundir.fields import Count, Ratio, doc
 
