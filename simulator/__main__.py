@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
@@ -22,7 +23,16 @@ import msgspec
 
 from rundir.access import connection_problem
 from simulator.server import serve
-from simulator.settings import ENGINES, PROFILES, EngineSettings, SettingsError, SimulatorSettings, speed_profile
+from simulator.settings import (
+    ENGINES,
+    POLICIES,
+    PROFILES,
+    EngineSettings,
+    GatewaySettings,
+    SettingsError,
+    SimulatorSettings,
+    speed_profile,
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simulator") -> int:
@@ -30,12 +40,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
     options = _parser(prog).parse_args(arguments)
     try:
         settings = _settings(options)
-        if settings.truth is not None:
-            settings.truth.touch()
+        for path in (settings.truth, settings.truth_steps):
+            if path is not None:
+                path.touch()
     except SettingsError as error:
         return _fail(f"{error}", 2)
     except OSError as error:
-        return _fail(f"truth: cannot write {options.truth}: {error.strerror}", 2)
+        return _fail(f"truth: cannot write {error.filename}: {error.strerror}", 2)
     try:
         asyncio.run(_run(settings, exit_on_eof=options.exit_on_eof))
     except OSError as error:
@@ -88,9 +99,56 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--max-num-batched-tokens", type=int, default=limits.max_num_batched_tokens, help="token budget of a step")
     add("--max-model-len", type=int, default=limits.max_model_len, help="most prompt and output tokens of a request")
     add("--kv-blocks", type=int, default=limits.kv_blocks, help=f"KV cache, in blocks of {limits.block_size} tokens")
+    _add_behaviour(parser)
     add("--no-tokenize", action="store_true", help="do not serve /tokenize and /detokenize")
     add("--exit-on-eof", action="store_true", help="stop when standard input ends")
     return parser
+
+
+def _add_behaviour(parser: argparse.ArgumentParser) -> None:
+    """Add how the engine schedules, fails and slows down, and what stands before it."""
+    limits, gateway = EngineSettings(), GatewaySettings()
+    add = parser.add_argument
+    add("--prefix-caching", choices=("on", "off"), default="on", help="whether prompts are looked up in the cache")
+    add("--policy", default=limits.policy, help=f"order of those that wait: {', '.join(POLICIES)}")
+    add("--slow", type=float, default=limits.slow, metavar="F", help="every step takes F times as long")
+    add("--drift", default="0%/h", metavar="PERCENT/h", help="steps take longer by so much every hour, as in 5%%/h")
+    add("--oom-at", type=int, default=None, metavar="N", help="out of memory (HTTP 500) with N sequences in a step")
+    add("--fail-above", type=int, default=None, metavar="N", help="HTTP 503 for requests beyond N in flight")
+    add("--guard-input", default="0", metavar="MS[:US]", help="an input guardrail: MS a request, and US a prompt token")
+    add("--guard-output", default="", metavar="N:MS", help="an output guardrail: holds N tokens back to look at for MS")
+    add("--guard-refuse", type=float, default=gateway.refuse_ratio, metavar="RATIO", help="share of prompts refused")
+    add("--truth-steps", type=Path, default=None, metavar="FILE", help="append each step of the engine to this file")
+
+
+def _gateway(options: argparse.Namespace) -> GatewaySettings:
+    """Return the gateway that the options state. Raises SettingsError."""
+    request_ms, _, token_us = options.guard_input.partition(":")
+    tokens, _, hold_ms = (options.guard_output or "0:0").partition(":")
+    return GatewaySettings(
+        input_s=_number("guard_input", request_ms, "MS or MS:US, as in 30 or 30:50") / 1e3,
+        input_token_s=_number("guard_input", token_us or "0", "MS or MS:US, as in 30 or 30:50") / 1e6,
+        hold_tokens=round(_number("guard_output", tokens, "N:MS, as in 50:40")),
+        hold_s=_number("guard_output", hold_ms, "N:MS, as in 50:40") / 1e3,
+        refuse_ratio=options.guard_refuse,
+        fail_above=options.fail_above,
+    )
+
+
+def _drift(text: str) -> float:
+    """Return what PERCENT/h says as a ratio. Raises SettingsError."""
+    return _number("drift", text.removesuffix("/h").removesuffix("%"), "PERCENT/h, as in 5%/h") / 100
+
+
+def _number(field: str, text: str, form: str) -> float:
+    """Return what an option says in a number. Raises SettingsError, which says how it is written."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingsError(f"{field}: {text!r} is not a number; write {form}")
+    return number
 
 
 def _settings(options: argparse.Namespace) -> SimulatorSettings:
@@ -101,6 +159,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         port=options.port,
         model=options.model,
         truth=options.truth,
+        truth_steps=options.truth_steps,
         tokenize=not options.no_tokenize,
         grpc_port=options.grpc_port,
         per_request_metrics=options.per_request_metrics,
@@ -113,7 +172,13 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             max_model_len=options.max_model_len,
             seed=options.seed,
             speed=speed_profile(options.speed_profile),
+            prefix_caching=options.prefix_caching == "on",
+            policy=options.policy,
+            slow=options.slow,
+            drift_per_h=_drift(options.drift),
+            oom_at=options.oom_at,
         ),
+        gateway=_gateway(options),
     )
 
 

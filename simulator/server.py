@@ -16,11 +16,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from simulator.api import native, websocket
+from simulator.api.gateway import Gateway
 from simulator.api.requests import (
     DetokenizeRequest,
     Generation,
@@ -42,6 +44,9 @@ from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import page_of, sglang, trtllm, vllm
 from simulator.telemetry.perf_metrics import PerfMetrics
 from simulator.telemetry.truth import TruthLog
+
+if TYPE_CHECKING:
+    from simulator.telemetry.spans import SpanExporter
 
 #: The versions whose pages are imitated; the local part says what it is.
 VERSIONS = {
@@ -75,40 +80,20 @@ async def running(
     `on_grpc` gets the URL of gRPC where the settings want one. Requests in flight at the end are aborted. Raises
     OSError as `serve`.
     """
-    clock = anchored_clock()
-    page, perf_metrics = page_of(settings, clock), PerfMetrics(settings.perf_metrics_max_requests, clock)
     async with AsyncExitStack() as logs:
-        log = logs.enter_context(TruthLog(settings.truth) if truth is None else truth)
+        log = logs.enter_context(TruthLog(settings.truth, settings.truth_steps) if truth is None else truth)
         spans = None
         if settings.otlp_endpoint:
             from simulator.telemetry.spans import SpanExporter  # noqa: PLC0415  # heavy, and seldom wanted
 
             spans = await logs.enter_async_context(SpanExporter(settings.otlp_target, settings))
-
-        def on_step(outcome: StepOutcome) -> None:
-            page.observe(outcome)
-            for record in outcome.finished:
-                log.add(record)
-                perf_metrics.add(record)
-                if spans is not None:
-                    spans.add(record)
-
-        def on_abort(record: RequestRecord) -> None:
-            page.abort(record)
-            log.add(record)
-
-        is_sglang = settings.engine == "sglang"
-        engine = Engine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
-        driver = EngineDriver(engine, clock=clock, on_step=on_step, on_abort=on_abort, late_aborts=is_sglang)
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_errors_as_json])
-        service = app[SERVICE] = Service(
-            settings=settings, driver=driver, page=page, perf_metrics=perf_metrics, clock=clock
-        )
+        service = app[SERVICE] = _service(settings, log, spans)
         app.add_routes(_routes(settings))
         # A client that goes away cancels its handler, and so aborts its request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
-        stepping = asyncio.create_task(driver.run())
+        stepping = asyncio.create_task(service.driver.run())
         async with AsyncExitStack() as stack:
             stack.push_async_callback(runner.cleanup)
             # The engine ends first: that ends the streams, so that there is nothing to wait for.
@@ -128,6 +113,36 @@ async def running(
             stepping.result()
 
 
+def _service(settings: SimulatorSettings, log: TruthLog, spans: SpanExporter | None) -> Service:
+    """Return an engine with all that sees its steps: its page, the truth, records of requests and spans."""
+    clock = anchored_clock()
+    page, perf_metrics = page_of(settings, clock), PerfMetrics(settings.perf_metrics_max_requests, clock)
+
+    def on_step(outcome: StepOutcome) -> None:
+        page.observe(outcome)
+        log.add_step(outcome)
+        for record in outcome.finished:
+            log.add(record)
+            perf_metrics.add(record)
+            if spans is not None:
+                spans.add(record)
+
+    def on_abort(record: RequestRecord) -> None:
+        page.abort(record)
+        log.add(record)
+
+    is_sglang = settings.engine == "sglang"
+    engine = Engine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
+    return Service(
+        settings=settings,
+        driver=EngineDriver(engine, clock=clock, on_step=on_step, on_abort=on_abort, late_aborts=is_sglang),
+        gateway=Gateway(settings.gateway, settings.engine_settings.seed),
+        page=page,
+        perf_metrics=perf_metrics,
+        clock=clock,
+    )
+
+
 def _url(host: str, port: int) -> str:
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  named, not bound
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
@@ -144,6 +159,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     ]
     if settings.engine == "sglang":
         routes += [web.get("/metrics", _metrics)]
+        routes += [route("/flush_cache", _flush_cache) for route in (web.get, web.post)]
         # The second of each is the older name.
         routes += [web.get(path, answering(_server_info)) for path in ("/server_info", "/get_server_info")]
         routes += [web.get(path, answering(_model_info)) for path in ("/model_info", "/get_model_info")]
@@ -156,6 +172,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
         ]
     else:
         routes += [web.get("/version", answering(_version)), web.get("/metrics", _metrics)]
+        routes += [web.post("/reset_prefix_cache", _reset_prefix_cache)]
     if settings.tokenize and settings.engine != "trtllm":
         routes += [web.post("/tokenize", _tokenize), web.post("/detokenize", _detokenize)]
     return routes
@@ -273,6 +290,20 @@ def _model_info(service: Service) -> object:
 async def _metrics(request: web.Request) -> web.Response:
     body, content_type = request.app[SERVICE].page.page(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+async def _reset_prefix_cache(request: web.Request) -> web.Response:
+    """Empty the prefix cache; where a request runs nothing happens, and like vLLM this answer does not say so."""
+    request.app[SERVICE].driver.reset_prefix_cache()
+    return web.Response()
+
+
+async def _flush_cache(request: web.Request) -> web.Response:
+    text = (
+        "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the "
+        "operation will not be performed.)\n"
+    )
+    return web.Response(text=text, status=200 if request.app[SERVICE].driver.reset_prefix_cache() else 400)
 
 
 def _iterations(service: Service) -> object:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ENGINES = ("vllm", "sglang", "trtllm")
+POLICIES = ("fcfs", "shortest-first", "priority")
 
 
 class SettingsError(ValueError):
@@ -58,6 +59,10 @@ class EngineSettings:
 
     `max_num_batched_tokens` is the token budget of a step, `kv_blocks` the size of the KV cache in blocks of
     `block_size` tokens; `eos_chance` is the probability that a token ends a reply which does not ignore the end.
+
+    `policy` is the order in which waiting requests are scheduled: as they came, the shortest prompt first, or, as vLLM
+    has it, the lowest priority first. All steps take `slow` times as long, and `drift_per_h` more an hour. With
+    `oom_at` sequences in a step the engine runs out of memory, and loses what it has.
     """
 
     max_num_seqs: int = 16
@@ -68,6 +73,11 @@ class EngineSettings:
     eos_chance: float = 0.01
     seed: int = 0
     speed: SpeedProfile = PROFILES["demo"]
+    prefix_caching: bool = True
+    policy: str = "fcfs"
+    slow: float = 1.0
+    drift_per_h: float = 0.0
+    oom_at: int | None = None
 
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""
@@ -89,13 +99,52 @@ class EngineSettings:
             )
         if self.seed < 0:
             raise SettingsError(f"seed: must be 0 or more, not {self.seed}")
+        if self.policy not in POLICIES:
+            raise SettingsError(f"policy: {_unknown(self.policy, POLICIES)}")
+        if not 0.001 <= self.slow <= 1000:
+            raise SettingsError(f"slow: must be from 0.001 to 1000, not {self.slow:g}")
+        if not -0.9 <= self.drift_per_h <= 100:
+            raise SettingsError(f"drift: must be from -0.9 (-90 %) to 100 an hour, not {self.drift_per_h:g}")
+        if self.oom_at is not None and self.oom_at < 1:
+            raise SettingsError(f"oom_at: must be 1 or more, not {self.oom_at}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """What stands between clients and the engine: guardrails, and a limit.
+
+    A request waits `input_s` and `input_token_s` a prompt token before the engine sees it; a share `refuse_ratio` of
+    prompts is then refused, always the same ones. `hold_tokens` of a stream are held back until they were looked at,
+    which takes `hold_s`; 0: none are. Beyond `fail_above` requests in flight all are turned away.
+    """
+
+    input_s: float = 0.0
+    input_token_s: float = 0.0
+    hold_tokens: int = 0
+    hold_s: float = 0.0
+    refuse_ratio: float = 0.0
+    fail_above: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError for what is out of bounds."""
+        times = {"guard_input": (self.input_s, self.input_token_s), "guard_output": (self.hold_s,)}
+        for name, seconds in ((name, seconds) for name, given in times.items() for seconds in given):
+            if not 0 <= seconds <= 3600:
+                raise SettingsError(f"{name}: must take from 0 s to an hour, not {seconds:g} s")
+        if self.hold_tokens < 0:
+            raise SettingsError(f"guard_output: must hold 0 tokens or more, not {self.hold_tokens}")
+        if not 0 <= self.refuse_ratio <= 1:
+            raise SettingsError(f"guard_refuse: must be from 0 to 1, not {self.refuse_ratio:g}")
+        if self.fail_above is not None and self.fail_above < 1:
+            raise SettingsError(f"fail_above: must be 1 or more, not {self.fail_above}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatorSettings:
     """A simulated engine behind an HTTP server.
 
-    `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, or None.
+    `port` 0 takes any free port. `truth` is the file that gets one JSON line a request, `truth_steps` the one that gets
+    a line a step of the engine, or None.
     `tokenize` false leaves /tokenize and /detokenize out, as some engines do. `grpc_port` is None without gRPC, 0 for
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
     does with --enable-per-request-metrics and --enable-prompt-tokens-details. `perf_metrics_max_requests` is how many
@@ -108,12 +157,14 @@ class SimulatorSettings:
     port: int = 0
     model: str = "sim-llama"
     truth: Path | None = None
+    truth_steps: Path | None = None
     tokenize: bool = True
     grpc_port: int | None = None
     per_request_metrics: bool = False
     perf_metrics_max_requests: int = 0
     otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
     def __post_init__(self) -> None:
         """Raise SettingsError for an engine that is not simulated, an impossible port or an empty name."""

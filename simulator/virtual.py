@@ -1,23 +1,29 @@
 """The simulated engine in virtual time: a load is played as fast as it can be computed, without sockets and sleeping.
 
-The engine, its page and its truth are those of the server; between its client and it are a network that always takes
-as long, and nothing else. The same settings and loads give the same requests, token stamps and pages, to the byte.
+The engine, its gateway, its page and its truth are those of the server; before them is a network that always takes as
+long, and a client that loses no time. The same settings and loads give the same requests, token stamps and pages, to
+the byte.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
 
-from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
+from simulator.api.gateway import Gateway
+from simulator.api.requests import RefusedError
+from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome
 from simulator.engine.scheduler import Engine
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import page_of
 
 #: Where virtual time begins: int64 ns Unix.
 EPOCH_NS = 1_700_000_000 * 10**9
+#: A refusal is no work, but takes some time: else a closed loop would be refused for ever at one instant.
+_REFUSAL_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,8 @@ class Exchange:
     """One request as its client saw it, and the truth about it; stamps are int64 ns.
 
     `token_ns` is when each token reached the client, `end_ns` when the reply ended. `status` is that of HTTP, `error`
-    what a refusal says. `record` is None where the engine never finished it.
+    what failed, as a request log has it. `record` is None where the engine never saw it. `held` tokens are held back,
+    others were let go until `released_ns`.
     """
 
     request: EngineRequest
@@ -51,6 +58,8 @@ class Exchange:
     status: int = 200
     error: str = ""
     record: RequestRecord | None = None
+    held: int = 0
+    released_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,7 @@ class Played:
 
 
 class VirtualServer:
-    """Own one engine, its page and its time, which goes on from load to load."""
+    """Own one engine, its gateway, its page and its time, which goes on from load to load."""
 
     def __init__(self, settings: SimulatorSettings, *, network_s: float = 0.0, shown: bool = True) -> None:
         """`network_s` is how long a request and the first byte of its reply are on the way, together.
@@ -87,53 +96,46 @@ class VirtualServer:
         Without `shown` there is no page, and loads are played faster.
         """
         self.now_ns = EPOCH_NS
-        self.engine = Engine(settings.engine_settings)
+        self.engine = Engine(settings.engine_settings, start_ns=EPOCH_NS)
+        self.gateway = Gateway(settings.gateway, settings.engine_settings.seed)
         self._page = page_of(settings, lambda: self.now_ns, start_s=EPOCH_NS / 1e9) if shown else None
         self._rendered: tuple[bytes, str] | None = None
-        self._way_ns = round(network_s * 1e9 / 2)
+        self.way_ns = round(network_s * 1e9 / 2)
 
     def play(self, load: Load, *, scrape_s: float | None = None, keep_steps: bool = False) -> Played:
         """Play a load until its last request has ended; with `scrape_s`, a page at its start and at such intervals.
 
         The last scrape comes after that end.
         """
-        client = _Client(load, self.now_ns)
+        traffic = _Traffic(load, self)
         scrapes = _Scrapes(self.now_ns, scrape_s if self._page else None)
         steps: list[StepOutcome] = []
         while True:
-            for exchange in client.due(self.now_ns - self._way_ns):
-                arrival_ns = exchange.submit_ns + self._way_ns
-                client.running[self.engine.submit(exchange.request, arrival_ns)] = exchange
+            traffic.advance(self.now_ns)
             duration_s = self.engine.begin_step(self.now_ns)
-            if duration_s is not None:
-                at_ns = self.now_ns + round(duration_s * 1e9)
-            elif (next_ns := client.next_ns()) is not None:
-                at_ns = next_ns + self._way_ns
-            else:
+            at_ns = traffic.next_ns if duration_s is None else self.now_ns + round(duration_s * 1e9)
+            if at_ns is None:
                 break
             # A page shows nothing of a step before it has ended.
             self._scrape(scrapes, at_ns)
+            traffic.advance(at_ns - 1)
             self.now_ns = at_ns
             if duration_s is not None:
                 outcome = self.engine.finish_step(at_ns)
-                self._deliver(client, outcome)
+                traffic.deliver(outcome)
+                self._show(outcome)
                 if keep_steps:
                     steps.append(outcome)
-        self._scrape(scrapes, max(self.now_ns, client.end_ns), last=True)
+        self._scrape(scrapes, max(self.now_ns, traffic.end_ns), last=True)
         return Played(
-            start_ns=client.start_ns, end_ns=client.end_ns, exchanges=client.sent, pages=scrapes.pages, steps=steps
+            start_ns=traffic.start_ns, end_ns=traffic.end_ns, exchanges=traffic.sent, pages=scrapes.pages, steps=steps
         )
 
-    def _deliver(self, client: _Client, outcome: StepOutcome) -> None:
-        """Hand the tokens of a step to the client, who has them later by the network, and show the step."""
-        arrival_ns = outcome.at_ns + self._way_ns
-        finished = iter(outcome.finished)
-        for output in outcome.tokens:
-            client.running[output.number].token_ns.append(arrival_ns)
-            if output.finish_reason is not None:
-                client.finish(output.number, arrival_ns, next(finished))
+    def _show(self, outcome: StepOutcome) -> None:
         if self._page is not None:
             self._page.observe(outcome)
+            for _, record in outcome.lost:
+                self._page.abort(record)
             self._rendered = None
 
     def _scrape(self, scrapes: _Scrapes, before_ns: int, *, last: bool = False) -> None:
@@ -147,57 +149,118 @@ class VirtualServer:
             body, content_type = self._rendered
             scrapes.pages.append(
                 Page(
-                    request_ns=at_ns - self._way_ns,
-                    response_ns=at_ns + self._way_ns,
+                    request_ns=at_ns - self.way_ns,
+                    response_ns=at_ns + self.way_ns,
                     body=body,
                     content_type=content_type,
                 )
             )
 
 
-class _Client:
-    """Own what was sent of a load, and know what is sent next; a request is submitted at the moment that is due."""
+class _Traffic:
+    """Own what was sent of a load, and what happens next between its clients and the engine, in order of time."""
 
-    def __init__(self, load: Load, start_ns: int) -> None:
-        self.start_ns = start_ns
+    def __init__(self, load: Load, server: VirtualServer) -> None:
+        self.start_ns = server.now_ns
         self.sent: list[Exchange] = []
-        #: Those in the engine, by its number.
-        self.running: dict[int, Exchange] = {}
+        self._server = server
+        self._running: dict[int, Exchange] = {}  # by the engine's numbers
         self._requests = iter(load.requests)
-        self._until_ns = None if load.duration_s is None else start_ns + round(load.duration_s * 1e9)
-        due_ns = [0] * load.concurrency if load.offsets_ns is None else sorted(load.offsets_ns)
-        self._due_ns = deque(start_ns + offset_ns for offset_ns in due_ns)
+        self._until_ns = None if load.duration_s is None else self.start_ns + round(load.duration_s * 1e9)
         self._is_closed = load.offsets_ns is None
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []
+        self._scheduled = 0
+        for offset_ns in [0] * load.concurrency if load.offsets_ns is None else load.offsets_ns:
+            self._submit_at(self.start_ns + offset_ns)
 
     @property
     def end_ns(self) -> int:
         """Return when the load ended: as stated, else with the last submission."""
-        return self._until_ns or max((exchange.submit_ns for exchange in self.sent[-1:]), default=self.start_ns)
+        return self._until_ns or max((exchange.submit_ns for exchange in self.sent), default=self.start_ns)
 
+    @property
     def next_ns(self) -> int | None:
-        """Return when the next request is due, None when none is."""
-        if not self._due_ns or (self._until_ns is not None and self._due_ns[0] >= self._until_ns):
-            return None
-        return self._due_ns[0]
+        """Return when something happens next, None when nothing does."""
+        return self._events[0][0] if self._events else None
 
-    def due(self, now_ns: int) -> Iterator[Exchange]:
-        """Send what is due by now."""
-        while (at_ns := self.next_ns()) is not None and at_ns <= now_ns:
-            self._due_ns.popleft()
-            request = next(self._requests, None)
-            if request is None:
-                self._due_ns.clear()
-                return
+    def advance(self, now_ns: int) -> None:
+        """Let happen what does by now."""
+        while self._events and self._events[0][0] <= now_ns:
+            at_ns, _, event = heappop(self._events)
+            event(at_ns)
+
+    def deliver(self, outcome: StepOutcome) -> None:
+        """Send the tokens of a step on their way, and end what it ended."""
+        finished = iter(outcome.finished)
+        for output in outcome.tokens:
+            exchange = self._running[output.number]
+            is_last = output.finish_reason is not None
+            self._release(exchange, outcome.at_ns, is_last=is_last)
+            if is_last:
+                exchange.record = next(finished)
+                self._at(exchange.released_ns, partial(self._end, self._running.pop(output.number)))
+        for number, record in outcome.lost:
+            exchange = self._running.pop(number)
+            exchange.record, exchange.error = record, f"server: {OUT_OF_MEMORY}"
+            self._at(outcome.at_ns, partial(self._end, exchange))
+
+    def _release(self, exchange: Exchange, at_ns: int, *, is_last: bool) -> None:
+        """Let a token go, or hold it back until as many as the guardrail looks at are there."""
+        way_ns, gateway = self._server.way_ns, self._server.gateway.settings
+        exchange.held += 1
+        if exchange.held >= gateway.hold_tokens or is_last:
+            looked_at_ns = max(at_ns, exchange.released_ns) + round(gateway.hold_s * 1e9)
+            exchange.released_ns = looked_at_ns if gateway.hold_tokens else at_ns
+            exchange.token_ns.extend([exchange.released_ns + way_ns] * exchange.held)
+            exchange.held = 0
+
+    def _at(self, at_ns: int, event: Callable[[int], None]) -> None:
+        """Note what happens at a moment; what was noted first happens first."""
+        self._scheduled += 1
+        heappush(self._events, (at_ns, self._scheduled, event))
+
+    def _submit_at(self, at_ns: int) -> None:
+        if self._until_ns is None or at_ns < self._until_ns:
+            self._at(at_ns, self._submit)
+
+    def _submit(self, at_ns: int) -> None:
+        request = next(self._requests, None)
+        if request is not None:
             exchange = Exchange(request=request, submit_ns=at_ns)
             self.sent.append(exchange)
-            yield exchange
+            self._at(at_ns + self._server.way_ns, partial(self._arrive, exchange))
 
-    def finish(self, number: int, at_ns: int, record: RequestRecord) -> None:
-        """End a request; a closed loop sends the next at once."""
-        exchange = self.running.pop(number)
-        exchange.end_ns, exchange.record = at_ns, record
+    def _arrive(self, exchange: Exchange, at_ns: int) -> None:
+        try:
+            self._server.gateway.admit()
+        except RefusedError as error:
+            self._refuse(at_ns + _REFUSAL_NS, exchange, error)
+            return
+        wait_s = self._server.gateway.input_s(len(exchange.request.prompt_token_ids))
+        self._at(at_ns + round(wait_s * 1e9), partial(self._checked, exchange))
+
+    def _checked(self, exchange: Exchange, at_ns: int) -> None:
+        try:
+            self._server.gateway.check(exchange.request.prompt_token_ids)
+        except RefusedError as error:
+            self._server.gateway.leave()
+            self._refuse(at_ns + _REFUSAL_NS, exchange, error)
+            return
+        self._running[self._server.engine.submit(exchange.request, at_ns)] = exchange
+
+    def _refuse(self, at_ns: int, exchange: Exchange, error: RefusedError) -> None:
+        exchange.status, exchange.error = error.status, f"http_{error.status}: {error.message}"
+        self._answered(at_ns, exchange)
+
+    def _end(self, exchange: Exchange, at_ns: int) -> None:
+        self._server.gateway.leave()
+        self._answered(at_ns, exchange)
+
+    def _answered(self, at_ns: int, exchange: Exchange) -> None:
+        """End a request at its client; a closed loop sends the next at once."""
+        exchange.end_ns = at_ns + self._server.way_ns
         if self._is_closed:
-            self._due_ns.append(at_ns)
+            self._submit_at(exchange.end_ns)
 
 
 class _Scrapes:

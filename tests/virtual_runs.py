@@ -126,7 +126,7 @@ def _digest(planned: Sequence[WorkloadRequest]) -> str:
 
 def request_log(exchanges: Sequence[Exchange], planned: Sequence[WorkloadRequest]) -> RequestLog:
     """Return requests as a run's log has them, each token in a chunk of its own."""
-    ended = [each.record is not None and each.status == 200 for each in exchanges]
+    ended = [each.record is not None and not each.error for each in exchanges]
     firsts = [each.token_ns[0] if each.token_ns else -1 for each in exchanges]
     lasts = [each.token_ns[-1] if each.token_ns else -1 for each in exchanges]
     submit_ns = [each.submit_ns for each in exchanges]

@@ -77,7 +77,7 @@ async def _infer(requests: AsyncIterator[bytes], context: Any, *, service: Servi
             async with submitted(service, asked, response_id, arrival_ns, traceparent) as (stream, info):
                 async for response in _responses(request, stream, info):
                     yield response
-        except EngineStoppedError as error:
+        except (EngineStoppedError, RefusedError) as error:
             yield _wrong(f"{error}")
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from aiohttp import web
 
 from simulator.api.dialects import Dialect, exo, ollama, responses, sglang, tgi
-from simulator.api.requests import RefusedError
+from simulator.api.requests import Generation, RefusedError
 from simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
 from simulator.engine.history import TokenOutput
 
@@ -17,10 +17,15 @@ async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
     body = await request.read()
     arrival_ns = service.clock()
     try:
-        asked = dialect.read(body, service.settings)
+        return await _reply(request, dialect, dialect.read(body, service.settings), arrival_ns)
     except RefusedError as error:
         status, refusal = dialect.refused(error)
         return web.Response(body=refusal, status=status, content_type="application/json")
+
+
+async def _reply(request: web.Request, dialect: Dialect, asked: Generation, arrival_ns: int) -> web.StreamResponse:
+    """Answer what was asked. Raises RefusedError before there is a reply."""
+    service = request.app[SERVICE]
     client_id, traceparent = request.headers.get("X-Request-Id", ""), request.headers.get("traceparent", "")
     name = reply_id(service, dialect.prefix, client_id)
     async with submitted(service, asked, name, arrival_ns, traceparent, client_id=client_id) as (stream, info):

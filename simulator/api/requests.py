@@ -64,6 +64,8 @@ class ChatRequest(msgspec.Struct):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class CompletionRequest(msgspec.Struct):
@@ -77,6 +79,8 @@ class CompletionRequest(msgspec.Struct):
     stream_options: StreamOptions | None = None
     n: int | None = None
     echo: bool | None = None
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -106,6 +110,8 @@ class Generation:
     include_usage: bool = False
     continuous_usage: bool = False
     samples: int = 1
+    priority: int = 0
+    cache_salt: str = ""
 
 
 def read(body: bytes, shape: type[_Model]) -> _Model:
@@ -138,6 +144,7 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
     samples = 1 if request.n is None else request.n
     if samples != 1 and not (settings.engine == "sglang" and request.stream and 1 < samples <= _MOST_SAMPLES):
         raise RefusedError(400, f"n must be 1 here, got {request.n}. (parameter=n, value={request.n})", param="n")
+    _check_scheduling(request, settings)
     options = request.stream_options or StreamOptions()
     return Generation(
         prompt_token_ids=tuple(token_ids),
@@ -147,7 +154,18 @@ def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> 
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         samples=samples,
+        priority=request.priority,
+        cache_salt=request.cache_salt or "",
     )
+
+
+def _check_scheduling(request: ChatRequest | CompletionRequest, settings: SimulatorSettings) -> None:
+    """Raise RefusedError (400) for an empty salt, and for a priority where there are none."""
+    if request.cache_salt is not None and not request.cache_salt:
+        raise RefusedError(400, "Parameter 'cache_salt' must be a non-empty string if provided.", param="cache_salt")
+    if request.priority and settings.engine_settings.policy != "priority":
+        message = f"Got priority {request.priority} but Priority scheduling is not enabled."
+        raise RefusedError(400, message, param="priority")
 
 
 def check_model(asked: str | None, served: str | None) -> None:

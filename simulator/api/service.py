@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
+from simulator.api.gateway import OPEN, Gateway
 from simulator.api.requests import Generation
 from simulator.api.responses import ReplyInfo
 from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
@@ -21,10 +23,13 @@ from simulator.telemetry.perf_metrics import PerfMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The engine in real time, its page, its records of requests, its settings and its clock (ns Unix)."""
+    """The engine in real time, what stands before it, its page, its records of requests, its settings and its clock
+    (ns Unix).
+    """
 
     settings: SimulatorSettings
     driver: EngineDriver
+    gateway: Gateway
     page: EnginePage
     perf_metrics: PerfMetrics
     clock: Callable[[], int]
@@ -63,9 +68,9 @@ async def submitted(
     client_id: str = "",
     role: Role = "request",
 ) -> AsyncIterator[tuple[TokenStream, ReplyInfo]]:
-    """Hand a request to the engine; it is abandoned at the end of the block unless it has finished.
+    """Hand a request to the gateway, then to the engine; at the block's end it is abandoned unless it has finished.
 
-    Raises EngineStoppedError when the engine does not run any more.
+    Raises EngineStoppedError when the engine does not run any more, and RefusedError as the gateway does.
     """
     request = EngineRequest(
         request_id=response_id,
@@ -77,6 +82,8 @@ async def submitted(
         client_id=client_id,
         role=role,
         samples=generation.samples,
+        priority=generation.priority,
+        cache_salt=generation.cache_salt,
     )
     info = ReplyInfo(
         response_id=response_id,
@@ -84,11 +91,17 @@ async def submitted(
         created_s=arrival_ns // 1_000_000_000,
         prompt_tokens=len(generation.prompt_token_ids),
     )
-    stream = service.driver.submit(request, arrival_ns)
-    try:
-        yield stream, info
-    finally:
-        service.driver.abandon(stream)
+    gateway = OPEN if role == "probe" else service.gateway
+    with gateway.admitted():
+        if wait_s := gateway.input_s(info.prompt_tokens):
+            await asyncio.sleep(wait_s)
+            arrival_ns = service.clock()
+        gateway.check(generation.prompt_token_ids)
+        stream = service.driver.submit(request, arrival_ns, gateway.hold(streamed=generation.stream))
+        try:
+            yield stream, info
+        finally:
+            service.driver.abandon(stream)
 
 
 async def whole(stream: TokenStream) -> tuple[list[TokenOutput], RequestRecord]:

@@ -58,6 +58,8 @@ async def _answer(socket: web.WebSocketResponse, service: Service, data: bytes) 
             await _deltas(socket, tokens, info)
     except EngineStoppedError as error:
         await _say(socket, {"type": "error", "code": 500, "message": f"{error}"})
+    except RefusedError as error:
+        await _say(socket, {"type": "error", "code": error.status, "message": error.message})
 
 
 async def _deltas(socket: web.WebSocketResponse, tokens: TokenStream, info: ReplyInfo) -> None:

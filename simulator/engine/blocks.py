@@ -79,6 +79,8 @@ class BlockPool:
 
     def grow(self, blocks: list[int], tokens: int) -> bool:
         """Append blocks in place until `tokens` tokens fit; false (and nothing appended) when there is no room."""
+        if tokens <= len(blocks) * self.block_size:
+            return True
         new = self._blocks_for(tokens) - len(blocks)
         if new > len(self._free):
             return False

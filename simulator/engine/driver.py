@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome, TokenOutput
+from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
 from simulator.engine.scheduler import Engine
 
 
@@ -24,14 +24,17 @@ class EngineStoppedError(Exception):
 class TokenStream:
     """The tokens of one request on their way to its reader, which may lag behind.
 
-    It holds at most the request's max_tokens. `record` is the request's history, as soon as it has finished.
+    It holds at most the request's max_tokens. `record` is the request's history, as soon as it has finished. With a
+    `hold`, tokens come in groups of so many, each so many seconds after the last one of it and after the group before.
     """
 
-    __slots__ = ("_arrival", "_closed", "_pending", "number", "record")
+    __slots__ = ("_arrival", "_closed", "_failure", "_hold", "_pending", "number", "record")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, hold: tuple[int, float] | None = None) -> None:
         self.number = number
         self.record: RequestRecord | None = None
+        self._hold = hold
+        self._failure = "the engine has stopped"
         self._pending: list[TokenOutput] = []
         self._closed = False
         self._arrival = asyncio.Event()
@@ -40,8 +43,9 @@ class TokenStream:
         self._pending.append(output)
         self._arrival.set()
 
-    def close(self) -> None:
+    def close(self, failure: str = "") -> None:
         self._closed = True
+        self._failure = failure or self._failure
         self._arrival.set()
 
     async def take(self) -> list[TokenOutput]:
@@ -49,12 +53,20 @@ class TokenStream:
 
         Raises EngineStoppedError when the stream was closed and is empty.
         """
-        await self._arrival.wait()
-        if not self._pending:
-            raise EngineStoppedError("the engine has stopped")
-        if not self._closed:
+        tokens, hold_s = self._hold or (1, 0.0)
+        while True:
+            await self._arrival.wait()
+            if self._closed or len(self._pending) >= tokens or self._pending[-1].finish_reason is not None:
+                break
             self._arrival.clear()
-        taken, self._pending = self._pending, []
+        if self._hold and self._pending:
+            await asyncio.sleep(hold_s)
+        if not self._pending:
+            raise EngineStoppedError(self._failure)
+        at = tokens if self._hold else len(self._pending)
+        taken, self._pending = self._pending[:at], self._pending[at:]
+        if not self._pending and not self._closed:
+            self._arrival.clear()
         return taken
 
 
@@ -83,14 +95,18 @@ class EngineDriver:
         self._work = asyncio.Event()
         self._stopped = False
 
-    def submit(self, request: EngineRequest, arrival_ns: int) -> TokenStream:
-        """Hand a request to the engine and return the stream of its tokens.
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; false, and nothing forgotten, while a request holds blocks."""
+        return self._engine.reset_prefix_cache()
+
+    def submit(self, request: EngineRequest, arrival_ns: int, hold: tuple[int, float] | None = None) -> TokenStream:
+        """Hand a request to the engine and return the stream of its tokens, held back as `hold` says.
 
         Raises EngineStoppedError when the engine does not run any more.
         """
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
-        stream = TokenStream(self._engine.submit(request, arrival_ns, self._clock()))
+        stream = TokenStream(self._engine.submit(request, arrival_ns, self._clock()), hold)
         self._streams[stream.number] = stream
         self._work.set()
         return stream
@@ -134,6 +150,10 @@ class EngineDriver:
         await asyncio.sleep(duration_s - (self._clock() - begin_ns) / 1e9)
         outcome = self._engine.finish_step(self._clock())
         self._on_step(outcome)
+        for number, lost in outcome.lost:
+            self._on_abort(lost)
+            if (stream := self._streams.pop(number, None)) is not None:
+                stream.close(OUT_OF_MEMORY)
         # A last token and its request's record stand in the same order.
         records = iter(outcome.finished)
         for output in outcome.tokens:

@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+#: What a reply says that ends with an engine which ran out of memory.
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+#: What a step does: only prefills, only output tokens, or both.
+StepKind = Literal["prefill", "decode", "mixed"]
+
 #: A user's request; a liveness probe that generates a token; the prefill of a prompt that several samples then share.
 Role = Literal["request", "probe", "prefix"]
 
@@ -48,8 +53,9 @@ class RequestRecord:
     `dispatched_ns` is when it was handed to the engine, `queued_ns` when the engine took it in between two steps,
     `scheduled_ns` when it was scheduled for the first time; the last two, like `first_token_ns`, are -1 where an abort
     came first. `later_wait_ns` is what it waited for its next scheduling after it gave up its blocks. `cached_tokens`
-    are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length" or "abort".
-    `steps` are kept only by an engine that was asked for them.
+    are the prompt tokens found in the prefix cache at that first time. `finish_reason` is "stop", "length", "abort" or,
+    of an engine that ran out of memory, "error". `lost_tokens` were in the KV cache when it was preempted, all
+    `preemptions` together. `steps` are kept only by an engine that was asked for them.
     """
 
     request_id: str
@@ -65,6 +71,7 @@ class RequestRecord:
     max_tokens: int
     finish_reason: str
     preemptions: int
+    lost_tokens: int = 0
     later_wait_ns: int = 0
     streamed: bool = True
     traceparent: str = ""
@@ -72,6 +79,11 @@ class RequestRecord:
     role: Role = "request"
     samples: int = 1
     steps: tuple[StepTimes, ...] = ()
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it was preempted and finished all the same."""
+        return self.preemptions > 0 and self.finish_reason in ("stop", "length")
 
     # Of a request that finished, in seconds.
 
@@ -106,8 +118,7 @@ class RequestRecord:
         return (self.finished_ns - self.arrival_ns) / 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """One token of one request; `interval_ns` is the time since its last token, None for its first."""
 
     number: int
@@ -169,7 +180,8 @@ class StepOutcome:
     `running` and `waiting` count requests (those not yet taken in are in neither). `intake_ns` is the time from arrival
     to the queue of each request taken in, `chunk_ns` the time of each chunk that left its prefill unfinished;
     `decode_requests` had one token each; `kv_tokens` are those of the sequences in the step. Unused blocks that still
-    hold a known prefix are `evictable_blocks`.
+    hold a known prefix are `evictable_blocks`. `lost` are the requests, by number, that ended with an engine without
+    memory.
     """
 
     begin_ns: int
@@ -188,3 +200,11 @@ class StepOutcome:
     finished: tuple[RequestRecord, ...]
     running: int
     waiting: int
+    lost: tuple[tuple[int, RequestRecord], ...] = ()
+
+    @property
+    def kind(self) -> StepKind:
+        """Return what the step did."""
+        if not self.prefill.requests:
+            return "decode"
+        return "mixed" if self.decode_requests else "prefill"

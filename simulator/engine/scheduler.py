@@ -4,13 +4,15 @@ Time is an argument (`now_ns`): a test passes virtual time, the server the monot
 same in both. One step is `begin_step`, which schedules and says how long the step takes, and `finish_step`, which
 gives the tokens of that step. What happens in between waits for the next step.
 
-The rules are those of vLLM's V1 scheduler: first come, first served; one token budget a step, of which decodes and
-half-done prefills are served before new requests; KV blocks are taken as they are needed; when they run out, the
-request that was admitted last gives up its blocks and computes them again later.
+The rules are those of vLLM's V1 scheduler: first come, first served, unless another policy is set; one token budget a
+step, of which decodes and half-done prefills are served before new requests; KV blocks are taken as they are needed;
+when they run out, the request that was admitted last, or with priorities the least urgent, gives up its blocks and
+computes them again later.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -31,6 +33,9 @@ from simulator.engine.history import (
 from simulator.engine.replies import reply_key, reply_token
 from simulator.engine.tokenizer import END_OF_SEQUENCE
 from simulator.settings import EngineSettings
+
+_HOUR_NS = 3600 * 10**9
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,6 +58,7 @@ class _Sequence:
     output_tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    lost_tokens: int = 0
     queued_ns: int = -1
     scheduled_ns: int = -1
     first_token_ns: int = -1
@@ -63,6 +69,16 @@ class _Sequence:
     prefilled: int = 0
     is_abandoned: bool = False
     steps: list[StepTimes] = field(default_factory=list)
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Return what priorities are compared by, the least first."""
+        return self.request.priority, self.arrival_ns
+
+    @property
+    def brevity(self) -> tuple[int, int]:
+        """Return what prompts are compared by, the shortest first."""
+        return len(self.request.prompt_token_ids), self.arrival_ns
 
     def is_prefill(self, chunk_tokens: int) -> bool:
         """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
@@ -95,8 +111,11 @@ class Engine:
     The same settings, submissions and times give the same history.
     """
 
-    def __init__(self, settings: EngineSettings, *, keep_steps: bool = False) -> None:
-        """With `keep_steps` the record of a request has every step that computed for it."""
+    def __init__(self, settings: EngineSettings, *, keep_steps: bool = False, start_ns: int | None = None) -> None:
+        """With `keep_steps` the record of a request has every step that computed for it.
+
+        Its steps drift away from `start_ns`, or from when the first begins.
+        """
         self.settings = settings
         self._keep_steps = keep_steps
         self.pool = BlockPool(settings.kv_blocks, settings.block_size)
@@ -106,6 +125,7 @@ class Engine:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._step: _Step | None = None
+        self._start_ns = start_ns
         self.submitted = 0
 
     def submit(self, request: EngineRequest, arrival_ns: int, dispatched_ns: int = -1) -> int:
@@ -163,12 +183,14 @@ class Engine:
 
     def begin_step(self, now_ns: int) -> float | None:
         """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
+        if self._start_ns is None:
+            self._start_ns = now_ns
         step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
         while self._arrived:
             sequence = self._arrived.popleft()
             sequence.queued_ns = now_ns
             step.intake_ns.append(now_ns - sequence.arrival_ns)
-            self._waiting.append(sequence)
+            self._enqueue(sequence)
         self._schedule_running(step)
         if not step.retractions:
             self._schedule_waiting(step, now_ns)
@@ -187,6 +209,7 @@ class Engine:
             raise RuntimeError("no step was begun")
         self._step = None
         prefill, kv_tokens = _work(step)
+        lost = self._lose_all(now_ns) if len(step.chunks) >= (self.settings.oom_at or _NO_LIMIT) else ()
         tokens: list[TokenOutput] = []
         first_tokens: list[FirstToken] = []
         chunk_ns: list[int] = []
@@ -224,7 +247,30 @@ class Engine:
             finished=tuple(finished),
             running=len(self._running),
             waiting=len(self._waiting),
+            lost=lost,
         )
+
+    def _lose_all(self, now_ns: int) -> tuple[tuple[int, RequestRecord], ...]:
+        """End all requests, and forget all that the KV cache holds."""
+        lost = tuple((number, _record(sequence, now_ns, "error")) for number, sequence in self._live.items())
+        for sequence in self._live.values():
+            self.pool.release(sequence.blocks)
+        for queue in (self._live, self._arrived, self._waiting, self._running):
+            queue.clear()
+        self.pool.forget()
+        return lost
+
+    def _enqueue(self, sequence: _Sequence, *, again: bool = False) -> None:
+        """Put a request into the queue where the policy says; of first come, first served, `again` is its front."""
+        policy = self.settings.policy
+        if policy == "priority":
+            insort(self._waiting, sequence, key=lambda each: each.urgency)
+        elif policy == "shortest-first":
+            insort(self._waiting, sequence, key=lambda each: each.brevity)
+        elif again:
+            self._waiting.appendleft(sequence)
+        else:
+            self._waiting.append(sequence)
 
     def _schedule_running(self, step: _Step) -> None:
         """Give the running sequences their share, oldest first.
@@ -237,12 +283,14 @@ class Engine:
             sequence = self._running[at]
             chunk_tokens = min(len(sequence.token_ids) - sequence.computed, step.budget)
             while not self.pool.grow(sequence.blocks, sequence.computed + chunk_tokens):
-                self._preempt(self._running.pop(), step)
-                if at == len(self._running):
-                    return
-            step.chunks.append((sequence, chunk_tokens))
-            step.budget -= chunk_tokens
-            at += 1
+                victim = self._victim()
+                at -= self._preempt(victim, step)
+                if victim is sequence:
+                    break
+            else:
+                step.chunks.append((sequence, chunk_tokens))
+                step.budget -= chunk_tokens
+                at += 1
 
     def _schedule_waiting(self, step: _Step, now_ns: int) -> None:
         """Admit waiting requests in order while seats, budget and blocks last."""
@@ -250,7 +298,7 @@ class Engine:
             sequence = self._waiting[0]
             # The last token is always computed: its result is the next token.
             usable = (len(sequence.token_ids) - 1) // self.pool.block_size
-            shared = self.pool.match(sequence.chain[:usable])
+            shared = self.pool.match(sequence.chain[:usable]) if self.settings.prefix_caching else []
             cached = len(shared) * self.pool.block_size
             chunk_tokens = min(len(sequence.token_ids) - cached, step.budget)
             blocks = self.pool.take(shared, cached + chunk_tokens)
@@ -270,29 +318,47 @@ class Engine:
             step.chunks.append((sequence, chunk_tokens))
             step.budget -= chunk_tokens
 
-    def _preempt(self, sequence: _Sequence, step: _Step) -> None:
+    def _victim(self) -> _Sequence:
+        """Return which running request gives up its blocks."""
+        if self.settings.policy == "priority":
+            return max(self._running, key=lambda each: each.urgency)
+        return self._running[-1]
+
+    def _preempt(self, sequence: _Sequence, step: _Step) -> int:
+        """Take the blocks of a running request, and its share of the step; return how many such shares it had."""
+        self._running.remove(sequence)
+        shares = [chunk for chunk in step.chunks if chunk[0] is sequence]
+        for chunk in shares:
+            step.chunks.remove(chunk)
+            step.budget += chunk[1]
         self.pool.release(sequence.blocks)
+        sequence.lost_tokens += sequence.computed
         sequence.computed = 0
         sequence.preemptions += 1
         sequence.retracted_ns = step.begin_ns
         prompt_tokens = len(sequence.request.prompt_token_ids)
         step.retractions.append(Retraction(prompt_tokens=prompt_tokens, output_tokens=sequence.output_tokens))
-        self._waiting.appendleft(sequence)
+        self._enqueue(sequence, again=True)
+        return len(shares)
 
     def _duration_s(self, step: _Step) -> float:
         speed = self.settings.speed
-        prefill_tokens = sum(
-            chunk_tokens for sequence, chunk_tokens in step.chunks if sequence.is_prefill(chunk_tokens)
-        )
-        kv_tokens = sum(sequence.computed + chunk_tokens for sequence, chunk_tokens in step.chunks)
+        prefill_tokens = kv_tokens = 0
+        for sequence, chunk_tokens in step.chunks:
+            kv_tokens += sequence.computed + chunk_tokens
+            if sequence.is_prefill(chunk_tokens):
+                prefill_tokens += chunk_tokens
         duration_s = (
             speed.step_s
             + speed.prefill_token_s * prefill_tokens
             + speed.sequence_s * len(step.chunks)
             + speed.kv_token_s * kv_tokens
         )
+        if self.settings.drift_per_h:
+            hours = (step.begin_ns - (self._start_ns or 0)) / _HOUR_NS
+            duration_s *= (1 + self.settings.drift_per_h) ** hours
         jitter = speed.jitter_ratio
-        return duration_s * float(self._jitter.lognormal(-jitter * jitter / 2, jitter))
+        return self.settings.slow * duration_s * float(self._jitter.lognormal(-jitter * jitter / 2, jitter))
 
     def _store(self, sequence: _Sequence, chunk_tokens: int) -> None:
         """Note that a chunk is in the KV cache, and make the blocks it filled findable."""
@@ -300,6 +366,8 @@ class Engine:
         first = sequence.computed // block_size
         sequence.computed += chunk_tokens
         full = sequence.computed // block_size
+        if full == first or not self.settings.prefix_caching:
+            return
         extend_chain(sequence.chain, sequence.token_ids, full, block_size, sequence.root)
         for block in range(first, full):
             self.pool.register(sequence.blocks[block], sequence.chain[block])
@@ -383,6 +451,7 @@ def _record(sequence: _Sequence, finished_ns: int, finish_reason: str) -> Reques
         max_tokens=sequence.request.max_tokens,
         finish_reason=finish_reason,
         preemptions=sequence.preemptions,
+        lost_tokens=sequence.lost_tokens,
         later_wait_ns=sequence.later_wait_ns,
         streamed=sequence.request.streamed,
         traceparent=sequence.request.traceparent,

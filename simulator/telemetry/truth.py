@@ -3,8 +3,12 @@
 One line a request, written when it finishes or is aborted: `request_id` (the client's X-Request-Id, or one made up
 when it sent none), `response_id` (the id that the reply carries), `arrival_ns`, `dispatched_ns`, `queued_ns`,
 `scheduled_ns`, `first_token_ns`, `finished_ns` (int64 ns Unix; null where an abort came first), `tokens` (output),
-`prompt_tokens`, `cached_tokens`, `finish_reason` ("stop", "length" or "abort"), `preemptions`, `role` ("request"; of
-SGLang also "probe" and "prefix", which no client sent as such).
+`prompt_tokens`, `cached_tokens`, `finish_reason` ("stop", "length", "abort" or, out of memory, "error"), `preemptions`,
+`lost_tokens` (given up by them), `recovered` (it finished all the same), `role` ("request"; of SGLang also "probe" and
+"prefix", which no client sent as such).
+
+Steps have a file of their own, one line a step of the engine: `kind` ("prefill", "decode" or "mixed"), `begin_ns`,
+`end_ns`, `sequences`, `prefills` (how many of them had a part of their prompt computed), `prefill_tokens`.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Self, TextIO
 
 import msgspec
 
-from simulator.engine.history import RequestRecord
+from simulator.engine.history import RequestRecord, StepOutcome
 
 KEPT_RECORDS = 100_000
 
@@ -28,23 +32,45 @@ class TruthLog:
     restarts forgets what it counted, but not what was true.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        """Open the file to append to it. Raises OSError."""
+    def __init__(self, path: Path | None, steps_path: Path | None = None) -> None:
+        """Open the files to append to them. Raises OSError."""
         self.records: deque[RequestRecord] = deque(maxlen=KEPT_RECORDS)
-        # Line-buffered: a killed simulator leaves every finished record on disk.
-        self._file: TextIO | None = None if path is None else path.open("a", buffering=1, encoding="utf-8")
+        self._file, self._steps = _opened(path), _opened(steps_path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in (self._file, self._steps):
+            if file is not None:
+                file.close()
+
+    def add_step(self, outcome: StepOutcome) -> None:
+        if self._steps is not None:
+            self._steps.write(step_line(outcome))
 
     def add(self, record: RequestRecord) -> None:
         self.records.append(replace(record, steps=()) if record.steps else record)
         if self._file is not None:
             self._file.write(line(record))
+
+
+def _opened(path: Path | None) -> TextIO | None:
+    # Line-buffered: a killed simulator leaves every finished record on disk.
+    return None if path is None else path.open("a", buffering=1, encoding="utf-8")
+
+
+def step_line(outcome: StepOutcome) -> str:
+    """Return a step as one line of JSON, its line feed included."""
+    fields = {
+        "kind": outcome.kind,
+        "begin_ns": outcome.begin_ns,
+        "end_ns": outcome.at_ns,
+        "sequences": outcome.prefill.requests + outcome.decode_requests,
+        "prefills": outcome.prefill.requests,
+        "prefill_tokens": outcome.prefill.computed_tokens,
+    }
+    return msgspec.json.encode(fields).decode() + "\n"
 
 
 def line(record: RequestRecord) -> str:
@@ -63,6 +89,8 @@ def line(record: RequestRecord) -> str:
         "cached_tokens": record.cached_tokens,
         "finish_reason": record.finish_reason,
         "preemptions": record.preemptions,
+        "lost_tokens": record.lost_tokens,
+        "recovered": record.recovered,
         "role": record.role,
     }
     return msgspec.json.encode(fields).decode() + "\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from simulator.engine.history import EngineRequest
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import EPOCH_NS, Load, VirtualServer
+from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
+from simulator.virtual import EPOCH_NS, Load, Played, VirtualServer
 
 SECOND = 10**9
 
@@ -87,3 +87,55 @@ def test_time_and_cache_go_on_from_load_to_load_until_the_cache_is_reset() -> No
         assert played.start_ns == began_ns
         cached.append([each.record.cached_tokens for each in played.exchanges if each.record])
     assert cached == [[0, 0, 0], [96, 96, 96], [0, 0, 0]]
+
+
+def through(gateway: GatewaySettings, *, concurrency: int = 1, count: int = 20, oom_at: int | None = None) -> Played:
+    """Play requests of 100 and 5 tokens in a closed loop through a gateway."""
+    settings = SimulatorSettings(gateway=gateway, engine_settings=EngineSettings(oom_at=oom_at))
+    server = VirtualServer(settings, network_s=0.002)
+    return server.play(Load(requests=map(request, range(count)), concurrency=concurrency))
+
+
+def test_an_input_guardrail_takes_its_time_before_the_engine_sees_the_request() -> None:
+    """30 ms and 50 us a token of 100 are between the client's submission and the engine's arrival, with the network."""
+    played = through(GatewaySettings(input_s=0.03, input_token_s=50e-6))
+    waits_ns = {each.record.arrival_ns - each.submit_ns for each in played.exchanges if each.record}
+    assert waits_ns == {1_000_000 + 30_000_000 + 5_000_000}
+
+
+def test_an_output_guardrail_lets_tokens_go_in_groups_when_it_has_looked_at_them() -> None:
+    """Groups of three, the last of what is left; each 40 ms behind its last token and behind the group before."""
+    plain = through(GatewaySettings(), count=1).exchanges[0].token_ns
+    held = through(GatewaySettings(hold_tokens=3, hold_s=0.04), count=1).exchanges[0]
+    first_ns = plain[2] + 40_000_000
+    second_ns = max(first_ns, plain[4]) + 40_000_000
+    assert list(held.token_ns) == [first_ns] * 3 + [second_ns] * 2
+    assert held.end_ns == second_ns
+
+
+def test_a_guardrail_refuses_a_share_of_the_prompts_and_the_same_ones_again() -> None:
+    """With 0.3, some of 40 are answered with HTTP 400, at another load the same ones."""
+    first, again = (through(GatewaySettings(refuse_ratio=0.3), concurrency=n, count=40) for n in (1, 8))
+    refused = [{each.request.request_id for each in run.exchanges if each.status == 400} for run in (first, again)]
+    assert refused[0] == refused[1]
+    assert 5 <= len(refused[0]) <= 20
+    assert {each.error for each in first.exchanges if each.record is None} == {
+        "http_400: The prompt was refused by the content filter. Please modify your prompt and retry."
+    }
+
+
+def test_beyond_its_limit_a_gateway_turns_requests_away() -> None:
+    """Six in flight where four may be: some get HTTP 503, never are more than four in the engine."""
+    played = through(GatewaySettings(fail_above=4), concurrency=6)
+    statuses = [each.status for each in played.exchanges]
+    assert statuses[:6] == [200] * 4 + [503] * 2
+    served = [each for each in played.exchanges if each.record]
+    for each in served:
+        assert sum(other.submit_ns <= each.submit_ns < other.end_ns for other in served) <= 4
+
+
+def test_requests_of_an_engine_without_memory_fail_with_its_words() -> None:
+    """All that were in a step of four sequences end so; a load of three never gets there."""
+    failed = through(GatewaySettings(), concurrency=4, count=4, oom_at=4).exchanges
+    assert {each.error for each in failed} == {"server: CUDA out of memory. Tried to allocate 2.00 GiB."}
+    assert {each.error for each in through(GatewaySettings(), concurrency=3, oom_at=4).exchanges} == {""}

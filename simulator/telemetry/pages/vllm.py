@@ -113,6 +113,7 @@ class VllmPage:
             started = "Start time of the process since unix epoch in seconds."
             Gauge("process_start_time_seconds", started, registry=self.registry).set(start_s)
         self._blocks = settings.kv_blocks
+        self._caching = settings.prefix_caching
         labels = (model, "0")
         self._gauges = {
             name: Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
@@ -155,7 +156,8 @@ class VllmPage:
         self._gauges["num_requests_waiting"].set(outcome.waiting)
         self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
         self._waiting_for_capacity.set(outcome.waiting)
-        self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
+        if self._caching:
+            self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
         self._counters["prefix_cache_hits"].inc(sum(admitted.cached_tokens for admitted in outcome.admissions))
         self._counters["num_preemptions"].inc(len(outcome.retractions))
         # vLLM makes no iteration statistics for a step without output (a chunk in the middle of a prefill).
@@ -208,7 +210,7 @@ def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) ->
     labels = {
         "block_size": settings.block_size,
         "cache_dtype": "auto",
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": settings.prefix_caching,
         "engine": 0,
         "kv_cache_size_tokens": settings.kv_blocks * settings.block_size,
         "num_gpu_blocks": settings.kv_blocks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,21 +13,23 @@ from simulated_load import play
 
 from simulator.engine.history import EngineRequest, StepOutcome
 from simulator.engine.scheduler import Engine
-from simulator.settings import PROFILES, EngineSettings, SettingsError, SpeedProfile
+from simulator.settings import POLICIES, PROFILES, EngineSettings, SettingsError, SpeedProfile
 
 LIMITS = st.builds(
-    lambda seqs, spare, blocks, seed: EngineSettings(
+    lambda seqs, spare, blocks, seed, policy: EngineSettings(
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + spare,
         kv_blocks=16 + blocks,
         block_size=4,
         max_model_len=64,
         seed=seed,
+        policy=policy,
     ),
     seqs=st.integers(1, 6),
     spare=st.integers(0, 40),
     blocks=st.integers(0, 30),
     seed=st.integers(0, 3),
+    policy=st.sampled_from(POLICIES),
 )
 # Few different first tokens, so that prefixes are shared now and then.
 ARRIVALS = st.lists(
@@ -47,11 +50,9 @@ def requests_of(drawn: list[Any]) -> list[tuple[int, EngineRequest]]:
     ]
 
 
-def ask(name: str, token_ids: list[int], max_tokens: int, *, ignore_eos: bool = True) -> EngineRequest:
+def ask(name: str, token_ids: list[int], max_tokens: int, **fields: Any) -> EngineRequest:
     """Return a request."""
-    return EngineRequest(
-        request_id=name, prompt_token_ids=tuple(token_ids), max_tokens=max_tokens, ignore_eos=ignore_eos
-    )
+    return EngineRequest(request_id=name, prompt_token_ids=tuple(token_ids), max_tokens=max_tokens, **fields)
 
 
 def scheduled_tokens(outcome: StepOutcome) -> int:
@@ -98,7 +99,8 @@ def test_the_same_seed_gives_the_same_history(limits: EngineSettings, drawn: lis
 @settings(max_examples=30, deadline=None)
 def test_queueing_is_first_come_first_served(limits: EngineSettings, drawn: list[Any]):
     """No request is scheduled for the first time before one that arrived earlier."""
-    records = sorted(play(limits, requests_of(drawn)).records, key=lambda record: int(record.request_id[1:]))
+    played = play(replace(limits, policy="fcfs"), requests_of(drawn))
+    records = sorted(played.records, key=lambda record: int(record.request_id[1:]))
     by_arrival = sorted(records, key=lambda record: record.arrival_ns)
     stamps = [record.scheduled_ns for record in by_arrival]
     assert sorted(stamps) == stamps
@@ -154,6 +156,74 @@ def test_a_preempted_request_goes_back_before_those_that_wait():
     records = {record.request_id: record for record in play(limits, [(0, ask(*name)) for name in names]).records}
     assert (0, 1, 0) == tuple(records[name].preemptions for name in "abc")
     assert records["a"].finished_ns == records["c"].scheduled_ns
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abcd"), ("shortest-first", "adcb"), ("priority", "abdc")])
+def test_a_policy_orders_those_that_wait(policy: str, order: str):
+    """One seat: as they came, the shortest prompt first, or the lowest priority and of equal ones the earliest."""
+    limits = EngineSettings(max_num_seqs=1, policy=policy, speed=EXACT)
+    asked = (("a", 9, 0), ("b", 8, 1), ("c", 7, 5), ("d", 6, 1))
+    arrivals = [(at, ask(name, [256 + at] * n, 3, priority=p)) for at, (name, n, p) in enumerate(asked)]
+    assert order == "".join(record.request_id for record in play(limits, arrivals).records)
+
+
+def test_with_priorities_the_least_urgent_gives_up_its_blocks_though_it_came_first():
+    """Its share of the step is given back, and it finishes later with all its tokens; what it lost is known."""
+    limits = EngineSettings(
+        kv_blocks=10, block_size=4, max_model_len=40, max_num_seqs=2, policy="priority", speed=EXACT
+    )
+    played = play(limits, [(0, ask("a", [256] * 16, 20, priority=1)), (1, ask("b", [300] * 16, 20))])
+    records = {record.request_id: record for record in played.records}
+    assert (1, 0) == (records["a"].preemptions, records["b"].preemptions)
+    assert (20, 20) == (records["a"].output_tokens, records["b"].output_tokens)
+    assert records["a"].recovered
+    assert records["a"].lost_tokens == 20
+    assert records["b"].lost_tokens == 0
+    assert records["b"].finished_ns < records["a"].finished_ns
+
+
+def test_without_prefix_caching_nothing_is_found_again():
+    """Of the same prompt twice each token is computed twice."""
+    limits = EngineSettings(block_size=16, prefix_caching=False, speed=EXACT)
+    played = play(limits, [(0, ask("a", [256] * 32, 1)), (10**9, ask("b", [256] * 32, 1))])
+    assert [0, 0] == [record.cached_tokens for record in played.records]
+    assert [0, 0] == [outcome.evictable_blocks for outcome in played.outcomes]
+
+
+def test_only_requests_with_the_same_salt_share_a_prefix():
+    """As vLLM's cache_salt: another salt, or none, finds nothing."""
+    salts = ("", "x", "y", "x", "")
+    arrivals = [(at * 10**9, ask(f"{at}", [256] * 32, 1, cache_salt=salt)) for at, salt in enumerate(salts)]
+    records = play(EngineSettings(block_size=16, speed=EXACT), arrivals).records
+    assert [0, 0, 0, 16, 16] == [record.cached_tokens for record in records]
+
+
+def test_a_slow_and_drifting_engine_takes_so_many_times_as_long():
+    """Twice as long from the start, and half as long again an hour later."""
+    arrivals = [(0, ask("a", [256] * 20, 1)), (3600 * 10**9, ask("b", [300] * 20, 1))]
+    plain, drifting = (
+        play(limits, arrivals).records
+        for limits in (EngineSettings(speed=EXACT), EngineSettings(speed=EXACT, slow=2, drift_per_h=0.5))
+    )
+    ratios = [slow.prefill_s / fast.prefill_s for fast, slow in zip(plain, drifting, strict=True)]
+    assert ratios == pytest.approx([2, 3])
+
+
+def test_an_engine_without_memory_loses_what_it_has_and_goes_on():
+    """The third sequence in a step is too many: all three end with an error, and the next request is served."""
+    limits = EngineSettings(oom_at=3, speed=EXACT)
+    arrivals = [(at, ask(name, [256 + at] * 8, 9)) for at, name in enumerate("abc")]
+    played = play(limits, [*arrivals, (10**9, ask("d", [9], 2))])
+    lost = [record for outcome in played.outcomes for _, record in outcome.lost]
+    assert [("a", "error"), ("b", "error"), ("c", "error")] == [(each.request_id, each.finish_reason) for each in lost]
+    assert [("d", 2)] == [(record.request_id, record.output_tokens) for record in played.records]
+    assert 0 == played.engine.pool.used
+
+
+def test_a_step_is_a_prefill_a_decode_or_both():
+    """The second prompt is computed beside the first one's output."""
+    played = play(EngineSettings(speed=EXACT), [(0, ask("a", [256] * 20, 3)), (1, ask("b", [300] * 20, 3))])
+    assert ["prefill", "mixed", "decode", "decode"] == [outcome.kind for outcome in played.outcomes]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
