@@ -153,7 +153,7 @@ def _traffic(name: str, workload: Mapping[str, Any], scale: float = 1.0) -> Traf
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the saturated step of the mixed load, then each class alone, then all together."""
     classes = traffic(asked)
-    limit = search.capacity(asked, finished)
+    limit = search.capacity(asked, [each for each in finished if each.step.kind == search.SATURATE])
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
@@ -298,7 +298,8 @@ def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
     ones = ["jain_index", "jain_index_requests", *(f"starvation_ratio_{name}" for name in names)]
     for label, ends in zip(ones, indices, strict=True):
         unit = "ratio" if label.startswith("starvation") else "1"
-        results[label] = of_ends(clipped(ends, 0.0, 1.0), unit, count)
+        least = 1 / len(names) if label == "jain_index" else 0.0
+        results[label] = of_ends(clipped(ends, least, 1.0), unit, count)
     return results
 
 

@@ -8,17 +8,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.requests.metrics import request_metrics
-from methodology import search
 from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
 from methodology.study.paired import (
     absent,
     bootstrapped,
+    fullest,
     grid,
     measured,
     of_ends,
     paired,
     percentile_quantities,
     plot_cumulative,
+    saturated,
     throughput,
 )
 from methodology.study.planning import content_seed, counting
@@ -46,19 +47,17 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the baseline's saturated step and levels, then the same of each other configuration."""
     if BASELINE not in asked.variants or len(asked.variants) < 2:
         return Done(reason=NEEDS, complete=False)
-    # The throughput of the baseline is a result: it is measured where the capacity is stated, too.
-    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    limit = saturated(asked, finished)
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
         return replace(limit, variant=BASELINE, reset_cache=True)
-    saturated = [each.step for each in finished if each.step.kind == search.SATURATE][-1]
     levels = [
         Step(
             kind=LEVEL,
             label=f"{round(100 * share)}-percent",
             load="open",
-            level=share * (asked.parameters.capacity or limit.per_s),
+            level=share * limit.per_s,
             share=share,
             duration=asked.parameters.duration or 60.0,
             seed=content_seed(asked, 100 + at),
@@ -70,7 +69,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     steps = [replace(step, variant=BASELINE, label=f"{BASELINE}-{step.label}") for step in levels]
     for name in others:
         steps += [replace(step, variant=name, label=f"{name}-{step.label}") for step in levels]
-        steps.append(replace(saturated, kind=SATURATED, variant=name, label=f"{name}-{saturated.label}", repeat=0))
+        steps.append(replace(limit.step, kind=SATURATED, variant=name, label=f"{name}-{limit.step.label}"))
     ended = sum(each.step.kind in (LEVEL, SATURATED) for each in finished)
     return steps[ended] if ended < len(steps) else Done(reason="every configuration has been measured at each level")
 
@@ -144,11 +143,12 @@ def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity
 
 
 def _throughputs(names: Sequence[str], steps: Sequence[Finished]) -> dict[str, Quantity]:
-    saturated = {each.step.variant: each for each in steps if each.step.kind in (search.SATURATE, SATURATED)}
+    full = {each.step.variant: each for each in steps if each.step.kind == SATURATED}
+    base = fullest(steps)
     return {
         key: quantity
         for name in names
-        for key, quantity in throughput(name, saturated.get(name), saturated.get(BASELINE)).items()
+        for key, quantity in throughput(name, base if name == BASELINE else full.get(name), base).items()
     }
 
 

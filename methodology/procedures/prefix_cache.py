@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
-from methodology import search
+from methodology.search import SATURATE
 from methodology.study.model import (
     Asked,
     Done,
@@ -32,12 +32,14 @@ from methodology.study.paired import (
     PERCENTILES,
     absent,
     bootstrapped,
+    fullest,
     grid,
     measured,
     of_ends,
     paired,
     percentile_quantities,
     plot_cumulative,
+    saturated,
     throughput,
 )
 from methodology.study.planning import content_seed, counting
@@ -83,7 +85,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if asked.variants and set(asked.variants) != set(VARIANTS):
         named = ", ".join(asked.variants)
         return Done(reason=f"the configurations of this test are named off and on, not {named}", complete=False)
-    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    limit = saturated(asked, finished)
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
@@ -93,12 +95,11 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         kind=OFF,
         label=OFF,
         load="open",
-        level=load * (asked.parameters.capacity or limit.per_s),
+        level=load * limit.per_s,
         share=load,
         requests=asked.parameters.requests or 1000,
         seed=content_seed(asked, 100),
     )
-    saturated = replace([each.step for each in finished if each.step.kind == search.SATURATE][-1], repeat=0)
     populate = Step(
         kind=POPULATE,
         label=POPULATE,
@@ -109,13 +110,13 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         options={"workload": shared},
     )
     steps = [_configured(asked, latency, OFF)]
-    for name, step in ((COLD, latency), (COLD, saturated), (WARM, latency), (WARM, saturated)):
+    for name, step in ((COLD, latency), (COLD, limit.step), (WARM, latency), (WARM, limit.step)):
         kind = name if step is latency else f"{SATURATED}-{name}"
         if name == WARM:
             before = replace(populate, seed=step.seed, label=f"{POPULATE}-{kind}")
             steps.append(_configured(asked, before, kind, resets=True))
         steps.append(_configured(asked, replace(step, kind=kind, label=kind), kind, resets=name == COLD))
-    ended = sum(each.step.kind != search.SATURATE for each in finished)
+    ended = sum(each.step.kind != SATURATE for each in finished)
     return steps[ended] if ended < len(steps) else Done(reason="the cache has been measured off, cold and warm")
 
 
@@ -137,16 +138,17 @@ def _shared(asked: Asked) -> dict[str, Any] | None:
     given = asked.options.get("workload", NAME)
     if isinstance(given, str) and given.lstrip().startswith("{"):
         given = json.loads(given)
+    name = given if isinstance(given, str) else given.get("name", POPULATE)
     mapping: dict[str, Any] | None = SHARED.get(given) if isinstance(given, str) else dict(given)
     if not mapping or "classes" in mapping or asked.options.get("dataset"):
         return None
-    shared_fields = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
+    fields = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
     pieces: dict[str, Any] = {
-        field: {**shared_fields[field], "share": 1.0, "zipf": 0.0}
+        field: {**fields[field], "share": 1.0, "zipf": 0.0}
         for field in ("prefixes", "system_prompt")
-        if field in shared_fields
+        if field in fields
     }
-    return {"name": POPULATE, **shared_fields, **pieces, "input": 1, "output": 1} if pieces else None
+    return {"name": f"{name}: shared pieces alone", **fields, **pieces, "input": 1, "output": 1} if pieces else None
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -161,9 +163,9 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         results |= {f"{key}_{name}": quantity for key, quantity in _hits(asked, steps[name], read(steps[name])).items()}
         if name != OFF and OFF in data:
             results |= {f"{key}_{name}": quantity for key, quantity in _reductions(data[OFF], step).items()}
-    saturated = {OFF: search.SATURATE} | {name: f"{SATURATED}-{name}" for name in (COLD, WARM)}
-    for name, kind in saturated.items():
-        results |= throughput(name, steps.get(kind), steps.get(search.SATURATE))
+    base = fullest(counting(finished))
+    for name in CONFIGURATIONS:
+        results |= throughput(name, base if name == OFF else steps.get(f"{SATURATED}-{name}"), base)
     heading = {"configuration": "Configuration"}
     columns = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
     columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}

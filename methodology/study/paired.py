@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from methodology.intervals import Ends, QuantileInterval, quantiles
-from methodology.study.model import Column, Finished, Line, Plot, Quantity, Reader, StepData, Table
+from methodology.search import SATURATE, capacity
+from methodology.study.model import Asked, Column, Done, Finished, Line, Plot, Quantity, Reader, Step, StepData, Table
 from methodology.study.outcome import submitted_within
 from rundir.columns import Floats, Indices, take
 
@@ -145,6 +147,35 @@ def plot_cumulative(name: str, title: str, values: Mapping[str, Floats]) -> tupl
         log_x=True,
     )
     return (plot,) if lines else ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Saturated:
+    """What a full system serves, as stated or as measured, and the step that shows it, to be repeated with others."""
+
+    per_s: float
+    step: Step
+
+
+def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
+    """Return what the first configuration serves when it is full, or the step that will tell.
+
+    Its throughput is what others are compared with: it is measured where the capacity is stated, too.
+    """
+    ended = [each for each in finished if each.step.kind == SATURATE]
+    limit = capacity(structs.replace(asked, parameters=structs.replace(asked.parameters, capacity=None)), ended)
+    best = fullest(ended)
+    if isinstance(limit, Step | Done):
+        return limit
+    if best is None:
+        return Done(reason="no saturated step has been run", complete=False)
+    return Saturated(per_s=asked.parameters.capacity or limit.per_s, step=structs.replace(best.step, repeat=0))
+
+
+def fullest(finished: Sequence[Finished]) -> Finished | None:
+    """Return the saturated step of the first configuration that served most."""
+    ended = [each for each in finished if each.step.kind == SATURATE]
+    return max(ended, key=lambda each: each.outcome.output_tokens_per_s or 0.0, default=None)
 
 
 def measured(step: Finished, read: Reader) -> StepData:
