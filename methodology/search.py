@@ -27,7 +27,7 @@ FIRST_CONCURRENCY, MOST_CONCURRENCY = 64, 1024
 ALWAYS = 0.95  # share of the scrapes that saw requests wait: saturated
 GAIN = 0.03  # by which a doubling must raise the throughput, to go on
 AROUND = 0.1  # of the limit, on both sides: where open loops are tried
-INCREMENT = 0.05  # of the limit: the bracket's width that ends the search, where none is stated
+INCREMENT = 0.05  # of the limit: nearer levels cannot be distinguished
 SAME = 0.01  # levels within that are the same
 MOST_LEVELS, MOST_SLO_LEVELS = 4, {"letter": 8, "short": 4}
 LONGER = 3  # times the duration, of a level that was undecided
@@ -303,9 +303,9 @@ def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tu
         return _untried((floor + min(high or limit.per_s, limit.per_s)) / 2, tried, floor)
     if high is None:
         return _untried((max(low, limit.per_s) + ceiling) / 2, tried, ceiling)
-    if high - low <= (parameters.increment or INCREMENT * limit.per_s):
+    if high - low <= max(parameters.increment or 0.0, INCREMENT * limit.per_s):
         return None
-    return _untried((low + high) / 2, tried, None)
+    return _untried(float(np.clip((low + high) / 2, floor, ceiling)), tried, None)
 
 
 def _untried(rate: float, tried: Sequence[float], end: float | None) -> tuple[float, int] | None:

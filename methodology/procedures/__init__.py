@@ -8,10 +8,20 @@ from methodology.procedures.guardrail import GUARDRAIL
 from methodology.procedures.memory_pressure import MEMORY_PRESSURE
 from methodology.procedures.prefix_cache import PREFIX_CACHE
 from methodology.procedures.sweep import SWEEP
+from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
 from methodology.study.model import Procedure
 
 PROCEDURES: dict[str, Procedure] = {
     procedure.name: procedure
-    for procedure in (TTFT, FAIRNESS, PREFIX_CACHE, MEMORY_PRESSURE, GUARDRAIL, COMPARE, SWEEP)
+    for procedure in (
+        TTFT,
+        THROUGHPUT,
+        FAIRNESS,
+        PREFIX_CACHE,
+        MEMORY_PRESSURE,
+        GUARDRAIL,
+        COMPARE,
+        SWEEP,
+    )
 }

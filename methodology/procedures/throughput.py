@@ -1,0 +1,439 @@
+"""Output Token Throughput: the highest load that is sustained, the limit of stability, and what makes it the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from methodology.measures import criteria
+from methodology.search import (
+    AT_SLO,
+    LEVEL,
+    SATURATE,
+    Bracket,
+    Capacity,
+    bracket,
+    crossing_of,
+    load_of,
+    measured_capacity,
+    next_step,
+)
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Outcome,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Table,
+)
+from methodology.study.planning import counting
+from methodology.study.quantities import LABELS, METRIC_COLUMNS, metric_row, number, percentile
+
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
+NAMES = ("p50", "p95", "p99")
+WORDS = {
+    "seats": "The engine's places for running requests bind",
+    "kv_cache": "The KV cache binds",
+    "steps": "The engine's computing time binds",
+    "client": "The load generator's requests in flight bind, not the server",
+    "unknown": "What binds is not known",
+}
+_LIMIT_METHOD = (
+    "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
+)
+_NOTES = (
+    *criteria.NOTES,
+    (
+        "Levels nearer to each other than 5 % of the limit cannot be told apart in a step: the search ends there, "
+        "whatever --increment is."
+    ),
+    (
+        "Of a level whose requests piled up, percentiles depend on how long it ran: they are marked by the verdict "
+        "growing."
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Study:
+    """The steps that count, and what follows from them; `best` is the step whose throughput is the maximum."""
+
+    asked: Asked
+    steps: Sequence[Finished]
+    limit: Capacity
+    verdicts: Bracket
+    best: Finished
+    objective: Quantity
+
+    @property
+    def levels(self) -> list[Finished]:
+        return [each for each in self.steps if each.step.load == "open"]
+
+
+def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:  # noqa: ARG001  outcomes suffice
+    steps = counting(finished)
+    limit = measured_capacity(steps)
+    if limit is None:
+        reason = "no closed loop completed a request"
+        names = ("max_output_tokens_per_s", "max_requests_per_s", "limit_requests_per_s")
+        missing = {name: number(None, _unit(name), missing=reason) for name in names}
+        return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
+    verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
+    closed = [each for each in steps if each.run == limit.run]
+    study = _Study(
+        asked=asked,
+        steps=steps,
+        limit=limit,
+        verdicts=verdicts,
+        best=verdicts.stable or closed[0],
+        objective=_at_objective(asked, steps, limit),
+    )
+    results = _results(study)
+    return Findings(
+        answer=(_what(study, results), _how_sure(study), _what_limits(study)),
+        results=results,
+        evidence=tuple(_evidence(study)),
+        tables=(_summary_table(results), _latency_table(study), _search_table(study)),
+        plots=(_path(study), _latency_plot(study)),
+        notes=(*_NOTES, *_deviations(study)),
+    )
+
+
+def _unit(name: str) -> str:
+    return "tokens/s" if "tokens" in name else "requests/s"
+
+
+def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
+    """Return the highest load that meets the objectives."""
+    text = asked.parameters.slo
+    judged = [each for each in steps if each.step.load == "open" and each.outcome.slo is not None]
+    if not text or not judged:
+        missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
+        return number(None, "requests/s", missing=missing)
+    crossing = crossing_of(asked, steps, limit)
+    met = [load_of(each, limit) for each in judged if each.outcome.slo and each.outcome.slo.met]
+    if crossing is not None and crossing.at is not None:
+        method = (
+            f"where a monotone fit of log latency over realised load of {len(judged)} open loops (PAVA, PCHIP) reaches "
+            f"{text}; interval by resampling the percentiles"
+        )
+        return Quantity(value=crossing.at, unit="requests/s", ci95=crossing.ci95, n=len(judged), method=method)
+    if not met:
+        least = min(load_of(each, limit) for each in judged)
+        return number(None, "requests/s", missing=f"{text} fails even at {least:.3g} requests/s, the lowest level")
+    method = f"the highest level that meets {text}: no level fails it"
+    return number(max(met), "requests/s", n=len(judged), method=method)
+
+
+def _results(study: _Study) -> dict[str, Quantity]:
+    limit, outcome = study.limit, study.best.outcome
+    ratio = limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
+    objective = study.objective
+    results = {
+        "max_output_tokens_per_s": _rate(outcome.output_tokens_per_s, outcome.output_tokens_ci95, "tokens/s"),
+        "max_requests_per_s": _rate(outcome.completed_per_s, outcome.throughput_ci95, "requests/s"),
+        "max_input_tokens_per_s": number(outcome.input_tokens_per_s, "tokens/s"),
+        "sustainable_requests_per_s": number(
+            study.verdicts.stable.step.level if study.verdicts.stable else None,
+            "requests/s",
+            method="highest offered load that was shown stable",
+            missing="no open loop was shown stable",
+        ),
+        "limit_requests_per_s": _limit(limit, limit.per_s, limit.ci95, "requests/s"),
+        "limit_output_tokens_per_s": _limit(limit, limit.tokens_per_s, limit.tokens_ci95, "tokens/s"),
+        "slo_requests_per_s": objective,
+        "slo_output_tokens_per_s": number(
+            objective.value * ratio if objective.value is not None and ratio else None,
+            "tokens/s",
+            missing=objective.missing,
+            method="the same times the output tokens of a request",
+        ),
+        "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels),
+        **_efficiency(study),
+    }
+    for metric in METRICS:
+        for name in NAMES:
+            results[f"{metric}_{name}_ms"] = _latency(outcome, metric, name)
+    return results
+
+
+def _rate(value: float | None, ci95: tuple[float, float] | None, unit: str) -> Quantity:
+    if value is None:
+        return number(None, unit)
+    return Quantity(
+        value=value, unit=unit, ci95=ci95, method="in the steady window of the highest stable level; batch means"
+    )
+
+
+def _limit(limit: Capacity, value: float | None, ci95: tuple[float, float] | None, unit: str) -> Quantity:
+    if not limit.filled or value is None:
+        return number(None, unit, missing="the load generator never filled the server")
+    return Quantity(value=value, unit=unit, ci95=ci95, method=_LIMIT_METHOD)
+
+
+def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
+    interval = outcome.percentiles.get(f"{metric}_ms", {}).get(name)
+    if interval is None:
+        return number(None, "ms", missing="no request has it")
+    return percentile(
+        interval, name, round((outcome.realised_per_s or 0) * (outcome.window.duration_s if outcome.window else 0))
+    )
+
+
+def _efficiency(study: _Study) -> dict[str, Quantity]:
+    outcome, system = study.best.outcome, study.asked.system
+    count, largest = system.get("accelerator_count"), system.get("largest_batch")
+    ran = max((each.outcome.running_max or 0 for each in study.steps), default=0)
+    method = "mean running over the largest batch declared" if largest else "mean running over the most that ever ran"
+    return {
+        "output_tokens_per_gpu_s": number(
+            (outcome.output_tokens_per_s or 0) / count if count else None,
+            "tokens/s",
+            missing="the number of accelerators is not declared (`accelerator_count` of the SUT)",
+        ),
+        "batch_utilisation_ratio": number(
+            outcome.running_mean / (largest or ran) if outcome.running_mean is not None and (largest or ran) else None,
+            "ratio",
+            method=method,
+            missing="no page of the engine shows how many requests run",
+        ),
+    }
+
+
+def _what(study: _Study, results: dict[str, Quantity]) -> str:
+    tokens, requests = results["max_output_tokens_per_s"].value, results["max_requests_per_s"].value
+    served = f"{tokens or 0:,.4g} output tokens/s ({requests or 0:.3g} requests/s)"
+    if not study.limit.filled:
+        return (
+            f"With {study.best.step.level:g} requests in flight, the most that were allowed, the server gives {served}."
+        )
+    if study.verdicts.stable is None:
+        return f"Saturated, the server gives {served}; no load offered beside it was shown to be sustained."
+    return (
+        f"The server sustains {served}, at an offered load of {study.best.step.level:.3g} requests/s: the highest that "
+        "was shown stable."
+    )
+
+
+def _how_sure(study: _Study) -> str:
+    limit = study.limit
+    if not limit.filled:
+        return "More in flight would give more: this is no limit of the server."
+    interval = f" ({limit.ci95[0]:.3g} to {limit.ci95[1]:.3g}, 95 %)" if limit.ci95 else ""
+    said = f"Full, it serves {limit.per_s:.3g} requests/s{interval}, beyond which no load can be sustained"
+    if study.verdicts.growing is not None:
+        said += f"; at {load_of(study.verdicts.growing, limit):.3g} requests/s requests piled up"
+    draft = criteria.draft_sustainable(study.levels).value
+    if draft is not None:
+        said += f"; the draft's own criteria would accept {draft:.3g} requests/s"
+    return said + "."
+
+
+def _what_limits(study: _Study) -> str:
+    limit, objective = study.limit, study.objective
+    said = f"{WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}"
+    text = study.asked.parameters.slo
+    if limit.filled and objective.value is not None and objective.value < load_of(study.best, limit):
+        low, high = objective.ci95 or (None, None)
+        interval = f" ({low:.3g} to {high:.3g}, 95 %)" if low is not None and high is not None else ""
+        said += f"; within {text} the objective binds before, at {objective.value:.3g} requests/s{interval}"
+    elif text and limit.filled and objective.value is not None:
+        said += f"; {text} holds up to the highest stable load"
+    elif text and limit.filled and objective.missing:
+        said += f"; {objective.missing}"
+    return said + "."
+
+
+def _evidence(study: _Study) -> Iterator[Evidence]:
+    limit, best = study.limit, study.best
+    yield Evidence(claim="what a full server serves", quantity="completed_per_s", run=limit.run, value=limit.per_s)
+    yield Evidence(
+        claim="the highest load shown stable" if study.verdicts.stable else "the most that was served",
+        quantity="output_tokens_per_s",
+        run=best.run,
+        value=best.outcome.output_tokens_per_s,
+    )
+    saturated = next(each.outcome for each in study.steps if each.run == limit.run)
+    for name in ("queued_ratio", "running_max", "kv_cache_max", "preemptions"):
+        yield Evidence(claim="what binds", quantity=name, run=limit.run, value=getattr(saturated, name))
+    if (growing := study.verdicts.growing) is not None and growing.outcome.stability:
+        yield Evidence(
+            claim="the lowest load at which requests piled up",
+            quantity="stability.growth",
+            run=growing.run,
+            value=growing.outcome.stability.growth,
+        )
+
+
+def _summary_table(results: dict[str, Quantity]) -> Table:
+    titles = {
+        "max_output_tokens_per_s": "Max Output Throughput",
+        "max_requests_per_s": "Max Request Throughput",
+        "max_input_tokens_per_s": "Max Input Throughput",
+        "sustainable_requests_per_s": "Sustainable Load",
+        "output_tokens_per_gpu_s": "Tokens per GPU-second",
+        "batch_utilisation_ratio": "Batch Utilization",
+        "limit_requests_per_s": "Limit of stability",
+        "slo_requests_per_s": "Load at the SLO",
+        "slo_output_tokens_per_s": "Output Throughput at the SLO",
+        "draft_sustainable_requests_per_s": "Sustainable by the draft's criteria",
+    }
+    return Table(
+        name="throughput-summary",
+        title="Throughput Summary",
+        columns=METRIC_COLUMNS,
+        rows=tuple(metric_row(title, results[name]) for name, title in titles.items()),
+    )
+
+
+def _latency_table(study: _Study) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for metric, title in METRICS.items():
+        quantities = [_latency(study.best.outcome, metric, name) for name in NAMES]
+        ends = [end for each in quantities for end in each.ci95 or (None, None)]
+        rows.append((title, *(each.value for each in quantities), *ends))
+    between = [
+        Column(name=f"{name}_{end}_ms", title=f"{LABELS[name]} from" if end == "low" else "to")
+        for name in NAMES
+        for end in ("low", "high")
+    ]
+    return Table(
+        name="latency-at-maximum-throughput",
+        title="Latency at Maximum Throughput",
+        columns=(
+            Column(name="metric", title="Metric"),
+            *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in NAMES),
+            *between,
+        ),
+        rows=tuple(rows),
+        note=f"Of step {study.best.number}, {study.best.step.label}.",
+    )
+
+
+def _search_table(study: _Study) -> Table:
+    p50_ms = criteria.lowest_p50_ms(study.levels)
+    columns = {
+        "step": "Step", "level": "Level", "offered_per_s": "Offered (req/s)", "load_ratio": "Load / limit",
+        "completed_per_s": "Completed (req/s)", "output_tokens_per_s": "Output (tok/s)",
+        "server_tokens_per_s": "By the engine (tok/s)", "queued_ratio": "Scrapes with waiting",
+        "running_mean": "Running", "kv_cache_max": "KV cache", "ttft_p99_ms": "TTFT P99 (ms)", "verdict": "Load was",
+        "slo_met": "SLO met", "completed_ratio": "Completed / arrived", "draft": "Draft accepts", "limit": "Limit",
+    }  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for each in study.steps:
+        came, is_open = each.outcome, each.step.load == "open"
+        share = load_of(each, study.limit) / study.limit.per_s if study.limit.per_s else None
+        stability = came.stability.verdict if came.stability else None
+        judged: tuple[Cell, ...] = (
+            stability,
+            came.slo.met if came.slo else None,
+            criteria.completed_ratio(each) if is_open else None,
+            criteria.accepts(each, p50_ms) if is_open else None,
+            came.limit,
+        )
+        rows.append((each.number, each.step.label, each.step.level if is_open else None, share if is_open else None,
+                     came.completed_per_s, came.output_tokens_per_s, came.server_tokens_per_s, came.queued_ratio,
+                     came.running_mean, came.kv_cache_max, criteria.ttft_ms(each, "p99"), *judged))  # fmt: skip
+    return Table(
+        name="throughput-search",
+        title="Throughput Search",
+        columns=tuple(Column(name=name, title=title) for name, title in columns.items()),
+        rows=tuple(rows),
+        note="Load / limit counts the output tokens that the step's requests asked for: long requests are more load.",
+    )
+
+
+def _path(study: _Study) -> Plot:
+    """Return the search: what each step served or realised, by number, marked by what came of it."""
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for each in study.steps:
+        if each.step.kind == SATURATE:
+            groups.setdefault("closed loop, completed", []).append((each.number, each.outcome.completed_per_s or 0.0))
+        elif each.outcome.stability and each.outcome.stability.verdict:
+            name = f"open loop, {each.outcome.stability.verdict}"
+            groups.setdefault(name, []).append((each.number, load_of(each, study.limit)))
+    lines = [Line(name=name, x=_column(points, 0), y=_column(points, 1)) for name, points in groups.items()]
+    return Plot(
+        name="search-path",
+        title="Search path",
+        kind="marks",
+        x_title="Step",
+        y_title="requests/s",
+        lines=tuple(lines),
+    )
+
+
+def _column(points: Sequence[tuple[Any, ...]], at: int) -> tuple[Any, ...]:
+    return tuple(point[at] for point in points)
+
+
+def _latency_plot(study: _Study) -> Plot:
+    levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
+    lines = []
+    for name in NAMES:
+        quantities = [_latency(each.outcome, "ttft", name) for each in levels]
+        ends = [each.ci95 or (None, None) for each in quantities]
+        lines.append(
+            Line(
+                name=f"TTFT {LABELS[name]}",
+                x=tuple(load_of(each, study.limit) for each in levels),
+                y=tuple(each.value for each in quantities),
+                low=_column(ends, 0),
+                high=_column(ends, 1),
+            )
+        )
+    return Plot(
+        name="throughput-latency",
+        title="TTFT over load",
+        kind="line",
+        x_title="Load (requests/s)",
+        y_title="TTFT (ms)",
+        lines=tuple(lines),
+        log_y=True,
+    )
+
+
+def _deviations(study: _Study) -> Iterator[str]:
+    if study.verdicts.contradictions:
+        yield (
+            "Verdicts contradicted each other: a load was stable above one that grew. The bracket was opened again "
+            "once; what counts is the highest stable load below all that grew."
+        )
+    for each in study.verdicts.undecided:
+        yield f"{each.step.label}: whether requests piled up was not decided in {each.step.duration or 0:g} s."
+    for each in study.steps:
+        if each.outcome.window and each.outcome.window.enough is False:
+            yield f"{each.step.label}: MSER-5 would leave out more than the first tenth: the step is short."
+    tried = [each for each in study.levels if each.step.kind in (LEVEL, AT_SLO)]
+    if study.limit.filled and tried and not study.verdicts.stable:
+        yield "No level was shown stable: the lowest that was tried is not sustained."
+    if study.limit.filled and tried and not study.verdicts.growing:
+        yield "No level was seen to grow: the highest that was tried may be sustained (--max)."
+
+
+THROUGHPUT = Procedure(
+    name="throughput",
+    title="Output Token Throughput",
+    section="test-throughput",
+    objective="The highest rate of output tokens that the system sustains, and what makes that the limit.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(
+            duration=300, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=True
+        ),
+        "short": Parameters(
+            duration=60, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=False
+        ),
+    },
+    next_step=next_step,
+    findings=_findings,
+)
