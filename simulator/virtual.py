@@ -90,15 +90,23 @@ class Played:
 class VirtualServer:
     """Own one engine, its gateway, its page and its time, which goes on from load to load."""
 
-    def __init__(self, settings: SimulatorSettings, *, network_s: float = 0.0, shown: bool = True) -> None:
+    def __init__(
+        self,
+        settings: SimulatorSettings,
+        *,
+        network_s: float = 0.0,
+        shown: bool = True,
+        start_ns: int = EPOCH_NS,
+        keep_steps: bool = False,
+    ) -> None:
         """`network_s` is how long a request and the first byte of its reply are on the way, together.
 
-        Without `shown` there is no page, and loads are played faster.
+        Without `shown` there is no page, and loads are played faster. `keep_steps` is that of the engine.
         """
-        self.now_ns = EPOCH_NS
-        self.engine = Engine(settings.engine_settings, start_ns=EPOCH_NS)
+        self.now_ns = start_ns
+        self.engine = Engine(settings.engine_settings, keep_steps=keep_steps, start_ns=start_ns)
         self.gateway = Gateway(settings.gateway, settings.engine_settings.seed)
-        self._page = page_of(settings, lambda: self.now_ns, start_s=EPOCH_NS / 1e9) if shown else None
+        self._page = page_of(settings, lambda: self.now_ns, start_s=start_ns / 1e9) if shown else None
         self._rendered: tuple[bytes, str] | None = None
         self.way_ns = round(network_s * 1e9 / 2)
 

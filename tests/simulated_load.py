@@ -16,6 +16,7 @@ from simulator.engine.scheduler import Engine
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.telemetry.truth import TruthLog
+from simulator.virtual import Load, VirtualServer
 
 LIMITS = EngineSettings(
     max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]
@@ -40,11 +41,10 @@ ARRIVALS = st.lists(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of a list of arrivals: the engine after it, each step's outcome, and the most blocks ever in use."""
+    """What became of a list of arrivals: the engine after it, and each step's outcome."""
 
     engine: Engine
     outcomes: tuple[StepOutcome, ...]
-    most_blocks: int
 
     @property
     def records(self) -> list[RequestRecord]:
@@ -53,23 +53,10 @@ class Played:
 
 def play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]], *, keep_steps: bool = False) -> Played:
     """Play (arrival_ns, request) pairs through an engine until all have finished, at the pace that it says."""
-    engine = Engine(limits, keep_steps=keep_steps)
-    to_come = sorted(arrivals, key=lambda arrival: arrival[0])
-    outcomes: list[StepOutcome] = []
-    now_ns = most_blocks = 0
-    while True:
-        while to_come and to_come[0][0] <= now_ns:
-            at_ns, request = to_come.pop(0)
-            engine.submit(request, at_ns)
-        duration_s = engine.begin_step(now_ns)
-        if duration_s is None:
-            if not to_come:
-                return Played(engine=engine, outcomes=tuple(outcomes), most_blocks=most_blocks)
-            now_ns = to_come[0][0]
-            continue
-        most_blocks = max(most_blocks, engine.pool.used)
-        now_ns += round(duration_s * 1e9)
-        outcomes.append(engine.finish_step(now_ns))
+    server = VirtualServer(SimulatorSettings(engine_settings=limits), shown=False, start_ns=0, keep_steps=keep_steps)
+    in_order = sorted(arrivals, key=lambda arrival: arrival[0])
+    load = Load(requests=[request for _, request in in_order], offsets_ns=[at_ns for at_ns, _ in in_order])
+    return Played(engine=server.engine, outcomes=tuple(server.play(load, keep_steps=True).steps))
 
 
 _EVERYWHERE = {"engine", "model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank", "pid", "rank"}

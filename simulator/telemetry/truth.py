@@ -1,14 +1,7 @@
-"""The truth about every request, kept in memory and written as JSON lines.
+"""The truth about every request and every step, kept in memory and written as JSON lines.
 
-One line a request, written when it finishes or is aborted: `request_id` (the client's X-Request-Id, or one made up
-when it sent none), `response_id` (the id that the reply carries), `arrival_ns`, `dispatched_ns`, `queued_ns`,
-`scheduled_ns`, `first_token_ns`, `finished_ns` (int64 ns Unix; null where an abort came first), `tokens` (output),
-`prompt_tokens`, `cached_tokens`, `finish_reason` ("stop", "length", "abort" or, out of memory, "error"), `preemptions`,
-`lost_tokens` (given up by them), `recovered` (it finished all the same), `role` ("request"; of SGLang also "probe" and
-"prefix", which no client sent as such).
-
-Steps have a file of their own, one line a step of the engine: `kind` ("prefill", "decode" or "mixed"), `begin_ns`,
-`end_ns`, `sequences`, `prefills` (how many of them had a part of their prompt computed), `prefill_tokens`.
+One line a request, written when it finishes or is aborted, and in a file of its own one line a step of the engine;
+docs/reference/simulator.md has the fields.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ after every step, so an idle engine keeps its last values. Aborted requests neve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from prometheus_client import (
@@ -19,6 +20,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.utils import floatToGoString
 
 from simulator.engine.history import FirstToken, RequestRecord, StepOutcome
 from simulator.settings import EngineSettings
@@ -112,6 +114,7 @@ class VllmPage:
         else:
             started = "Start time of the process since unix epoch in seconds."
             Gauge("process_start_time_seconds", started, registry=self.registry).set(start_s)
+        self._heads: list[str] = []  # what stands before each number of the page
         self._blocks = settings.kv_blocks
         self._caching = settings.prefix_caching
         labels = (model, "0")
@@ -147,9 +150,22 @@ class VllmPage:
                 vars(metric)["_created"] = start_s
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page and its content type: the text format 0.0.4, whatever is accepted."""
+        """Return the page and its content type: the text format 0.0.4, whatever is accepted.
+
+        All series are there from the start, so that a page differs from the first one by its numbers alone.
+        """
         del accept
-        return generate_latest(self.registry), CONTENT_TYPE
+        if not self._heads:
+            text = generate_latest(self.registry).decode()
+            self._heads = re.findall(r"((?:#.*\n)*[^#\n].* )\S+\n", text)
+        numbers: list[float] = []
+        for metric in self.registry.collect():
+            samples = metric.samples
+            numbers += [sample.value for sample in samples if not sample.name.endswith("_created")]
+            numbers += [sample.value for sample in samples if sample.name.endswith("_created")]
+        texts = map(floatToGoString, numbers)
+        lines = [f"{head}{text}\n" for head, text in zip(self._heads, texts, strict=True)]
+        return "".join(lines).encode(), CONTENT_TYPE
 
     def observe(self, outcome: StepOutcome) -> None:
         self._gauges["num_requests_running"].set(outcome.running)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, settings
+from prometheus_client import generate_latest
 from simulated_load import ARRIVALS, LIMITS, families_of, play, samples_of
 
 from simulator.settings import EngineSettings
@@ -64,13 +65,17 @@ def test_size_buckets_end_at_the_limit(limit: int, bounds: tuple[float, ...]):
 @given(ARRIVALS)
 @settings(max_examples=25, deadline=None)
 def test_sums_on_the_page_are_the_sums_of_the_truth(arrivals: list[Any]):
-    """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks."""
+    """Counts are equal and sums agree to 1e-9, under preemption, prefix hits and chunks; the page is written as
+    prometheus_client writes it.
+    """
     limits = replace(LIMITS, eos_chance=0.1)
     arrivals = [(at, replace(request, ignore_eos=bool(index % 2))) for index, (at, request) in enumerate(arrivals)]
     played = play(limits, arrivals)
-    metrics = VllmPage("m", limits)
+    metrics = VllmPage("m", limits, start_s=1.0)
+    assert metrics.page()[0] == generate_latest(metrics.registry)
     for outcome in played.outcomes:
         metrics.observe(outcome)
+    assert metrics.page()[0] == generate_latest(metrics.registry)
     samples = samples_of(metrics.page()[0])
     records = played.records
     expected_s = {
