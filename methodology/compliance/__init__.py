@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from methodology.compliance.case import Answer, Case, State, answer
+from methodology.compliance.case import Case, State, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
@@ -94,7 +94,7 @@ def satisfies(compliance: Compliance, required: Literal["conditional", "uncondit
 
 def _judged(requirement: Requirement, case: Case) -> Judgement:
     check = CHECKS.get(requirement.id)
-    given: Answer = check(case) if check else answer(requirement, case)
+    given = check(case) if check else by_rules(case, requirement)
     return Judgement(
         id=requirement.id,
         level=requirement.level,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from methodology.compliance.facts import StepFacts
-from methodology.compliance.requirements import Needs, Requirement, Rule, When
+from methodology.compliance.requirements import Requirement, Rule, When
 from methodology.compliance.system import System
 from methodology.study.model import Asked, Cell, Findings, Finished
 
 State = Literal["met", "not met", "not applicable", "declared"]
+CAPACITY = ("saturate", "capacity")  # kinds of steps that only look for the capacity
+Counted = tuple[Finished, StepFacts]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -26,120 +28,118 @@ class Answer(Struct, frozen=True, kw_only=True):
     value: Cell = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A study: its steps that count with the facts of each; `findings` is None of a plain run."""
-
-    test: str
-    asked: Asked
-    system: System
-    steps: Sequence[tuple[Finished, StepFacts]]
-    findings: Findings | None
-
-    def measuring(self) -> list[tuple[Finished, StepFacts]]:
-        """Return the steps that results are of, without those that only look for the capacity."""
-        return [step for step in self.steps if step[0].step.kind not in ("saturate", "capacity")]
-
-
 def judged(ok: bool, reason: str, evidence: str = "", value: object = None) -> Answer:
     """Return met or not met."""
     cell = value if isinstance(value, float | int | str) else None
     return Answer(state="met" if ok else "not met", reason=reason, evidence=evidence, value=cell)
 
 
-def inapplicable(reason: str) -> Answer:
-    """Return that a requirement does not apply, and why."""
-    return Answer(state="not applicable", reason=reason)
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A study: its steps that count with the facts of each; `findings` is None of a plain run."""
+
+    test: str
+    asked: Asked
+    system: System
+    steps: Sequence[Counted]
+    findings: Findings | None
+
+    @property
+    def measuring(self) -> list[Counted]:
+        """Return the steps that results are of."""
+        return [step for step in self.steps if step[0].step.kind not in CAPACITY]
+
+    @cached_property
+    def study(self) -> dict[str, Any]:
+        """Return what rules may ask of all steps together."""
+        steps = [finished.step for finished, _ in self.measuring]
+        variants = [self.system.of(name) for name in {step.variant for step in steps}]
+        levels = [step.level for step in steps if step.kind == "level"]
+        sizes = [facts.about.get("tokenizer", {}).get("vocab_size") for _, facts in self.steps]
+        return {
+            "vocabulary": self.system.vocabulary if None in sizes else min(sizes, default=None),
+            "levels": len({step.level for step in steps}),
+            "shares": {round(step.share, 3) for step in steps if step.share is not None},
+            "is_ascending": levels == sorted(levels),
+            "kinds": {step.kind for step in steps},
+            "variants": {step.variant for step in steps},
+            "filtering": {bool(each.input_filtering or each.output_filtering) for each in variants},
+            "is_reported": self.findings is not None,
+            "reported": _reported(self.findings),
+        }
 
 
-def value_at(case: Case, step: tuple[Finished, StepFacts], path: str) -> Any:
-    """Return the value of a step at a path as rules have it; None where there is none."""
+def _reported(findings: Findings | None) -> set[str]:
+    if findings is None:
+        return set()
+    valued = {name for name, quantity in findings.results.items() if quantity.value is not None}
+    tables = {f"table {table.name}" for table in findings.tables if table.rows}
+    return valued | tables | {f"plot {plot.name}" for plot in findings.plots}
+
+
+def value_at(case: Case, step: Counted, path: str) -> Any:
+    """Return the value of a step at a path: of study, asked, results, system, step, outcome, facts, or its manifest;
+    None where there is none.
+    """
     finished, facts = step
-    tree: dict[str, Any] = {
+    value: Any = {
         **facts.about, "step": finished.step, "outcome": finished.outcome, "asked": case.asked, "facts": facts,
-        "system": case.system.of(finished.step.variant),
+        "system": case.system.of(finished.step.variant), "study": case.study,
+        "results": case.findings.results if case.findings else {},
     }  # fmt: skip
-    value: Any = tree
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
 
 
-def by_rules(case: Case, rules: Sequence[Rule], when: When | None) -> Answer:
-    """Return met where the values of every step that a requirement applies to are as they must be."""
-    steps = case.steps
-    if when is not None:
-        steps = [step for step in steps if value_at(case, step, when.of) in (None, *when.among)]
+def by_rules(case: Case, requirement: Requirement) -> Answer:
+    """Return met where the values of every step that a requirement is about are as they must be; declared, where all
+    of them are declarations.
+    """
+    when, rules = requirement.when, requirement.all_rules()
+    if case.test in requirement.unless:
+        return Answer(state="not applicable", reason=f"the {case.test} test has a workload of its own")
+    steps = [step for step in case.steps if when is None or _concerns(when, value_at(case, step, when.of))]
+    if not steps and case.steps and when and when.otherwise:
+        return Answer(state="not applicable", reason=when.otherwise)
     if not steps:
-        return inapplicable(when.otherwise) if when and case.steps else judged(False, "no step that counts was run")
-    evidence = [(f"{step[0].run}/{rule.at}: {rule.of}".lstrip("/"), value_at(case, step, rule.of), rule)
-                for step in steps for rule in rules]  # fmt: skip
-    wrong = [(place, value, text) for place, value, rule in evidence if (text := problem_of(rule, value))]
-    if not wrong:
-        return judged(True, "so in every step", *evidence[0][:2])
-    place, value, text = wrong[0]
-    more = f" (and {len(wrong) - 1} more like this)" if len(wrong) > 1 else ""
-    return judged(False, text + more, place, value)
+        return judged(False, "no such step was run")
+    shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
+    wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
+    step, rule, value, text = wrong[0] if wrong else (*shown[0], "so in every step")
+    texts = dict.fromkeys(each[3] for each in wrong) if wrong else (text,)
+    root = "" if rule.at in ("study.json", "result.json", "report.html") else step[0].run
+    answer = judged(not wrong, "; ".join(texts), f"{root}/{rule.at}: {rule.of}".lstrip("/"), value)
+    names = {each.of.removeprefix("system.") for each in rules if each.of.startswith("system.")}
+    if wrong or len(names) < len(rules) or names & set(case.system.seen):
+        return answer
+    return Answer(state="declared", reason="as declared", evidence=answer.evidence, value=answer.value)
 
 
-def problem_of(rule: Rule, value: Any) -> str:
+def _concerns(when: When, value: Any) -> bool:
+    return value is None or (value not in when.apart and (not when.among or value in when.among))
+
+
+def _problem(case: Case, rule: Rule, value: Any) -> str:
     """Return the problem of a value by a rule, "" where there is none."""
+    name = rule.of.removeprefix("system.")
+    if rule.of.startswith("system.") and name in case.system.contradictions:
+        return case.system.contradictions[name]
     shown = value
     if rule.absent:
         fails = bool(value)
     elif rule.with_ or rule.without:
-        shown = sorted({*rule.with_} - {*(value or ())} | {*rule.without} & {*(value or ())})
-        fails = value is None or bool(shown)
-        shown = ", ".join(shown)
-    elif value is None or (rule.least is None and rule.most is None):
-        fails = value not in rule.among if rule.among else not value
-        fails = fails or (bool(rule.begins) and not str(value).startswith(rule.begins))
+        odd = {*rule.with_} - {*(value or ())} | {*rule.without} & {*(value or ())}
+        fails, shown = value is None or bool(odd), ", ".join(sorted(map(str, odd))) or None
+    elif rule.among:
+        fails = value not in rule.among
+    elif rule.begins:
+        members = value if isinstance(value, set) else {str(value)}
+        fails = not any(each.startswith(rule.begins) for each in members)
+    elif value is not None and (rule.least is not None or rule.most is not None):
+        fails = not (rule.least or 0.0) <= value <= (value if rule.most is None else rule.most)
     else:
-        fails = value < (rule.least or 0.0) or (rule.most is not None and value > rule.most)
-    return (
-        rule.problem.format("not known" if shown is None else f"{shown:,}" if isinstance(shown, int) else shown)
-        if fails
-        else ""
-    )
-
-
-def by_needs(case: Case, needs: Needs) -> Answer:
-    """Return met where all that is needed is there, declared where declarations are all of it."""
-    reported = needs.results or needs.tables or needs.plots
-    if reported and case.findings is None:
-        return judged(False, "a plain run does not report it")
-    missing = [*_undeclared(case.system, needs.system), *_unreported(case.findings, needs)]
-    if missing:
-        return judged(False, "; ".join(missing), "result.json" if reported else "study.json: sut")
-    if reported:
-        return judged(True, "reported", f"result.json: results.{needs.results[0]}" if needs.results else "report.html")
-    state: State = "declared" if case.system.standing(*needs.system) == "declared" else "met"
-    value = msgspec.to_builtins(getattr(case.system, needs.system[0]))
-    return msgspec.structs.replace(
-        judged(True, f"as {state}", f"study.json: sut.{needs.system[0]}", value), state=state
-    )
-
-
-def _undeclared(system: System, names: Sequence[str]) -> list[str]:
-    unknown = ", ".join(name for name in names if getattr(system, name) is None)
-    wrong = [system.contradictions[name] for name in names if name in system.contradictions]
-    return [*([f"neither declared nor seen: {unknown}"] if unknown else []), *wrong]
-
-
-def _unreported(findings: Findings | None, needs: Needs) -> list[str]:
-    if findings is None:
-        return []
-    valued = {name for name, quantity in findings.results.items() if quantity.value is not None}
-    missing = [f"no value of {choice}" for choice in needs.results if valued.isdisjoint(choice.split("|"))]
-    tables, plots = [table.name for table in findings.tables if table.rows], [plot.name for plot in findings.plots]
-    for kind, wanted, names in (("table", needs.tables, tables), ("plot", needs.plots, plots)):
-        if wanted and not any(name.startswith(wanted) for name in names):
-            missing.append(f"no {kind} {wanted[0]}")
-    return missing
-
-
-def answer(requirement: Requirement, case: Case) -> Answer:
-    """Return the answer to a requirement by its rules, or by what it needs."""
-    if requirement.needs is not None:
-        return by_needs(case, requirement.needs)
-    return by_rules(case, requirement.rules, requirement.when)
+        fails = value is None or not (rule.known or value)
+    if not fails:
+        return ""
+    return rule.problem.format("not known" if shown is None else f"{shown:,}" if isinstance(shown, int) else shown)

@@ -13,23 +13,13 @@ Level = Literal["must", "should", "part"]
 Scalar = str | float | int | bool | None
 
 
-class Needs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a study must be there: values of the system, results by name (of a|b either), tables and plots by how
-    their names begin (of several, any).
-    """
-
-    system: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()
-    plots: tuple[str, ...] = ()
-
-
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"with_": "with"}):
-    """What a value of each step must be: by default, neither null nor empty. `problem` is said with the value as {}.
+    """What a value of each step must be; by default, neither null nor empty. `problem` is said with the value as {}.
 
-    of      the path of the value: of the manifest, or step., outcome., system., asked., facts.
-    at      the file that it stands in
+    of      the path of the value, as `case.value_at` reads it; `at`: the file that it stands in
+    begins  how it, or a member of it, begins
     with_, without  what a list must, and must not, hold
+    absent  null, false or 0; known: not null
     """
 
     of: str
@@ -39,23 +29,26 @@ class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename
     most: float | None = None
     among: tuple[Scalar, ...] = ()
     begins: tuple[str, ...] = ()
-    with_: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
+    with_: tuple[Scalar, ...] = ()
+    without: tuple[Scalar, ...] = ()
     absent: bool = False
+    known: bool = False
 
 
 class When(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which steps a requirement applies to: those where a value is one of some, or not known; `otherwise` says why it
-    applies to none.
+    """Which steps a requirement is about: those where a value is among some, apart from others, or not known.
+
+    Where there are none it does not apply, for the reason `otherwise`; without a reason it is not met.
     """
 
     of: str
-    among: tuple[Scalar, ...]
-    otherwise: str
+    among: tuple[Scalar, ...] = ()
+    apart: tuple[Scalar, ...] = ()
+    otherwise: str = ""
 
 
 class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One requirement; by `needs` or `rules` unless a function in `checks` decides. `cure`: what to do if not met."""
+    """One requirement; `unless`: the tests that it does not apply to."""
 
     id: str
     level: Level
@@ -63,9 +56,19 @@ class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     section: str
     text: str
     cure: str
+    unless: tuple[str, ...] = ()
     when: When | None = None
     rules: tuple[Rule, ...] = ()
-    needs: Needs | None = None
+    declared: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+
+    def all_rules(self) -> tuple[Rule, ...]:
+        """Return its rules, with those of what must be known and reported."""
+        known = (Rule(of=f"system.{name}", at="study.json", known=True,
+                      problem=f"`{name}` is neither declared nor seen") for name in self.declared)  # fmt: skip
+        shown = (Rule(of="study.reported", at="result.json", begins=tuple(names.split("|")),
+                      problem=f"not reported: {names.partition('|')[0]}") for names in self.reported)  # fmt: skip
+        return (*self.rules, *known, *shown)
 
 
 @cache
