@@ -82,7 +82,7 @@ def study(test: str) -> dict[str, Any]:
         "system": system(),
         "finished": finished,
         "findings": findings(test),
-        "facts": {each.run: facts(WORKLOADS.get(test, "synthetic-uniform"), each.step.load) for each in finished},
+        "facts": {each.run: facts(WORKLOADS.get(test, "synthetic-uniform")) for each in finished},
     }
 
 
@@ -94,11 +94,15 @@ def system(**changed: Any) -> System:
 def _finished(test: str, number: int, kind: str, share: float | None, variant: str) -> Finished:
     closed = test in ("capacity", "long-context", "memory-pressure")
     load: Literal["open", "closed"] = "closed" if closed else "open"
-    step = Step(kind=kind, label=f"step-{number}", load=load, level=float(number), share=share, duration=300.0, seed=7,
+    level = 1.0 if closed else float(number)
+    step = Step(kind=kind, label=f"step-{number}", load=load, level=level, share=share, duration=300.0, seed=7,
                 variant=variant)  # fmt: skip
     window = SteadyWindow(start_ns=0, end_ns=10**9, left_out=0.1, enough=True)
     return Finished(
-        number=number, run=f"steps/{number:04d}", step=step, outcome=Outcome(status="complete", window=window)
+        number=number,
+        run=f"steps/{number:04d}",
+        step=step,
+        outcome=Outcome(status="complete", window=window),
     )
 
 
@@ -116,12 +120,12 @@ def findings(test: str) -> Findings:
     )
 
 
-def facts(workload: str = "synthetic-uniform", load: str = "open", **changed: Any) -> StepFacts:
+def facts(workload: str = "synthetic-uniform", **changed: Any) -> StepFacts:
     """Return the facts of a step with which nothing is wrong, but for what is changed."""
-    return StepFacts(**{**_facts(workload, load), **changed})
+    return StepFacts(**{**_facts(workload), **changed})
 
 
-def _facts(workload: str, load: str) -> Mapping[str, Any]:
+def _facts(workload: str) -> Mapping[str, Any]:
     classes = [{"input_tokens": {"min": 64, "max": 256}, "output_tokens": {"min": 32, "max": 128}},
                {"input_tokens": {"min": 1024, "max": 4096}, "output_tokens": {"min": 256, "max": 1024}}]  # fmt: skip
     nothing = describe(np.empty(0), "none")
@@ -135,8 +139,10 @@ def _facts(workload: str, load: str) -> Mapping[str, Any]:
         "about": {**ABOUT, "workload": {"label": workload, "source": "draft-x", "classes": classes}},
         "not_trusted": "", "workload": workload, "is_custom": False, "is_dataset": False, "requests_sha256": "ab",
         "unstated": (), "transport": "grpc", "arrivals": ("poisson", "uniform", "gamma", "burst", "replay"), "ok": 1000,
-        "refused": 0, "stamp_ns": 1, "unrecorded": 0, "held": 0, "in_flight_ratio": 1.0 if load == "closed" else None,
-        "gaps": 50_000, "long_requests": 500, "long_gaps": 25_000, "classes": {"short": 800, "long": 500},
+        "refused": 0, "stamp_ns": 1, "unrecorded": 0, "held": 0,
+        "in_flight_mean": 1.0, "known_parts": ("queue", "prefill"), "gaps": 50_000, "long_requests": 500,
+        "long_gaps": 25_000,
+        "classes": {"short": 800, "long": 500},
         "delivery": delivered, "first_tokens": 500, "is_server_timed": False, "cached_ratio": None,
         "unshared_cached_ratio": 0.0, "hits": None, "is_clock_compared": False, "round_trip_ms": 0.1, "engine": "",
         "engine_version": "", "cache_config": {},

@@ -16,6 +16,7 @@ from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
+from methodology.compliance.runs import RunStatement
 from methodology.percentiles import NAMES, PercentileIntervals
 from methodology.stability import Stability
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
@@ -128,7 +129,10 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     """Compliance with the benchmarking draft, and whether there was a steady state to measure."""
 
     draft: Annotated[str, doc("The draft that tests follow.")]
-    tests: Annotated[dict[str, dict[str, Any]], doc("Compliance by test that was run.")]
+    tests: Annotated[
+        dict[str, RunStatement],
+        doc("By test of the draft that the run could be, whether it complies, and what it would still need."),
+    ]
     missing: Missing = UNSET
     stability: Annotated[Stability, doc("Whether the load was sustained, or requests piled up.")]
     warmup: Annotated[WarmupStatement | None, doc("The warm-up; null where the run ended before it did.")]

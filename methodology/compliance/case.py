@@ -64,7 +64,7 @@ class Case:
             "kinds": {step.kind for step in steps},
             "variants": {step.variant for step in steps},
             "filtering": {bool(each.input_filtering or each.output_filtering) for each in variants},
-            "is_reported": self.findings is not None,
+            "is_reported": self.findings is not None and "run" not in {step.kind for step in steps},
             "reported": _reported(self.findings),
         }
 
@@ -86,6 +86,8 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
         **facts.about, "step": finished.step, "outcome": finished.outcome, "asked": case.asked, "facts": facts,
         "system": case.system.of(finished.step.variant), "study": case.study,
         "results": case.findings.results if case.findings else {},
+        "in_flight_ratio": (facts.in_flight_mean or 0.0) / (finished.step.level or 1.0),
+        "is_clock_compared": facts.is_clock_compared and not case.system.same_machine,
     }  # fmt: skip
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -107,13 +109,23 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
     shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
     wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
     step, rule, value, text = wrong[0] if wrong else (*shown[0], "so in every step")
-    texts = dict.fromkeys(each[3] for each in wrong) if wrong else (text,)
     root = "" if rule.at in ("study.json", "result.json", "report.html") else step[0].run
-    answer = judged(not wrong, "; ".join(texts), f"{root}/{rule.at}: {rule.of}".lstrip("/"), value)
+    answer = judged(
+        not wrong, _joined([each[3] for each in wrong] or [text]), f"{root}/{rule.at}: {rule.of}".lstrip("/"), value
+    )
     names = {each.of.removeprefix("system.") for each in rules if each.of.startswith("system.")}
     if wrong or len(names) < len(rules) or names & set(case.system.seen):
         return answer
     return Answer(state="declared", reason="as declared", evidence=answer.evidence, value=answer.value)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return problems in one line; of those that begin alike up to a colon, the beginning once."""
+    ends: dict[str, dict[str, None]] = {}
+    for text in texts:
+        begin, _, end = text.partition(": ")
+        ends.setdefault(begin, {})[end] = None
+    return "; ".join(": ".join(filter(None, (begin, ", ".join(filter(None, rest))))) for begin, rest in ends.items())
 
 
 def _concerns(when: When, value: Any) -> bool:

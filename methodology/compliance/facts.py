@@ -9,11 +9,13 @@ from typing import Any, get_args
 
 import numpy as np
 
+from correlator.breakdown import TTFT_PARTS, Parts
 from loadgen.plan import arrivals, workloads
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
+from methodology.steady import SteadyWindow, in_flight
 from methodology.study.model import StepData
 from rundir.columns import take
 from rundir.stats import Missing
@@ -39,7 +41,8 @@ class StepFacts:
     stamp_ns               what divides all stamps: their resolution
     unrecorded             requests that ended ok without one of the stamps and numbers that the draft names
     held                   requests that a cap on those in flight held back
-    in_flight_ratio        of a closed loop, the mean number in flight over that which was to be
+    in_flight_mean         requests in flight, from the first tenth of the submissions on to the last
+    known_parts            the parts of the TTFT that are known of any request
     refused                requests that a safety system refused
     classes                requests that ended ok, by class
     long_requests, long_gaps  requests of at least 50 output tokens, and the gaps between their chunks
@@ -64,7 +67,8 @@ class StepFacts:
     stamp_ns: int
     unrecorded: int
     held: int
-    in_flight_ratio: float | None
+    in_flight_mean: float | None
+    known_parts: tuple[str, ...]
     gaps: int
     long_requests: int
     long_gaps: int
@@ -84,10 +88,20 @@ class StepFacts:
 
 def step_facts(data: StepData) -> StepFacts:
     """Return the facts of a step from its tables."""
-    about, requests = data.about, data.requests
+    return facts_of(data.requests, data.parts, data.endpoints, data.about, data.not_trusted)
+
+
+def facts_of(
+    requests: RequestLog,
+    parts: Parts,
+    endpoints: Sequence[EndpointSeries],
+    about: Mapping[str, Any],
+    not_trusted: str = "",
+) -> StepFacts:
+    """Return the facts of the measured requests of a run; arguments as StepData has them."""
     config, stated = about.get("config") or {}, about.get("workload") or {}
     ok = take(requests, requests.status == "ok")
-    metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in data.endpoints)), None)
+    metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in endpoints)), None)
     delivered, is_long = delivery(ok, metrics), ok.output_tokens >= LEAST_OUTPUT_TOKENS
     protocol, label = PROTOCOLS.get(config.get("endpoint", "")), str(stated.get("label") or config.get("workload"))
     cached = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
@@ -99,7 +113,7 @@ def step_facts(data: StepData) -> StepFacts:
     recorded = np.array([ok.submit_ns, ok.first_token_ns, ok.last_token_ns, ok.input_tokens, ok.output_tokens])
     return StepFacts(
         about=about,
-        not_trusted=data.not_trusted,
+        not_trusted=not_trusted,
         workload=next((name for name in workloads.NAMES if label.startswith(name)), label),
         is_custom=not str(stated.get("source")).startswith("draft-"),
         is_dataset=bool(stated.get("data")),
@@ -112,7 +126,8 @@ def step_facts(data: StepData) -> StepFacts:
         stamp_ns=int(np.gcd.reduce(ok.submit_ns)) if len(ok) else 0,
         unrecorded=int((recorded < 0).any(axis=0).sum()),
         held=int((requests.held_ns > 0).sum()),
-        in_flight_ratio=_in_flight_ratio(data, config.get("concurrency")) if data.closed_loop else None,
+        in_flight_mean=_in_flight_mean(requests),
+        known_parts=tuple(part.name for part in TTFT_PARTS if np.isfinite(part.of(parts)).any()),
         gaps=len(metrics.itl_ms),
         long_requests=int(is_long.sum()),
         long_gaps=int(is_long[metrics.itl_request].sum()),
@@ -122,12 +137,12 @@ def step_facts(data: StepData) -> StepFacts:
         is_server_timed=bool(delivered.server_itl_ms.count) and delivered.itl_option != "direct",
         cached_ratio=cached_ratio,
         unshared_cached_ratio=0.0 if shares else cached_ratio or 0.0,
-        hits=_hits(data.endpoints),
-        is_clock_compared=bool(np.isfinite(data.parts.request_network_s).any()),
+        hits=_hits(endpoints),
+        is_clock_compared=bool(np.isfinite(parts.request_network_s).any()),
         round_trip_ms=min(round_trips, default=None),
         engine=engine.name if engine else "",
         engine_version=(engine.version if engine else "") or "",
-        cache_config=_cache_config(data.endpoints),
+        cache_config=_cache_config(endpoints),
     )
 
 
@@ -137,14 +152,13 @@ def _is_stated(workload: Mapping[str, Any], name: str) -> bool:
     return name in workload or all(name in each for each in classes) or name in (workload.get("data") or ())
 
 
-def _in_flight_ratio(data: StepData, concurrency: int | None) -> float | None:
-    requests: RequestLog = data.requests
-    sent = requests.dispatch_ns >= 0
-    if not concurrency or not sent.any() or data.end_ns <= data.start_ns:
+def _in_flight_mean(requests: RequestLog) -> float | None:
+    sent_ns = requests.submit_ns[requests.submit_ns >= 0]
+    if not len(sent_ns):
         return None
-    end_ns = np.where(requests.end_ns >= 0, requests.end_ns, data.end_ns)[sent]
-    inside_ns = np.minimum(end_ns, data.end_ns) - np.maximum(requests.dispatch_ns[sent], data.start_ns)
-    return float(np.maximum(inside_ns, 0).sum() / (data.end_ns - data.start_ns) / concurrency)
+    begin_ns, end_ns = int(np.quantile(sent_ns, 0.1)), int(sent_ns.max())
+    window = SteadyWindow(start_ns=begin_ns, end_ns=end_ns, left_out=0.1, enough=None)
+    return in_flight(requests.dispatch_ns, requests.end_ns, window)
 
 
 def _hits(endpoints: Sequence[EndpointSeries]) -> float | None:

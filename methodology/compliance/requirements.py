@@ -65,7 +65,7 @@ class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def all_rules(self) -> tuple[Rule, ...]:
         """Return its rules, with those of what must be known and reported."""
         known = (Rule(of=f"system.{name}", at="study.json", known=True,
-                      problem=f"`{name}` is neither declared nor seen") for name in self.declared)  # fmt: skip
+                      problem=f"neither declared nor seen: {name}") for name in self.declared)  # fmt: skip
         shown = (Rule(of="study.reported", at="result.json", begins=tuple(names.split("|")),
                       problem=f"not reported: {names.partition('|')[0]}") for names in self.reported)  # fmt: skip
         return (*self.rules, *known, *shown)

@@ -42,13 +42,16 @@ from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import NO_POWER, HeldBack, client_summary, held_back, output_tokens_within
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import WarmupStatement
+from methodology.compliance import DRAFT
+from methodology.compliance.facts import facts_of
+from methodology.compliance.runs import TEST, comply_run
 from methodology.load import stability_of
 from methodology.percentiles import percentile_intervals
 from methodology.stability import Stability
 from methodology.steady import steady_throughput
 from rundir.clock import iso_ms
 from rundir.columns import take
-from rundir.stats import Missing
+from rundir.stats import Missing, Statistics
 from scraper.hardware.summary import hardware_summary
 from scraper.window.window import Window
 from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
@@ -65,7 +68,6 @@ from sidecar.report.watched import watched_traffic, watched_window
 SUMMARY = "summary.json"
 MARKDOWN = "report.md"
 OPENMETRICS = "openmetrics.txt"
-DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 # What evaluating raises where a manifest or a record says something that no run does.
 _IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 _MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
@@ -269,19 +271,24 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         correlation=correlation,
         hardware=hardware,
         self_check=check,
-        methodology=_methodology(run, measured, times, stability),
+        methodology=_methodology(run, times, stability, client.ttft_ms),
         watch=UNSET if run.watched is None else watched_traffic(run, run.watched, window),
     )
 
 
-def _methodology(run: Run, measured: RequestLog, times: Correlated, stability: Stability) -> Methodology:
+def _methodology(run: Run, times: Correlated, stability: Stability, ttft_ms: Statistics) -> Methodology:
+    rows = run.requests.phase == "measure"
+    measured, parts = take(run.requests, rows), take(times.parts, rows)
+    events = {event.name: event.data for event in run.events if event.data.get("phase") != "warmup"}
+    facts = facts_of(measured, parts, run.endpoints, {**run.manifest, **events})
+    statement = comply_run(facts, ttft_ms, closed_loop=closed_loop(run))
     return Methodology(
         draft=DRAFT,
-        tests={},
+        tests={TEST: statement} if len(measured) and run.watched is None else {},
         missing=UNTESTED,
         stability=stability,
         warmup=_warm_up(run),
-        percentiles=percentile_intervals(measured, take(times.parts, run.requests.phase == "measure")),
+        percentiles=percentile_intervals(measured, parts),
     )
 
 

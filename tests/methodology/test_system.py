@@ -66,3 +66,10 @@ def test_the_schema_describes_every_field():
     jsonschema.validate({name.replace("-", "_"): value for name, value in DECLARED.items()}, described)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"seen": {}}, described)
+
+
+def test_the_example_declares_everything():
+    """examples/sut.yaml, which stands in docs/reference/compliance.md."""
+    system = read_system(Path(__file__).parents[2] / "examples/sut.yaml")
+    assert "declared" == system.standing(*FIELDS)
+    assert system.of("cache-off").prefix_caching is False

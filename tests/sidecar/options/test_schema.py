@@ -186,7 +186,7 @@ def test_objects_of_a_summary_are_closed():
     }
     named = {"missing", "engines", "errors", "failures", "failed_readings", "config", "tests", "absent", "without"}
     reasons = {"none_reasons", "estimated_reasons", "refused"}
-    assert named | reasons | {"classes", "special_tokens", "urls", "merged"} == free
+    assert named | reasons | {"classes", "special_tokens", "urls", "merged", "requirements"} == free
 
 
 def test_a_summary_has_the_statistics_of_the_contract():

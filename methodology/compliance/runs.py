@@ -1,0 +1,61 @@
+"""What a plain run would still need to be a test of the draft: of all tests, `ttft` is the one that is a single run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from methodology.compliance import Verdict, comply
+from methodology.compliance.case import State
+from methodology.compliance.facts import StepFacts
+from methodology.compliance.system import read_system
+from methodology.study.model import Asked, Findings, Finished, Outcome, Parameters, Quantity, Step
+from rundir.fields import doc
+from rundir.stats import Statistics
+
+TEST = "ttft"
+# By which of its statistics a run's TTFT is reported, and how many requests each needs (ttft-count).
+_STATISTICS = {**dict.fromkeys(("p50", "p90", "p95", "mean", "min", "max"), 1), "p99": 1000, "p99_9": 10_000}
+
+
+class RunStatement(Struct, frozen=True, kw_only=True):
+    """What a run would still need to be a test of the draft."""
+
+    verdict: Annotated[Verdict, doc("unconditional, conditional or not compliant: docs/reference/compliance.md")]
+    sentence: Annotated[str, doc("the verdict in words, with the requirements that are not met")]
+    requirements: Annotated[
+        dict[str, State],
+        doc("met, not met, not applicable, or declared: met by what was declared alone; by requirement"),
+    ]
+
+
+def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> RunStatement:
+    """Return the statement of a run, from its facts and its TTFT."""
+    config = facts.about.get("config") or {}
+    step = Step(
+        kind="run",
+        label="run",
+        load="closed" if closed_loop else "open",
+        level=float((config.get("concurrency") if closed_loop else config.get("rate")) or 0.0),
+        seed=config.get("seed") or 0,
+        warm_up="none" if config.get("warmup") == 0 else "draft",
+    )
+    results = {
+        f"ttft_{name}_ms": Quantity(value=getattr(ttft_ms, name) if ttft_ms.count >= least else None, unit="ms",
+                                    n=ttft_ms.count)
+        for name, least in _STATISTICS.items()
+    }  # fmt: skip
+    statement = comply(
+        TEST,
+        Asked(test=TEST, scale="letter", parameters=Parameters(), seed=step.seed),
+        read_system(config.get("sut")),
+        [Finished(number=1, run="", step=step, outcome=Outcome(status="complete"))],
+        Findings(answer=(), results=results),
+        {"": facts},
+    )
+    return RunStatement(
+        verdict=statement.verdict,
+        sentence=statement.sentence,
+        requirements={each.id: each.state for each in statement.requirements},
+    )
