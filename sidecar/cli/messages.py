@@ -83,7 +83,7 @@ def _unusable_value(error: cyclopts.CoercionError) -> str:
 
 
 def _reason(error: cyclopts.CoercionError, value: str) -> str:
-    if _are_numbers(value.split(",")):
+    if _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
         return _ONE_AT_A_TIME
     if error.msg is not None:
         return str(error.msg).removeprefix(f"{value!r}: ")

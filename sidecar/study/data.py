@@ -22,6 +22,7 @@ from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import closed_loop, self_check_of, window_of
 
+_MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")
 _MANIFEST_FACTS = (
     "run_id",
@@ -40,7 +41,7 @@ _MANIFEST_FACTS = (
 
 
 class Steps:
-    """Reads the steps of a study: each once while it is asked for again and again, the last one is held.
+    """Reads the steps of a study; those read last stay in memory, as long as they are small together.
 
     `facts` are those of the steps that were read, which the requirements are checked against.
     """
@@ -48,17 +49,16 @@ class Steps:
     def __init__(self, study: Path) -> None:
         self.facts: dict[str, StepFacts] = {}
         self._study = study
-        self._latest: tuple[str, StepData] | None = None
+        self._held: dict[str, StepData] = {}
 
     def read(self, finished: Finished) -> StepData:
         """Return the tables of a step."""
-        if self._latest is None or self._latest[0] != finished.run:
-            self._latest = None  # before the next is read: two are never in memory
-            self._latest = finished.run, step_data(self._study / finished.run)
-        data = self._latest[1]
-        if finished.run not in self.facts:
-            self.facts[finished.run] = step_facts(data)
-        return data
+        if finished.run not in self._held:
+            while sum(len(held.requests.chunk_ns) for held in self._held.values()) > _MOST_HELD:
+                del self._held[next(iter(self._held))]
+            self._held[finished.run] = data = step_data(self._study / finished.run)
+            self.facts.setdefault(finished.run, step_facts(data))
+        return self._held[finished.run]
 
     def facts_of(self, finished: Sequence[Finished]) -> Mapping[str, StepFacts]:
         """Return the facts of all of these steps."""
@@ -90,10 +90,15 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         end_ns=max(window.start_ns, int(requests.dispatch_ns.max(initial=-1))),
         closed_loop=closed_loop(run),
         status=run.status,
-        not_trusted=check.first_line or "" if check.trusted is False else "",
+        not_trusted=distrusted(check),
         blame=_blame(requests, parts),
         about=_about(run),
     )
+
+
+def distrusted(check: SelfCheck) -> str:
+    """Return why the load generator's times cannot be trusted, empty where they can."""
+    return (check.first_line or "") if check.trusted is False else ""
 
 
 def _blame(requests: RequestLog, parts: Parts) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
-from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Step
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
 from methodology.study.planning import decide
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import lengths_of
@@ -23,7 +24,7 @@ from sidecar.study.asking import with_values
 DEMO_PER_S, DEMO_SEATS, DEMO_E2E_S = 5.95, 8, 1.34  # the simulated engine of the profile `demo`
 OVERHEAD_S = 3.0  # of a step: processes, probes, settling
 MOST_STEPS = 500  # of a plan: a test that decides on more would never end
-_SAMPLE = 200  # requests that the mean lengths are taken of
+_SAMPLE = 50  # requests that the mean lengths are taken of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,37 +38,43 @@ class Expected:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The steps of a study, and how it would end; None: not within MOST_STEPS."""
+
+    steps: tuple[Expected, ...]
+    end: Done | None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long all steps take."""
+        return sum(each.seconds for each in self.steps)
+
+
 def expected(
     procedure: Procedure,
     asked: Asked,
     common: RunOptions,
     finished: Sequence[Finished] = (),
-    *,
-    per_s: float | None = None,
-) -> list[Expected]:
-    """Return the steps that would follow where a system served `per_s` requests/s; None: as many as the steps so far
-    show, else as stated, else the simulated engine's.
+) -> Plan:
+    """Return the steps that would follow where a system served what the steps so far show, else what was stated, else
+    what the simulated engine does.
     """
-    per_s = per_s or asked.parameters.capacity or _shown(finished) or DEMO_PER_S
+    shown = max((each.outcome.completed_per_s or 0.0 for each in finished), default=0.0)
+    per_s = max(asked.parameters.capacity or 0.0, shown) or DEMO_PER_S
     played: list[Finished] = list(finished)
     steps: list[Expected] = []
-    lengths: dict[str, tuple[float, float]] = {}
     warm = {each.step.variant for each in finished}
-    while len(steps) < MOST_STEPS and isinstance(step := decide(procedure, asked, played), Step):
-        key = repr(sorted(step.options.items()))
-        if key not in lengths:
-            lengths[key] = mean_lengths(with_values(common, step.options))
-        steps.append(_expected(step, per_s, lengths[key], is_warm=step.variant in warm))
+    while not isinstance(step := decide(procedure, asked, played), Done) and len(steps) < MOST_STEPS:
+        lengths = mean_lengths(with_values(common, step.options))
+        steps.append(_expected(step, per_s, lengths, is_warm=step.variant in warm))
         warm.add(step.variant)
         number = len(played) + 1
         played.append(Finished(number=number, run=f"steps/{number:04d}", step=step, outcome=_outcome(step, per_s)))
-    return steps
+    return Plan(steps=tuple(steps), end=step if isinstance(step, Done) else None)
 
 
-def _shown(finished: Sequence[Finished]) -> float | None:
-    return max((each.outcome.completed_per_s or 0.0 for each in finished), default=0.0) or None
-
-
+@cache
 def mean_lengths(options: RunOptions) -> tuple[float, float]:
     """Return the mean input and output length of a workload, in tokens."""
     if options.prompts is not None:
@@ -154,20 +161,25 @@ def _outcome(step: Step, per_s: float) -> Outcome:
     )
 
 
-def plan_lines(steps: Sequence[Expected]) -> Iterator[str]:
-    """Yield the steps of a plan, their time and their tokens, and all of them together."""
-    for number, each in enumerate(steps, 1):
+def plan_lines(plan: Plan) -> Iterator[str]:
+    """Yield the steps of a plan, each with its time, and then what all of them take."""
+    for number, each in enumerate(plan.steps, 1):
         step = each.step
         load = f"{step.level:.3g} requests/s" if step.load == "open" else f"{step.level:g} in flight"
         share = f" ({step.share:.0%})" if step.share is not None else ""
-        until = f"{step.duration:g} s" if step.duration is not None else f"{step.requests} requests"
-        where = f" of {step.variant}" if step.variant else ""
-        yield f"{number:4d}  {step.kind:10} {load + share + where:32} {until:>14}  about {minutes(each.seconds):>8}"
-    yield (
-        f"{len(steps)} steps, about {minutes(sum(each.seconds for each in steps))}, "
-        f"{sum(each.requests for each in steps):,} requests, {sum(each.input_tokens for each in steps):,} tokens in, "
-        f"{sum(each.output_tokens for each in steps):,} out; more where the system has to be looked at again"
-    )
+        until = f"{step.duration:.0f} s" if step.duration is not None else f"{step.requests} requests"
+        where = f" {step.variant}" if step.variant else ""
+        yield f"{number:4d}  {step.kind + where:22} {load + share:26} {until:>14}   about {minutes(each.seconds)}"
+    yield in_all(plan)
+
+
+def in_all(plan: Plan) -> str:
+    """Say what a plan takes, or why there is none."""
+    if plan.end is not None and not plan.end.complete:
+        return f"not possible so: {plan.end.reason}"
+    sums = [sum(getattr(each, name) for each in plan.steps) for name in ("requests", "input_tokens", "output_tokens")]
+    steps = f"{len(plan.steps)} step{'s' if len(plan.steps) != 1 else ''}"
+    return f"{steps}, about {minutes(plan.seconds)}: {sums[0]:,} requests, {sums[1]:,} tokens in, {sums[2]:,} out"
 
 
 def minutes(duration_s: float) -> str:
@@ -194,7 +206,7 @@ def within(procedure: Procedure, asked: Asked, common: RunOptions, budget_s: flo
     costs: list[str] = []
     short = procedure.presets["short"]
     for name, cost in _SHORTENED:
-        needed_s = sum(each.seconds for each in expected(procedure, asked, common))
+        needed_s = expected(procedure, asked, common).seconds
         if needed_s <= budget_s:
             return asked, costs
         now, least = getattr(asked.parameters, name), getattr(short, name)
@@ -209,7 +221,7 @@ def within(procedure: Procedure, asked: Asked, common: RunOptions, budget_s: flo
         parameters: Parameters = replace(asked.parameters, **{name: least})
         asked = replace(asked, parameters=parameters)
         costs.append(f"--budget: {name.replace('_', ' ')} {_shown_value(now)} became {_shown_value(least)}: {cost}")
-    needed_s = sum(each.seconds for each in expected(procedure, asked, common))
+    needed_s = expected(procedure, asked, common).seconds
     if needed_s > budget_s:
         raise ConfigurationError(
             f"--budget {minutes(budget_s)}: the shortest {procedure.name} takes about {minutes(needed_s)}; give as "

@@ -63,6 +63,7 @@ class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
     number: int
     run: str
     warmed_by: str = ""
+    engine_start_ns: int | None = None
     notes: tuple[str, ...] = ()
 
 

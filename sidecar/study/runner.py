@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,14 +43,38 @@ from sidecar.study.record import (
 if TYPE_CHECKING:
     from sidecar.report.derive import Derived
 
-MOST_STARTS = 2  # of a step whose engine does not answer, or whose run broke off
+
+def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
+    """Run a load, and return the tables of the run; also of one that broke off after it had begun.
+
+    Raises SidelightError where it could not begin, and where its files cannot be written.
+    """
+
+    def finish(measured: Run) -> tuple[StepData, object, object]:
+        from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+
+        derived: Derived = derive.derive_run(measured)
+        if derived.unwritten is not None:
+            raise derived.unwritten
+        return data_of(measured, derived.times.parts, derived.summary.self_check), derived.times.parts, derived.summary
+
+    try:
+        return asyncio.run(session.run(options, command=command, progress=progress, finish=finish))  # type: ignore[arg-type]
+    except (CannotWrite, ConfigurationError, Interrupted):
+        raise
+    except SidelightError as error:
+        if error.run_directory is None:
+            raise
+        progress.warn(str(error))
+        return step_data(error.run_directory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """What the steps of a study share: its test, the options of each configuration, and who watches.
 
-    `shown` is called before each step with the steps so far, and says what stands above the run's own progress.
+    `shown` is called before each step with the steps so far, and says what stands above the run's own progress. An
+    engine that does not answer is waited for `ready_s`.
     """
 
     procedure: Procedure
@@ -58,6 +83,8 @@ class Conduct:
     command: list[str]
     progress: Progress
     shown: Callable[[list[Finished]], str] = lambda _: ""
+    measure: Callable[[RunOptions, list[str], Progress], StepData] = measure
+    ready_s: float = between.READY_S
 
 
 @dataclass(slots=True)
@@ -94,7 +121,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
 
 def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[Status, str]:
     warmed = _warmed(study, finished)
-    last = finished[-1].step.variant if finished else None
+    last = None  # a study that goes on sets its configuration up again
     while not isinstance(decided := decide(how.procedure, study.record.asked, finished), Done):
         number = len(finished) + 1
         how.progress.study = how.shown(finished)
@@ -106,7 +133,7 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
                 between.set_up(name, variant, study.path / f"before-{number:04d}-{name}.log")
                 warmed.pop(name, None)
         last = decided.variant
-        came = _step(study, how, decided, number, warmed)
+        came = _step(study, how, decided, finished, warmed)
         append(study.path, Judged(at_ns=_now_ns(), number=number, outcome=came))
         if came.void and came.engine_start_ns is None:  # it may have started again
             warmed.pop(decided.variant, None)
@@ -115,10 +142,11 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
     return "complete" if decided.complete else "partial", decided.reason
 
 
-def _step(study: Study, how: Conduct, step: Step, number: int, warmed: dict[str, Warmed]) -> Outcome:
+def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: dict[str, Warmed]) -> Outcome:
     """Run one step and return what came of it. Raises Interrupted where the user stopped it, SidelightError."""
+    number = len(finished) + 1
     common = how.options[step.variant]
-    served, _ = asyncio.run(between.ready(common))
+    served, _ = asyncio.run(between.ready(common, limit_s=how.ready_s))
     glance, busy = asyncio.run(between.drained(common))
     notes = [busy] if busy else []
     if step.reset_cache and (problem := asyncio.run(between.reset_cache(common))):
@@ -127,16 +155,27 @@ def _step(study: Study, how: Conduct, step: Step, number: int, warmed: dict[str,
     before = warmed.get(step.variant)
     if before is not None and before.start_ns != glance.start_ns:
         before = None
-    options = step_options(common, step, study.path / run, before.run if before else "")
-    begun = Begun(at_ns=_now_ns(), number=number, run=run, warmed_by=before.run if before else "", notes=tuple(notes))
-    append(study.path, begun)
-    data = _run(how, options, run_directory=study.path / run)
+    warmed_by = before.run if before else ""
+    options = step_options(common, step, study.path / run, warmed_by)
+    options = replace(options, requests=options.requests or prepared_requests(step, finished))
+    append(
+        study.path,
+        Begun(
+            at_ns=_now_ns(),
+            number=number,
+            run=run,
+            warmed_by=warmed_by,
+            engine_start_ns=glance.start_ns,
+            notes=tuple(notes),
+        ),
+    )
+    data = how.measure(options, how.command, how.progress)
     append(study.path, Ended(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
         raise Interrupted("interrupted")
     came = outcome(step, data)
     if before is None and step.warm_up == "draft" and not came.void:
-        warmed[step.variant] = Warmed(run.rpartition("/")[2], came.engine_start_ns or glance.start_ns)
+        warmed[step.variant] = Warmed(run.rpartition("/")[2], glance.start_ns)
     if came.failed and not came.void and not asyncio.run(between.is_alive(common)):
         return msgspec.structs.replace(came, void=f"the engine died: {served.url} no longer answers")
     return came
@@ -168,26 +207,21 @@ def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> R
     )
 
 
-def _run(how: Conduct, options: RunOptions, *, run_directory: Path) -> StepData:
-    """Measure, and return the tables of the run; also of one that broke off after it had begun."""
-
-    def finish(measured: Run) -> tuple[StepData, object, object]:
-        from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
-
-        derived: Derived = derive.derive_run(measured)
-        if derived.unwritten is not None:
-            raise derived.unwritten
-        return data_of(measured, derived.times.parts, derived.summary.self_check), derived.times.parts, derived.summary
-
-    try:
-        return asyncio.run(session.run(options, command=how.command, progress=how.progress, finish=finish))  # type: ignore[arg-type]
-    except (CannotWrite, ConfigurationError, Interrupted):
-        raise
-    except SidelightError as error:
-        if error.run_directory is None:
-            raise
-        how.progress.warn(str(error))
-        return step_data(run_directory)
+def prepared_requests(step: Step, finished: Sequence[Finished]) -> int | None:
+    """Return how many requests a closed loop that only a duration ends can use up, by steps of the same requests so
+    far: half as many more as if throughput rose with the requests in flight. None: not known.
+    """
+    if step.load != "closed" or step.requests is not None or step.duration is None:
+        return None
+    most_per_s = max(
+        (
+            (each.outcome.completed_per_s or 0.0) * max(1.0, step.level / each.step.level)
+            for each in finished
+            if each.step.load == "closed" and each.step.options == step.options
+        ),
+        default=0.0,
+    )
+    return math.ceil(1.5 * most_per_s * step.duration + 2 * step.level) if most_per_s else None
 
 
 def _settle(study: Study) -> None:
@@ -212,8 +246,8 @@ def _warmed(study: Study, finished: list[Finished]) -> dict[str, Warmed]:
         begun = study.begun.get(each.number)
         if each.outcome.void and each.outcome.engine_start_ns is None:
             warmed.pop(each.step.variant, None)
-        elif each.step.warm_up == "draft" and (begun is None or not begun.warmed_by):
-            warmed[each.step.variant] = Warmed(each.run.rpartition("/")[2], each.outcome.engine_start_ns)
+        elif begun is not None and each.step.warm_up == "draft" and not (begun.warmed_by or each.outcome.void):
+            warmed[each.step.variant] = Warmed(each.run.rpartition("/")[2], begun.engine_start_ns)
     return warmed
 
 

@@ -18,7 +18,6 @@ from msgspec.structs import replace as replaced
 
 from methodology.compliance import satisfies
 from methodology.compliance.system import System, as_text, read_system
-from methodology.procedures import PROCEDURES
 from methodology.search import Capacity, capacity
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.result import StudyResult
@@ -43,7 +42,7 @@ from sidecar.study.asking import (
     with_values,
 )
 from sidecar.study.derive import Derived, derive_study, procedure_named
-from sidecar.study.plan import expected, minutes, plan_lines, within
+from sidecar.study.plan import expected, in_all, minutes, plan_lines, within
 from sidecar.study.record import Seen, Study, StudyRecord
 from sidecar.study.runner import Conduct, conduct
 
@@ -129,19 +128,17 @@ def _of_variant(common: RunOptions, variant: Variant) -> RunOptions:
 def plan(options: StudyOptions, name: str) -> Iterator[str]:
     """Yield the lines of --plan: of one test its steps, of all what each takes. Raises ConfigurationError."""
     for test in TESTS if name == ALL else (name,):
-        if test not in PROCEDURES:
-            continue
-        procedure = PROCEDURES[test]
-        asked, costs = asked_of(_that_it_has(options, procedure) if name == ALL else options, procedure)
-        steps = expected(procedure, asked, common_options(options, procedure))
+        procedure = procedure_named(test)
+        fitting = _that_it_has(options, procedure) if name == ALL else options
+        asked, costs = asked_of(fitting, procedure)
+        planned = expected(procedure, asked, common_options(fitting, procedure))
         yield from costs
-        lines = list(plan_lines(steps))
         if name == ALL:
-            yield f"{test:16} {lines[-1]}"
+            yield f"{test:16} {_left_out(test, fitting) or in_all(planned)}"
         else:
-            yield from lines
-    known = options.capacity is not None or options.capacity_from is not None
-    yield "for the capacity that was given" if known else "for the simulated engine's 5.95 requests/s; give --capacity"
+            yield from plan_lines(planned)
+    if options.capacity is None and options.capacity_from is None:
+        yield "These are for the simulated engine's 5.95 requests/s; with --capacity or --from they are for yours."
 
 
 def start(options: StudyOptions, procedure: Procedure, command: list[str], progress: Progress, path: Path) -> Study:
@@ -191,10 +188,9 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
     each = targets(options, procedure)
 
     def shown(finished: list[Finished]) -> str:
-        steps = expected(procedure, study.record.asked, next(iter(each.values())), finished)
-        left_s = sum(step.seconds for step in steps)
-        total = len(finished) + len(steps)
-        at = f"{procedure.name}: step {len(finished) + 1} of about {total}, about {minutes(left_s)} left"
+        rest = expected(procedure, study.record.asked, next(iter(each.values())), finished)
+        total = len(finished) + len(rest.steps)
+        at = f"{procedure.name}: step {len(finished) + 1} of about {total}, about {minutes(rest.seconds)} left"
         return f"{at}{_bracket(finished)}"
 
     how = Conduct(
@@ -268,14 +264,14 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
     """
     root = options.resume or options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-all"
     became: list[tuple[str, Ended | str]] = []
-    for name in (test for test in TESTS if test in PROCEDURES):
-        each = replace(_that_it_has(options, PROCEDURES[name]), out=root / name, resume=None)
+    for name in TESTS:
+        each = replace(_that_it_has(options, procedure_named(name)), out=root / name, resume=None)
         if options.resume is not None and (root / name / record.STUDY).exists():
             each = replace(each, resume=root / name, out=None)
         if why := _left_out(name, each):
             became.append((name, why))
             continue
-        progress.stage(f"{name}: {PROCEDURES[name].objective}")
+        progress.stage(f"{name}: {procedure_named(name).objective}")
         ended = test(each, name, command, progress)
         became.append((name, ended))
         if isinstance(ended.error, Interrupted):
