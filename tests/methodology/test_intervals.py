@@ -26,7 +26,7 @@ def ends(interval: QuantileInterval) -> tuple[float, float]:
 @pytest.mark.parametrize(("phi", "size"), [(0.0, 4000), (0.5, 8000), (0.9, 20_000)])
 @pytest.mark.parametrize("level", [0.8, 0.95])
 def test_intervals_hold_the_truth_as_often_as_they_say(phi: float, size: int, level: float):
-    """Of independent values, and of those that resemble their neighbours: within what 100 series can show."""
+    """Of independent values, and of those that resemble their neighbours, of which it is sure to say too little."""
     random = np.random.default_rng(3)
     series = [autoregressive(random, size, phi) for _ in range(100)]
     held = [
@@ -34,7 +34,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(phi: float, size: int, le
         for q in (0.5, 0.9)
         for low, high in (ends(quantile(values, q, level)) for values in series)
     ]
-    assert level - 0.05 <= np.mean(held) <= min(0.995, level + 0.1)
+    assert level - 0.05 <= np.mean(held) <= level + (0.2 if phi else 0.1)
 
 
 def test_requests_that_queue_together_count_as_fewer():
@@ -56,6 +56,24 @@ def test_requests_that_queue_together_count_as_fewer():
         shuffled.append(low <= truth <= high)
     assert np.mean(held) >= 0.85
     assert np.mean(shuffled) <= 0.6
+
+
+def test_a_short_run_near_saturation_is_not_surer_than_it_can_be():
+    """Of 3,000 requests at 90 % load, whose tau is hundreds: few have an interval, and few of all have a wrong one."""
+    random = np.random.default_rng(11)
+
+    def times_s(size: int) -> np.ndarray:
+        arrived_s = np.cumsum(random.exponential(1 / 7.2, size))
+        queue = served(arrived_s, took(random, size, 1.0, 1.0), servers=8)
+        return (queue.ended_s - queue.arrived_s)[5000:]
+
+    truth = float(np.median(times_s(400_000)))
+    intervals = [quantile(times_s(8000), 0.5) for _ in range(40)]
+    wrong = [each.is_known and not (each.low or 0) <= truth <= (each.high or 0) for each in intervals]
+    assert sum(wrong) <= 5
+    assert np.median([each.needed_n for each in intervals]) > 3000
+    bounds = [each.low for each in intervals if not each.is_known and each.low is not None]
+    assert np.mean(np.array(bounds) <= truth) >= 0.9
 
 
 @given(VALUES, QUANTILES)
