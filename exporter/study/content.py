@@ -79,7 +79,10 @@ def answer(study: Study) -> Iterator[RenderableType]:
     """Yield what a reader must know first: the result, how sure, what limits it, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
-        yield Prose(f"! The study is {result.status}: {result.reason}. What follows is of the steps that ended.", "red")
+        reason = result.reason.rstrip(".")
+        yield Prose(f"! The study is {result.status}: {reason}. What follows is of the steps that ended.", "red")
+    for sentence in study.system.contradictions.values():
+        yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
     if result.drift and result.drift.verdict == "drifted":
         yield Prose(f"! {result.drift.sentence}", "yellow")
     yield from (Prose(sentence, "bold") for sentence in result.answer or ["There is no result."])

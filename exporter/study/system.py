@@ -14,7 +14,8 @@ NOT_DECLARED = "not declared"
 
 def system_in_words(system: System, origin: Reproduction) -> dict[str, str]:
     """Return the fields of the minimum report by name: model, hardware, software, boundary, guardrails, caching."""
-    model = (system.model or origin.model, system.model_version, system.quantization)
+    quantization = "not quantized" if system.quantization == "none" else system.quantization
+    model = (system.model or origin.model, system.model_version, quantization and f"({quantization})")
     engine = (system.engine, system.engine_version or origin.versions.get("engine"))
     guards = [f"input filtering: {_in_words(system.input_filtering)}"]
     guards += [f"output filtering: {_in_words(system.output_filtering)}"]

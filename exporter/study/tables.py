@@ -18,6 +18,7 @@ from methodology.study.result import StepRecord, StudyResult
 
 MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
+LONG_WORD = 40  # longer ones break
 NOTHING = 1e-9  # what is below is rounding
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 
@@ -82,7 +83,8 @@ def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
     head = max(map(len, _head(column, cells).plain.split("\n")), default=0)
     widest = max(map(len, cells), default=0)
     if is_text:
-        widest = max(min(widest, LEAST_TEXT), max((len(word) for cell in cells for word in cell.split()), default=0))
+        word = max((len(word) for cell in cells for word in cell.split()), default=0)
+        widest = max(min(widest, LEAST_TEXT), min(word, LONG_WORD))
     return max(head, widest) + 2
 
 
