@@ -65,6 +65,6 @@ def _value(result: StudyResult, name: str, unit: str) -> str:
         return f"not measured (the test {result.test} does not measure it)"
     if quantity.value is None:
         low = quantity.ci95[0] if quantity.ci95 else None
-        bound = "" if low is None else f"at least {ms(low)} {unit}, "
-        return f"{bound}not measured ({quantity.missing or 'no reason is known'})"
+        value = "not measured" if low is None else f"at least {ms(low)} {unit}"
+        return f"{value} ({quantity.missing or 'no reason is known'})"
     return f"{ms(quantity.value)} {unit}"

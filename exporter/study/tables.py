@@ -18,6 +18,7 @@ from methodology.study.result import StepRecord, StudyResult
 
 MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
+EDGES = 2  # of a table
 LONG_WORD = 40  # longer ones break
 NOTHING = 1e-9  # what is below is rounding
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
@@ -66,7 +67,7 @@ def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: l
             piece.columns[0].header = head
         else:
             justify = "left" if is_text[column] else "right"
-            piece.add_column(head, justify=justify, no_wrap=not is_text[column])  # type: ignore[arg-type]
+            piece.add_column(head, justify=justify, no_wrap=not is_text[column], overflow="fold")  # type: ignore[arg-type]
     for row in zip(*(cells[column] for column in at), strict=True):
         piece.add_row(*map(Text, row))
     return piece
@@ -92,7 +93,7 @@ def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
     """Yield which columns stand beside each other, the first in each piece."""
     piece = [0]
     for at in range(1, len(widths)):
-        if most and len(piece) > 1 and sum(widths[each] for each in (*piece, at)) > most:
+        if most and len(piece) > 1 and sum(widths[each] for each in (*piece, at)) > most - EDGES:
             yield piece
             piece = [0]
         piece.append(at)
@@ -108,7 +109,7 @@ def number(value: Cell, digits: int | None = 3) -> str:
     if isinstance(value, str):
         return value
     if digits is None:
-        return str(value) if isinstance(value, int) else f"{value:.6g}"
+        return str(value) if isinstance(value, int) else f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
     if not math.isfinite(value) or abs(value) >= ABSURD:
         return f"{value:.3g}"
     if isinstance(value, int) or abs(value) < NOTHING:

@@ -90,18 +90,24 @@ function drawDots(context, points, across, up, hollow) {
   }
 }
 
+/* A bar with two ends, or one end and an arrow, where no upper end is known. */
 function drawIntervals(context, points, across, up, aside) {
-  for (const { x, low, high } of points) {
-    if (low === null || high === null) continue;
-    const at = across(x) + aside;
-    context.fillRect(at - 0.5, up(high), 1, up(low) - up(high));
-    for (const end of [low, high]) context.fillRect(at - 3, up(end) - 0.75, 6, 1.5);
+  for (const { x, y, low, high } of points) {
+    if (low === null || (y === null && high === null)) continue;
+    const at = across(x) + aside, bottom = up(low), top = high === null ? Math.min(bottom, up(y)) - 12 : up(high);
+    context.fillRect(at - 0.5, top, 1, bottom - top);
+    for (const end of high === null ? [bottom] : [bottom, top]) context.fillRect(at - 3, end - 0.75, 6, 1.5);
+    if (high !== null) continue;
+    context.beginPath();
+    context.moveTo(at - 3, top), context.lineTo(at, top - 5), context.lineTo(at + 3, top);
+    context.fill();
   }
 }
 
-/* What a reader without eyes for it, or with the cursor at a place, is told of a line. */
+/* A point of a line in words, as the line below a plot has what is under the cursor. */
 function textOfPoint({ name }, { value, low, high, y }) {
-  const interval = low === null || high === null ? "" : ` (${short(low - y + value)} to ${short(high - y + value)})`;
+  const end = (at) => short(at - y + value);
+  const interval = low === null ? "" : high === null ? ` (${end(low)} or more)` : ` (${end(low)} to ${end(high)})`;
   return `${name} ${value === null ? "not known" : short(value)}${interval}`;
 }
 
@@ -110,13 +116,13 @@ const short = (value) => (Math.abs(value) >= 1000 ? grouped(value, 0) : String(N
 function studyPlot(place, plot) {
   const curves = curvesOf(plot);
   const hasIntervals = curves.some(({ points }) => points.some(({ low }) => low !== null));
-  const whole = figure(place, `${plot.title}${hasIntervals ? "; bars: 95 % intervals" : ""}`);
+  const whole = figure(place, `${plot.title}${hasIntervals ? "; bars: 95 % intervals, an arrow: no upper end is known" : ""}`);
   let toX = null;
   const view = canvas(whole, 320, `${plot.title}. ${plot.y_title} by ${plot.x_title}: ${curves.map(({ name }) => name).join(", ")}. The tables below have the numbers.`, (context, width, height) => {
     toX = drawPlot(context, { left: 64, right: width - 16, top: 24, bottom: height - 44 }, plot, curves).across;
   });
   const reading = element("p", { class: "note" }, "\u00a0");
-  if (curves.length > 1) whole.append(legend(curves.map(({ hue, name, dash }) => [hue, name, dash])));
+  if (curves.length > 1) whole.append(legend(curves.map(({ hue, name, dash, points }) => [hue, points.some(isShown) ? name : `${name} (not known)`, dash])));
   whole.append(reading);
   view.element.addEventListener("mousemove", (event) => {
     const near = curves.map((curve) => [curve, curve.points.filter(isShown).reduce((best, point) =>
