@@ -159,7 +159,7 @@ def _routes(settings: SimulatorSettings) -> list[web.RouteDef]:
     ]
     if settings.engine == "sglang":
         routes += [web.get("/metrics", _metrics)]
-        routes += [route("/flush_cache", _flush_cache) for route in (web.get, web.post)]
+        routes += [web.get("/flush_cache", _flush_cache), web.post("/flush_cache", _flush_cache)]
         # The second of each is the older name.
         routes += [web.get(path, answering(_server_info)) for path in ("/server_info", "/get_server_info")]
         routes += [web.get(path, answering(_model_info)) for path in ("/model_info", "/get_model_info")]

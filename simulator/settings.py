@@ -149,7 +149,7 @@ class SimulatorSettings:
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
     does with --enable-per-request-metrics and --enable-prompt-tokens-details. `perf_metrics_max_requests` is how many
     records TensorRT-LLM's /perf_metrics keeps, 0 for none, as by default. `otlp_endpoint` is the URL of the collector
-    that gets the spans of requests, by gRPC without TLS; empty: none are sent.
+    that gets the spans of requests, by gRPC without TLS; empty: none are sent. `gateway` stands before the engine.
     """
 
     engine: str = "vllm"

@@ -74,10 +74,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of a load: its requests in the order of submission, and its scrapes.
+    """What became of a load: its requests in the order of submission, its scrapes, and, where asked for, each step.
 
-    `end_ns` is the end of the load: the stated duration, else the last submission. `steps` is what each step did, where
-    that was asked for.
+    `end_ns` is the end of the load: the stated duration, else the last submission.
     """
 
     start_ns: int
@@ -134,7 +133,8 @@ class VirtualServer:
                 self._show(outcome)
                 if keep_steps:
                     steps.append(outcome)
-        self._scrape(scrapes, max(self.now_ns, traffic.end_ns), last=True)
+        self.now_ns = max(self.now_ns, traffic.end_ns)
+        self._scrape(scrapes, self.now_ns, last=True)
         return Played(
             start_ns=traffic.start_ns, end_ns=traffic.end_ns, exchanges=traffic.sent, pages=scrapes.pages, steps=steps
         )

@@ -23,9 +23,7 @@ def extend_chain(chain: list[int], token_ids: Sequence[int], full_blocks: int, b
 
 def cache_root(salt: str) -> int:
     """Return where the chains of requests with this salt begin; without one, 0."""
-    return (
-        int.from_bytes(blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little") if salt else 0
-    )
+    return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little") if salt else 0
 
 
 class BlockPool:

@@ -116,6 +116,16 @@ async def test_a_guardrail_refuses_in_each_dialect(path: str):
     assert not truth.records
 
 
+async def test_a_refusal_over_a_websocket_is_a_message():
+    """It has the status that HTTP would have; the connection stays for the next request."""
+    simulated = settings(gateway=GatewaySettings(refuse_ratio=1))
+    async with client_of(simulated) as client, client.ws_connect("/v1/stream") as socket:
+        for _ in range(2):
+            await socket.send_json({"messages": [{"role": "user", "content": "hello"}]})
+            message = await socket.receive_json(timeout=BOUND_S)
+            assert ("error", 400) == (message["type"], message["code"])
+
+
 async def test_guardrails_take_their_time_outside_the_engine():
     """Before its arrival, which is by the engine's clock, and behind its last token; streamed or whole."""
     truth = TruthLog(None)
