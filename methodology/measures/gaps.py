@@ -26,7 +26,7 @@ LEVEL = 0.01
 RESAMPLES = 200
 TAIL_FROM = 0.95
 _HALL_YORK = 1.1488  # times the critical bandwidth of one mode, at that level
-_BULK = (0.01, 0.99)  # modes are counted between these quantiles: each gap beyond is a bump of its own
+_OUTSIDE = 5  # gaps at either end, where no mode is counted: each of the last is a bump of its own
 _BINS, _BISECTIONS = 2048, 25
 _ROUNDING = 1e-9  # of the highest density
 
@@ -66,31 +66,35 @@ class TailShape:
 def modes(gaps_ms: Floats) -> Modes | Missing:
     """Return the modes of gaps [n] in the order in which they ended; gaps of 0 are left out. Deterministic.
 
-    Up to four are distinguished. Missing: fewer than 50 independent gaps, or gaps that are all equal.
+    - Up to four are distinguished. Modes are separate where independent gaps say so: tau is that of whether a gap is
+      above the valley between them.
+    - Missing: fewer than 50 gaps, or gaps that are all equal.
     """
     logs = np.log(gaps_ms[gaps_ms > 0])
-    if not len(logs) or np.ptp(logs) < 1e-6:
-        return Missing("there are no gaps" if not len(logs) else "all gaps are equal")
-    tau = autocorrelation_time(logs)
-    thinned = logs[:: math.ceil(max(tau, len(logs) / MOST_GAPS))]
-    if len(thinned) < LEAST_GAPS:
-        return Missing(
-            f"{len(logs):,} gaps say as much as {len(thinned)} independent ones; about {math.ceil(LEAST_GAPS * tau):,} "
-            "are needed"
-        )
-    grid = _grid(thinned)
-    counts = grid.counts(thinned[None])
-    tested = [_test(thinned, grid, counts, 1)]
-    while tested[-1][1] < LEVEL and len(tested) < MOST_MODES:
-        tested.append(_test(thinned, grid, counts, len(tested) + 1))
-    peaks, valleys = _extremes(grid, counts, tested[-1][0])
-    edges = np.exp(valleys)
+    if len(logs) < LEAST_GAPS:
+        return Missing(f"{len(logs)} gaps are too few to tell modes; {LEAST_GAPS} are needed")
+    if np.ptp(logs) < _ROUNDING:
+        return Missing("all gaps are equal")
+    thinned = logs[:: math.ceil(len(logs) / MOST_GAPS)]
+    grid, count = _grid(thinned), 1
+    first_p = p = _more_modes(grid, thinned, 1)
+    while p < LEVEL and count < MOST_MODES:
+        _, valleys = _extremes(grid, thinned, count + 1)
+        tau = max((autocorrelation_time(logs > valley) for valley in valleys), default=1.0)
+        thinner = logs[:: math.ceil(max(tau, len(logs) / MOST_GAPS))]
+        if len(thinner) < len(thinned):
+            p = _more_modes(grid, thinner, count) if len(thinner) >= LEAST_GAPS else 1.0
+            first_p = p if count == 1 else first_p
+        if p < LEVEL:
+            count += 1
+            p = _more_modes(grid, thinned, count)
+    peaks, valleys = _extremes(grid, thinned, count)
     shares = np.bincount(np.searchsorted(valleys, logs), minlength=len(peaks)) / len(logs)
     return Modes(
         at_ms=tuple(np.exp(peaks).tolist()),
-        valleys_ms=tuple(edges.tolist()),
+        valleys_ms=tuple(np.exp(valleys).tolist()),
         shares=tuple(shares.tolist()),
-        p=tested[0][1],
+        p=first_p,
         gaps=len(thinned),
     )
 
@@ -113,12 +117,12 @@ def tail(gaps_ms: Floats) -> TailShape | Missing:
 
     excess = gaps_ms[beyond] - threshold
     shape = float(genpareto.fit(excess / excess.mean(), floc=0)[0])
-    # Bias and variance of the likelihood's maximum (Giles, Feng and Godwin 2016; Smith 1987), those of an exponential
-    # tail for lighter ones: an interval that is not too narrow to hold 0.
+    # Bias and variance of the likelihood's maximum (Giles, Feng and Godwin 2016; Smith 1987), not below those of an
+    # exponential tail; it strays farther down than up, so that the interval reaches farther up.
     least = max(shape, 0.0)
     shape += (1 + least) * (3 + least) / (1 + 3 * least) / effective
-    half = 1.96 * (1 + least) / math.sqrt(effective)
-    low, high = shape - half, shape + half
+    error = (1 + least) / math.sqrt(effective)
+    low, high = shape - 1.96 * error, shape + 2.6 * error
     character: Character = "heavy" if low > 0 else "light" if high < 0 else "exponential"
     return TailShape(shape=shape, ci95=(low, high), character=character, effective=effective)
 
@@ -134,18 +138,17 @@ def with_prefill(begin_ns: Ints, end_ns: Ints, first_token_ns: Ints) -> Bools:
     return np.asarray(until > after)
 
 
-def _test(values: Floats, grid: _Grid, counts: Floats, modes_at_most: int) -> tuple[float, float]:
-    """Return the critical bandwidth of so many modes, and how often a sample of that density shows more at it."""
-    bandwidth = _critical_bandwidth(grid, counts, modes_at_most)
-    random = np.random.default_rng(np.random.SeedSequence([16, modes_at_most, len(values)]))
-    drawn = random.choice(values, (RESAMPLES, len(values))) + bandwidth * random.standard_normal(
-        (RESAMPLES, len(values))
-    )
+def _more_modes(grid: _Grid, values: Floats, count: int) -> float:
+    """Return how likely values [n] of so many modes would show more, smoothed until they have no more than that."""
+    bandwidth = _critical_bandwidth(grid, grid.counts(values[None]), count)
+    random = np.random.default_rng(np.random.SeedSequence([16, count, len(values)]))
+    shape = (RESAMPLES, len(values))
+    drawn = random.choice(values, shape) + bandwidth * random.standard_normal(shape)
     # Smoothing widens a sample, which would make its modes fewer.
     middle = values.mean()
     samples = middle + (drawn - middle) / math.sqrt(1 + (bandwidth / values.std()) ** 2)
-    calibrated = bandwidth * (_HALL_YORK if modes_at_most == 1 else 1.0)
-    return bandwidth, float((grid.peaks(grid.counts(samples), calibrated).sum(axis=1) > modes_at_most).mean())
+    calibrated = bandwidth * (_HALL_YORK if count == 1 else 1.0)
+    return float((grid.peaks(grid.counts(samples), calibrated).sum(axis=1) > count).mean())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,26 +183,27 @@ def _grid(values: Floats) -> _Grid:
     low, high = float(values.min()), float(values.max())
     step = 3 * (high - low) / _BINS
     points = low - (high - low) + step * (np.arange(_BINS) + 0.5)
-    first, last = np.quantile(values, _BULK)
+    first, last = np.sort(values)[[_OUTSIDE, -1 - _OUTSIDE]]
     return _Grid(low=low - (high - low), step=step, inside=(points >= first) & (points <= last))
 
 
-def _critical_bandwidth(grid: _Grid, counts: Floats, modes_at_most: int) -> float:
+def _critical_bandwidth(grid: _Grid, counts: Floats, most: int) -> float:
     """Return the least bandwidth at which the density has no more modes than that."""
     low, high = grid.step, grid.step * _BINS / 3
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        if grid.peaks(counts, middle).sum() > modes_at_most:
+        if grid.peaks(counts, middle).sum() > most:
             low = middle
         else:
             high = middle
     return high
 
 
-def _extremes(grid: _Grid, counts: Floats, bandwidth: float) -> tuple[Floats, Floats]:
-    """Return where the density has its modes, and the valleys between them."""
-    density = grid.density(counts, bandwidth)[0]
-    peaks = np.flatnonzero(grid.peaks(counts, bandwidth)[0])
+def _extremes(grid: _Grid, values: Floats, most: int) -> tuple[Floats, Floats]:
+    """Return where values have at most so many modes, and the valleys between them."""
+    counts = grid.counts(values[None])
+    bandwidth = _critical_bandwidth(grid, counts, most)
+    density, peaks = grid.density(counts, bandwidth)[0], np.flatnonzero(grid.peaks(counts, bandwidth)[0])
     valleys = [first + int(np.argmin(density[first:last])) for first, last in itertools.pairwise(peaks.tolist())]
     at_peaks, at_valleys = (grid.low + grid.step * (np.asarray(places) + 0.5) for places in (peaks, valleys))
     return at_peaks, at_valleys

@@ -24,6 +24,12 @@ LEAST_LENGTHS = 3  # with two lengths any model of two numbers fits
 NEARLY = 4.0
 _POWERS: dict[str, tuple[int, ...]] = {"linear": (1,), "affine": (0, 1), "quadratic": (0, 1, 2)}
 _MOST_POWER = 4.0
+# Of a coefficient in ms, by the power of the tokens that it goes with.
+_UNITS: dict[float, tuple[float, str]] = {
+    0: (1.0, "ms"),
+    1: (1e3, "microseconds per input token"),
+    2: (1e6, "ns per input token squared"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +54,18 @@ class Model:
         )
 
     @property
+    def formula(self) -> str:
+        """Return it in words: `68 microseconds per input token`."""
+        if self.name == "power":
+            return f"{self.coefficients[0]:.3g} ms x tokens^{self.powers[0]:.3f}"
+        scaled = zip(self.powers, self.coefficients, strict=True)
+        terms = (f"{scale * value:.3g} {unit}" for power, value in scaled if value for scale, unit in [_UNITS[power]])
+        return " + ".join(terms)
+
+    @property
     def words(self) -> str:
         """Return it as the draft words a fit: `Linear (R^2 = 0.9987), 68 microseconds per input token`."""
-        head = f"{self.name.capitalize()} (R^2 = {self.r2:.4f})"
-        if self.name == "power":
-            return f"{head}, {self.coefficients[0]:.3g} ms x tokens^{self.powers[0]:.3f}"
-        by_power = dict(zip(self.powers, self.coefficients, strict=True))
-        terms = [f"{1e3 * by_power[1]:.3g} microseconds per input token"]
-        if 0 in by_power:
-            terms.insert(0, f"{by_power[0]:.3g} ms")
-        if 2 in by_power:
-            terms.append(f"{1e9 * by_power[2]:.3g} ns per token of context and input token / 1000")
-        return f"{head}, {' + '.join(terms)}"
+        return f"{self.name.capitalize()} (R^2 = {self.r2:.5g}), {self.formula}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

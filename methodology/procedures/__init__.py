@@ -5,6 +5,8 @@ from __future__ import annotations
 from methodology.procedures.compare import COMPARE
 from methodology.procedures.fairness import FAIRNESS
 from methodology.procedures.guardrail import GUARDRAIL
+from methodology.procedures.itl import ITL
+from methodology.procedures.long_context import LONG_CONTEXT
 from methodology.procedures.memory_pressure import MEMORY_PRESSURE
 from methodology.procedures.prefix_cache import PREFIX_CACHE
 from methodology.procedures.sweep import SWEEP
@@ -17,9 +19,11 @@ PROCEDURES: dict[str, Procedure] = {
     for procedure in (
         TTFT,
         THROUGHPUT,
+        ITL,
         FAIRNESS,
         PREFIX_CACHE,
         MEMORY_PRESSURE,
+        LONG_CONTEXT,
         GUARDRAIL,
         COMPARE,
         SWEEP,

@@ -23,9 +23,7 @@ from methodology.study.model import (
     Evidence,
     Findings,
     Finished,
-    Line,
     Parameters,
-    Plot,
     Procedure,
     Quantity,
     Reader,
@@ -34,6 +32,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.outcome import QUANTILES, TTFT_BIN, submitted_within
+from methodology.study.paired import plot_cumulative
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, METRIC_COLUMNS, mean, metric_row, number, percentile, percentiles
 from rundir.columns import Bools, Floats, Ints, concat, take
@@ -43,7 +42,6 @@ LEVEL = "level"
 LOOKS = 5  # of --until; each at a level of its own, so that 95 % hold after any
 _UNTIL = re.compile(r"ttft_(p50|p90|p95|p99|p99_9)\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%")
 _EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)
-_POINTS = 400  # of the plot
 _NOTES = (
     "P99.9 needs 10,000 requests, and the draft requires it: of fewer it is a lower bound, and not compliant.",
     "1,000 requests give P99 within 10 % only where nothing queues and no tail is heavy: its interval is stated.",
@@ -194,7 +192,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
             _length_table(measured.tokens[timed], ttft_ms),
             *_parts_tables(take(parts, timed), tail),
         ),
-        plots=(_cdf(ttft_ms),),
+        plots=plot_cumulative("ttft-cdf", "TTFT Distribution", {"TTFT": ttft_ms}),
         notes=(*_NOTES, *_deviations(levels, measured)),
     )
 
@@ -324,7 +322,7 @@ def _length_table(tokens: Floats, ttft_ms: Floats) -> Table:
             Column(name=f"{name}_high_ms", title="to"),
         ]
     return Table(
-        name="ttft-by-input-length",
+        name="ttft-by-length",
         title="TTFT by Input Length",
         columns=(
             Column(name="input_tokens", title="Input Tokens"),
@@ -361,20 +359,6 @@ def _parts_tables(parts: Parts, tail: TailShares | Missing) -> tuple[Table, ...]
     )
     note = f"Of {int(covered.sum()):,} of {len(parts):,} requests; queue wait and prefill as the draft asks for them."
     return (Table(name="ttft-parts", title="TTFT by Part", columns=columns, rows=tuple(rows), note=note),)
-
-
-def _cdf(ttft_ms: Floats) -> Plot:
-    shares = np.unique(np.concatenate([np.linspace(0, 1, _POINTS), 1 - np.geomspace(1e-4, 0.1, _POINTS // 4)]))
-    at_ms = np.quantile(ttft_ms, shares, method="inverted_cdf")
-    return Plot(
-        name="ttft-cdf",
-        title="TTFT Distribution",
-        kind="steps",
-        x_title="TTFT (ms)",
-        y_title="Share of requests",
-        lines=(Line(name="TTFT", x=tuple(at_ms.tolist()), y=tuple(shares.tolist())),),
-        log_x=bool(at_ms[0] > 0 and at_ms[-1] > 10 * at_ms[0]),
-    )
 
 
 def _deviations(levels: Sequence[Finished], measured: _Measured) -> list[str]:

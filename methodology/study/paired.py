@@ -102,9 +102,12 @@ def clipped(ends: Ends, low: float, high: float) -> Ends:
 
 
 def cumulative(name: str, values: Floats) -> Line:
-    """Return the cumulative distribution of values as a line, in at most 200 points."""
+    """Return the cumulative distribution of values as a line, in at most 250 points."""
     known = np.sort(values[np.isfinite(values)])
-    at = np.unique(np.linspace(0, max(0, len(known) - 1), min(_POINTS, len(known))).astype(np.int64))
+    last = max(0, len(known) - 1)
+    # Evenly, and in the tail the closer the nearer to its end.
+    places = [*np.linspace(0, last, _POINTS), *(last - np.geomspace(1, 0.1 * last + 1, _POINTS // 4) + 1)]
+    at = np.unique(np.clip(places, 0, last).astype(np.int64))
     return Line(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
 
 
@@ -134,15 +137,21 @@ def grid(
     )
 
 
-def plot_cumulative(name: str, title: str, values: Mapping[str, Floats]) -> tuple[Plot, ...]:
+def plot_cumulative(
+    name: str,
+    title: str,
+    values: Mapping[str, Floats],
+    x_title: str = "TTFT (ms)",
+    y_title: str = "share of the requests",
+) -> tuple[Plot, ...]:
     """Return the cumulative distributions of times as a plot, none where there are none."""
     lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
     plot = Plot(
         name=name,
         title=title,
         kind="line",
-        x_title="TTFT (ms)",
-        y_title="share of the requests",
+        x_title=x_title,
+        y_title=y_title,
         lines=lines,
         log_x=True,
     )

@@ -17,12 +17,14 @@ LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
 LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the draft's 1,000 of a P99
 
 
-def percentile(interval: QuantileInterval, name: str, n: int, *, unit: str = "ms", level: float = 0.95) -> Quantity:
+def percentile(
+    interval: QuantileInterval, name: str, n: int, *, unit: str = "ms", level: float = 0.95, least: int = LEAST_BEYOND
+) -> Quantity:
     """Return a percentile of n values; of too few only the end of its interval that they know."""
     beyond = n * min(QUANTILES[name], 1 - QUANTILES[name])
     missing = "" if n else "no request has it"
-    if n and round(beyond, 6) < LEAST_BEYOND:
-        needed = math.ceil(round(LEAST_BEYOND / (beyond / n), 6))
+    if n and round(beyond, 6) < least:
+        needed = math.ceil(round(least / (beyond / n), 6))
         missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
     return Quantity(
         value=None if missing else interval.estimate,
@@ -36,12 +38,12 @@ def percentile(interval: QuantileInterval, name: str, n: int, *, unit: str = "ms
 
 
 def percentiles(
-    values: Floats, of: str, names: tuple[str, ...] = tuple(QUANTILES), *, unit: str = "ms"
+    values: Floats, of: str, names: tuple[str, ...] = tuple(QUANTILES), *, unit: str = "ms", least: int = LEAST_BEYOND
 ) -> dict[str, Quantity]:
     """Return percentiles of finite values [n] in order, by result name: `of` has {} in place of the percentile."""
     estimates = intervals.quantiles(values, [QUANTILES[name] for name in names])
     return {
-        of.format(name): percentile(interval, name, len(values), unit=unit)
+        of.format(name): percentile(interval, name, len(values), unit=unit, least=least)
         for name, interval in zip(names, estimates, strict=True)
     }
 

@@ -58,7 +58,7 @@ def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings
     assert high is None
     assert low <= rows["TTFT Max"][1]
     assert "10,000 are needed" in study[1].results["ttft_p99_9_ms"].missing
-    by_length = tables["ttft-by-input-length"]
+    by_length = tables["ttft-by-length"]
     assert [column.title for column in by_length.columns[:5]] == [
         "Input Tokens", "Requests", "P50 (ms)", "P95 (ms)", "P99 (ms)",
     ]  # fmt: skip

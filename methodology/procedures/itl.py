@@ -1,0 +1,347 @@
+"""Inter-Token Latency Distribution: how evenly tokens come at several loads, and what ran in the steps of long gaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.requests.delivery import STATEMENTS, itl_option
+from loadgen.requests.metrics import request_metrics
+from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
+from methodology.search import Capacity, capacity
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Parameters,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+    Table,
+)
+from methodology.study.outcome import QUANTILES, submitted_within
+from methodology.study.paired import plot_cumulative
+from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import LABELS, mean, number, percentiles
+from rundir.columns import Bools, Floats, Ints, take
+from rundir.stats import Missing
+from scraper.engines import canonical, detect
+from scraper.series.resets import restarts_of, rising
+
+LEVEL = "level"
+LEAST_TOKENS = 50
+LEVELS = (0.25, 0.5, 0.75, 0.9)
+_SHAPE = ("p50", "p95", "p99")
+_TITLES = {"itl": "ITL", "time_between_chunks": "Time Between Chunks"}
+_NOTES = (
+    f"Requests with fewer than {LEAST_TOKENS} output tokens are left out of all numbers, and counted.",
+    "Modality: Silverman's test (at 1 %) on the logarithms of gaps, thinned to independent ones.",
+    "Tail: generalised Pareto distribution beyond P95, exponential where the interval of its shape holds 0.",
+    "A prefill ran in a step where another request's first token came with its tokens: of chunks, in that of the last.",
+)
+
+
+def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    known = capacity(asked, finished)
+    if not isinstance(known, Capacity):
+        return known
+    shares = asked.parameters.levels or LEVELS
+    # In an order of chance, so that a drift of the system is not taken for the load's doing.
+    order = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(16, 0))).permutation(len(shares))
+    reached = sum(each.step.kind == LEVEL for each in finished)
+    if reached == len(shares):
+        return Done(reason="all levels were run")
+    share = shares[order[reached]]
+    requests = asked.parameters.requests or 100
+    least_s = (requests + 3 * math.sqrt(requests)) / 0.9 / (share * known.per_s)
+    return Step(
+        kind=LEVEL,
+        label=f"open-{100 * share:g}-percent",
+        load="open",
+        level=share * known.per_s,
+        share=share,
+        duration=max(asked.parameters.duration or 60.0, float(math.ceil(least_s))),
+        seed=content_seed(asked, len(finished) + 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Level:
+    """What a level showed: gaps [n] in the order in which they ended, and by request [m].
+
+    prefill    whether the step of a gap had a prefill in it; unknown: its scrapes show one that was not ours
+    """
+
+    finished: Finished
+    gaps_ms: Floats
+    prefill: Bools
+    unknown: Bools
+    jitter_ms: Floats
+    pause_ms: Floats
+    shorter: int
+    statement: str
+    is_single: bool
+    modes: Modes | Missing
+    tail: TailShape | Missing
+
+    @property
+    def suffix(self) -> str:
+        return f"_{100 * (self.finished.step.share or 0):g}"
+
+    @property
+    def title(self) -> str:
+        return f"{100 * (self.finished.step.share or 0):g} %"
+
+
+def _level(finished: Finished, data: StepData) -> _Level:
+    log, window = data.requests, finished.outcome.window
+    ok = log.status == "ok"
+    counted = ok & (submitted_within(log, window) if window else True)
+    enough = counted & (log.output_tokens >= LEAST_TOKENS)
+    metrics = request_metrics(take(log, enough))
+    begin_ns = metrics.itl_end_ns - np.rint(1e6 * metrics.itl_ms).astype(np.int64)
+    order = np.argsort(metrics.itl_end_ns, kind="stable")
+    if window:
+        order = order[metrics.itl_end_ns[order] <= window.end_ns]
+    gaps_ms = metrics.itl_ms[order]
+    prefill = with_prefill(begin_ns[order], metrics.itl_end_ns[order], log.first_token_ns)
+    known = [values[np.isfinite(values)] for values in (metrics.jitter_ms, metrics.max_pause_ms)]
+    option = itl_option(take(log, ok))
+    return _Level(
+        finished=finished,
+        gaps_ms=gaps_ms,
+        prefill=prefill,
+        unknown=~prefill & _foreign_prefill(data, begin_ns[order], metrics.itl_end_ns[order]),
+        jitter_ms=known[0],
+        pause_ms=known[1],
+        shorter=int((counted & ~enough).sum()),
+        statement=STATEMENTS[option],
+        is_single=option == "direct",
+        modes=modes(gaps_ms),
+        tail=tail(gaps_ms),
+    )
+
+
+def _foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps [n] fell between scrapes that saw prompt tokens rise, though no request of ours began."""
+    unknown = np.zeros(len(end_ns), dtype=np.bool_)
+    slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0
+    firsts = np.sort(data.requests.first_token_ns[data.requests.first_token_ns >= 0])
+    for endpoint in data.endpoints:
+        engine = detect(endpoint.series)
+        source = canonical(endpoint.series, engine.name)["prompt_tokens"] if engine else Missing("no engine")
+        if isinstance(source, Missing) or len(endpoint.at_ns) < 2:
+            continue
+        restarts = restarts_of(endpoint)
+        total = np.sum([rising(endpoint, column, restarts).values for column in source.columns], axis=0)
+        at_ns = endpoint.at_ns
+        ours = np.searchsorted(firsts, at_ns[1:] + slack, side="right") > np.searchsorted(firsts, at_ns[:-1] - slack)
+        moved = np.flatnonzero((np.diff(total) > 0) & ~ours)
+        interval = np.searchsorted(at_ns, end_ns) - 1
+        unknown |= np.isin(interval, moved)
+    return unknown
+
+
+def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    steps = [each for each in counting(finished) if each.step.kind == LEVEL]
+    levels = sorted((_level(each, read(each)) for each in steps), key=lambda level: level.finished.step.level)
+    levels = [level for level in levels if len(level.gaps_ms)]
+    if not levels:
+        missing = number(None, "ms", missing="no level has a reply of 50 tokens that came in chunks")
+        return Findings(
+            answer=("Inter-token latency is not known: no level has gaps.",), results={"itl_p50_ms": missing}
+        )
+    name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
+    results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
+    by_level = {level.title: level.gaps_ms for level in levels}
+    return Findings(
+        answer=_answer(name, levels, results),
+        results=results,
+        evidence=_evidence(levels, results),
+        tables=_tables(name, levels, results),
+        plots=plot_cumulative("itl-cdf", f"{_TITLES[name]} Distribution", by_level, "ms", "share of the gaps"),
+        notes=(*_NOTES, *_deviations(asked, levels)),
+    )
+
+
+def _results(name: str, level: _Level) -> dict[str, Quantity]:
+    """Return the results of a level."""
+    gaps_ms = level.gaps_ms
+    results = percentiles(gaps_ms, f"{name}_{{}}_ms", least=1)
+    results |= {
+        f"{name}_mean_ms": mean(gaps_ms),
+        f"{name}_sd_ms": number(float(gaps_ms.std(ddof=1)) if len(gaps_ms) > 1 else None, "ms", n=len(gaps_ms)),
+        f"{name}_samples": number(len(gaps_ms), "gaps"),
+        "requests": number(len(level.pause_ms), "requests"),
+    }
+    p50, p99 = (float(np.quantile(gaps_ms, q)) for q in (0.5, 0.99))
+    results[f"{name}_p99_over_p50_ratio"] = number(p99 / p50 if p50 else None, "ratio", missing="P50 is 0")
+    results |= percentiles(level.jitter_ms, "jitter_{}_ms", _SHAPE, least=1)
+    results |= percentiles(level.pause_ms, "max_pause_{}_ms", _SHAPE, least=1)
+    return results | _shape_results(name, level)
+
+
+def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
+    shape, tailed = level.modes, level.tail
+    results = {
+        f"{name}_modes": number(None, "modes", missing=shape.reason)
+        if isinstance(shape, Missing)
+        else number(len(shape.at_ms), "modes", n=shape.gaps, method=f"Silverman, Hall and York; p = {shape.p:.3g}"),
+        f"{name}_tail_shape": number(None, "1", missing=tailed.reason)
+        if isinstance(tailed, Missing)
+        else Quantity(value=tailed.shape, unit="1", ci95=tailed.ci95, method=f"generalised Pareto: {tailed.character}"),
+        f"{name}_with_prefill_ratio": number(float(level.prefill.mean()), "ratio", n=len(level.prefill)),
+    }
+    decode = level.gaps_ms[~level.prefill & ~level.unknown]
+    for kind, gaps_ms in (("prefill", level.gaps_ms[level.prefill]), ("decode", decode)):
+        results |= percentiles(gaps_ms, f"{name}_of_{kind}_steps_{{}}_ms", _SHAPE, least=1)
+    return results
+
+
+def _answer(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[str, ...]:
+    most, title = levels[-1], "inter-token latency" if name == "itl" else "time between chunks"
+    p50, p99 = (results[f"{name}_{each}_ms{most.suffix}"] for each in ("p50", "p99"))
+    low, high = p99.ci95 or (None, None)
+    sure = f"between {low:.3g} and {high:.3g} ms" if low is not None and high is not None else (
+        f"at least {low:.3g} ms" if low is not None else "not known within bounds"
+    )  # fmt: skip
+    value = "not known" if p99.value is None else f"{p99.value:.3g} ms"
+    first = f"At {most.title} of the capacity the P50 of the {title} is {p50.value or 0:.3g} ms and its P99 {value}."
+    return first, f"P99 is {sure} (95 %, {p99.n:,} gaps of {len(most.pause_ms):,} requests).", _whose(most)
+
+
+def _whose(level: _Level) -> str:
+    """Say what the modes of a level are of."""
+    share = f"a prefill ran in {100 * level.prefill.mean():.3g} % of the gaps' steps"
+    if isinstance(level.modes, Missing):
+        return f"How many modes the gaps have is not known ({level.modes.reason}); {share}."
+    if len(level.modes.at_ms) == 1:
+        return f"The gaps have one mode, at {level.modes.at_ms[0]:.3g} ms; {share}."
+    of = level.modes.of(level.gaps_ms)
+    kinds = []
+    for at, place_ms in enumerate(level.modes.at_ms):
+        prefilled = float(level.prefill[of == at].mean()) if (of == at).any() else 0.0
+        what = f"a prefill ran in {100 * prefilled:.3g} % of its steps"
+        kinds.append(f"{place_ms:.3g} ms ({100 * level.modes.shares[at]:.3g} % of the gaps; {what})")
+    return f"The gaps have {len(kinds)} modes: {', '.join(kinds)}."
+
+
+def _evidence(levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Evidence, ...]:
+    claim, run = _whose(levels[-1]), levels[-1].finished.run
+    return tuple(
+        Evidence(claim=claim, quantity=name, run=run, value=quantity.value)
+        for name, quantity in results.items()
+        if name.endswith((f"_modes{levels[-1].suffix}", f"_with_prefill_ratio{levels[-1].suffix}"))
+    )
+
+
+def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Table, ...]:
+    title = _TITLES[name]
+    columns = (
+        Column(name="metric", title="Metric"),
+        *(Column(name=f"value{level.suffix}", title=level.title) for level in levels),
+    )
+
+    def rows(*named: tuple[str, str]) -> tuple[tuple[Cell, ...], ...]:
+        return tuple((text, *(results[key + level.suffix].value for level in levels)) for text, key in named)
+
+    primary = (
+        (f"{title} Samples", f"{name}_samples"),
+        *((f"{title} {LABELS[each]} (ms)", f"{name}_{each}_ms") for each in QUANTILES),
+        (f"{title} Mean (ms)", f"{name}_mean_ms"),
+        (f"{title} Std Dev (ms)", f"{name}_sd_ms"),
+        ("P99/P50 Ratio", f"{name}_p99_over_p50_ratio"),
+    )
+    by_request = [("Requests", "requests")]
+    by_request += [(f"Jitter {LABELS[each]} (ms)", f"jitter_{each}_ms") for each in _SHAPE]
+    by_request += [(f"Maximum Pause {LABELS[each]} (ms)", f"max_pause_{each}_ms") for each in _SHAPE]
+    kinds = [("Gaps with a prefill in their step (ratio)", f"{name}_with_prefill_ratio")]
+    for kind in ("decode", "prefill"):
+        kinds += [(f"{LABELS[each]} of steps with {kind} {'in them' if kind == 'prefill' else 'alone'} (ms)",
+                   f"{name}_of_{kind}_steps_{each}_ms") for each in _SHAPE]  # fmt: skip
+    return (
+        Table(name="itl-results", title=f"{title} Results", columns=columns, rows=rows(*primary)),
+        _intervals(name, levels, results),
+        Table(name="itl-per-request", title="Per-Request Statistics", columns=columns, rows=rows(*by_request)),
+        _shape_table(levels),
+        Table(name="itl-by-step", title=f"{title} by What Ran in the Step", columns=columns, rows=rows(*kinds)),
+    )
+
+
+def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for level in levels:
+        for each in (*QUANTILES, "mean"):
+            quantity = results[f"{name}_{each}_ms{level.suffix}"]
+            ends = quantity.ci95 or (None, None)
+            rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *ends, quantity.tau))
+    titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
+              "ci95_high_ms": "to", "tau": "Gaps that say as much as one"}  # fmt: skip
+    columns = tuple(Column(name=key, title=text) for key, text in titles.items())
+    return Table(name="itl-intervals", title="95 % Intervals", columns=columns, rows=tuple(rows))
+
+
+def _shape_table(levels: Sequence[_Level]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for level in levels:
+        shape, tailed = level.modes, level.tail
+        modality: tuple[Cell, ...] = ("not known", None, None)
+        if not isinstance(shape, Missing):
+            kind = "unimodal" if len(shape.at_ms) == 1 else "multimodal"
+            modality = (kind, ", ".join(f"{at_ms:.3g}" for at_ms in shape.at_ms), shape.p)
+        behaviour: tuple[Cell, ...] = ("not known", None, None, None)
+        if not isinstance(tailed, Missing):
+            words = {"heavy": "heavy-tailed", "light": "lighter than exponential"}
+            behaviour = (words.get(tailed.character, "exponential"), tailed.shape, *tailed.ci95)
+        rows.append((level.title, *modality, *behaviour))
+    titles = {"level": "Load Level", "modality": "Modality", "modes_ms": "Modes (ms)", "p": "p of one mode",
+              "tail": "Tail", "shape": "Shape", "shape_low": "95 % from", "shape_high": "to"}  # fmt: skip
+    reasons = {each.reason for level in levels for each in (level.modes, level.tail) if isinstance(each, Missing)}
+    columns = tuple(Column(name=key, title=text) for key, text in titles.items())
+    return Table(
+        name="itl-shape", title="Distribution Shape", columns=columns, rows=tuple(rows), note="; ".join(sorted(reasons))
+    )
+
+
+def _deviations(asked: Asked, levels: Sequence[_Level]) -> list[str]:
+    notes = [f"Measurement method: {statement}." for statement in dict.fromkeys(level.statement for level in levels)]
+    least = asked.parameters.requests or 100
+    for level in levels:
+        if level.shorter:
+            notes.append(f"{level.title}: {level.shorter:,} requests had fewer than {LEAST_TOKENS} output tokens.")
+        if len(level.pause_ms) < least or len(level.gaps_ms) < LEAST_TOKENS * least:
+            notes.append(
+                f"{level.title}: {len(level.pause_ms):,} requests and {len(level.gaps_ms):,} gaps, of {least:,} and "
+                f"{LEAST_TOKENS * least:,}."
+            )
+        if level.unknown.any():
+            share = f"{100 * level.unknown.mean():.3g} % of the gaps"
+            notes.append(
+                f"{level.title}: {share} fell between scrapes that show a prefill while none of our requests began: "
+                "they count for neither kind of step."
+            )
+    return notes
+
+
+ITL = Procedure(
+    name="itl",
+    title="Inter-Token Latency Distribution",
+    section="test-itl",
+    objective="How evenly tokens come while a reply streams, at several loads.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(levels=LEVELS, requests=100, duration=60.0),
+        "short": Parameters(levels=LEVELS, requests=40, duration=30.0),
+    },
+    next_step=_next_step,
+    findings=_findings,
+)

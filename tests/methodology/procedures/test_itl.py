@@ -1,0 +1,103 @@
+"""The test of the gaps between tokens: its levels, its tables, and which gaps are of steps with a prefill in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from virtual_study import play, run_step
+
+from loadgen.requests.metrics import request_metrics
+from methodology.measures.gaps import with_prefill
+from methodology.procedures.itl import ITL
+from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Step
+from methodology.study.planning import decide
+from simulator.settings import EngineSettings, SimulatorSettings
+from simulator.virtual import VirtualServer
+
+
+def asked(**parameters: Any) -> Asked:
+    known = {"levels": (0.3, 0.8), "requests": 40, "duration": 20.0, "capacity": 5.9}
+    return Asked(test="itl", scale="short", seed=4, parameters=Parameters(**{**known, **parameters}))
+
+
+@pytest.fixture(scope="module")
+def study() -> tuple[list[Finished], Findings]:
+    return play(ITL, asked(), EngineSettings())
+
+
+def test_levels_are_shares_of_the_capacity_in_an_order_of_chance(study: tuple[list[Finished], Findings]):
+    """Each long enough for the requests; the same order for the same seed, another for others."""
+    steps = [each.step for each in study[0]]
+    assert {each.share: each.level for each in steps} == {0.3: pytest.approx(1.77), 0.8: pytest.approx(4.72)}
+    assert all((each.duration or 0) * 0.9 * each.level >= 40 for each in steps)
+    orders = set()
+    for seed in range(8):
+        first = decide(ITL, Asked(test="itl", scale="short", seed=seed, parameters=asked().parameters), [])
+        assert isinstance(first, Step)
+        orders.add(first.share)
+    assert orders == {0.3, 0.8}
+
+
+def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings]):
+    """A column a level; jitter and longest pause by request; the shape with what it rests on."""
+    tables = {table.name: table for table in study[1].tables}
+    assert [row[0] for row in tables["itl-results"].rows] == [
+        "ITL Samples",
+        *(f"ITL {name} (ms)" for name in ("P50", "P90", "P95", "P99", "P99.9", "Mean", "Std Dev")),
+        "P99/P50 Ratio",
+    ]
+    assert [column.title for column in tables["itl-results"].columns] == ["Metric", "30 %", "80 %"]
+    by_request = {row[0]: row[1:] for row in tables["itl-per-request"].rows}
+    assert all(count >= 40 for count in by_request["Requests"])
+    assert by_request["Maximum Pause P50 (ms)"][1] > by_request["Jitter P50 (ms)"][1] > 0
+    assert [row[1] for row in tables["itl-shape"].rows][1] == "multimodal"
+    assert {each.name for each in study[1].plots} == {"itl-cdf"}
+
+
+def test_the_second_mode_is_of_steps_with_a_prefill(study: tuple[list[Finished], Findings]):
+    """Decode steps take about 10 ms, those that also compute a prompt of 128 to 512 tokens about 60."""
+    results = study[1].results
+    assert results["itl_modes_80"].value == 2
+    assert results["itl_of_decode_steps_p99_ms_80"].value < 20 < results["itl_of_prefill_steps_p50_ms_80"].value
+    assert "a prefill ran in 100 % of its steps" in study[1].answer[2]
+
+
+def test_gaps_with_a_prefill_are_those_that_the_engine_had():
+    """By what each of its steps did: at least 99 % of the gaps are put down to the right kind."""
+    step = Step(kind="level", label="x", load="open", level=4.5, duration=30.0, seed=2)
+    data = run_step(step, VirtualServer(SimulatorSettings(), network_s=0.003), keep_steps=True)
+    log, metrics = data.requests, request_metrics(data.requests)
+    begin_ns = metrics.itl_end_ns - np.rint(1e6 * metrics.itl_ms).astype(np.int64)
+    seen = with_prefill(begin_ns, metrics.itl_end_ns, log.first_token_ns)
+    ended_ns = np.array([each.at_ns for each in data.about["steps"]])
+    prefilled = np.array([bool(each.first_tokens) for each in data.about["steps"]])
+    # Half a round trip after the step; nearest is near enough.
+    nearest = np.abs(ended_ns[None, :] - (metrics.itl_end_ns[:, None] - 1_500_000)).argmin(axis=1)
+    assert np.mean(seen == prefilled[nearest]) >= 0.99
+    assert 0.02 < seen.mean() < 0.3
+
+
+def test_short_replies_are_counted_and_left_out():
+    """Of replies of 30 tokens nothing is left, and the report says how many requests that were."""
+    given = asked(levels=(0.5,), requests=20, duration=5.0)
+    options = {"workload": {"classes": [{"name": name, "input": 100, "output": output} for name, output in
+                                        (("long", 60), ("short", 30))]}}  # fmt: skip
+    mixed = Asked(test="itl", scale="short", seed=4, parameters=given.parameters, options=options)
+    finished, findings = play(ITL, mixed, EngineSettings())
+    counted = findings.results["requests_50"].value
+    assert 0 < counted < finished[0].outcome.ok
+    assert any("fewer than 50 output tokens" in note and note.startswith("50 %") for note in findings.notes)
+    assert any("gaps, of 20 and 1,000" in note for note in findings.notes)
+
+
+def test_without_a_level_the_gaps_are_missing_with_a_reason():
+    """A study that was cut short still has its report; and a complete one has no further step."""
+    findings = ITL.findings(asked(), [], lambda _: pytest.fail("there is no step"))
+    assert findings.results["itl_p50_ms"].missing
+
+
+def test_a_study_ends_with_its_levels(study: tuple[list[Finished], Findings]):
+    """Each is run once."""
+    assert isinstance(decide(ITL, asked(), study[0]), Done)
