@@ -1,8 +1,7 @@
 """The simulated engine in virtual time: a load is played as fast as it can be computed, without sockets and sleeping.
 
 The engine, its gateway, its page and its truth are those of the server; before them is a network that always takes as
-long, and a client that loses no time. The same settings and loads give the same requests, token stamps and pages, to
-the byte.
+long, and a client that loses no time. The same settings and loads give the same requests, token stamps and pages.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from simulator.engine.history import EngineRequest
 from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
 from simulator.virtual import EPOCH_NS, Load, Played, VirtualServer
@@ -139,3 +142,42 @@ def test_requests_of_an_engine_without_memory_fail_with_its_words() -> None:
     failed = through(GatewaySettings(), concurrency=4, count=4, oom_at=4).exchanges
     assert {each.error for each in failed} == {"server: CUDA out of memory. Tried to allocate 2.00 GiB."}
     assert {each.error for each in through(GatewaySettings(), concurrency=3, oom_at=4).exchanges} == {""}
+
+
+@given(
+    gateway=st.builds(
+        GatewaySettings,
+        input_s=st.sampled_from([0.0, 0.02]),
+        hold_tokens=st.integers(0, 4),
+        hold_s=st.sampled_from([0.0, 0.03]),
+        refuse_ratio=st.sampled_from([0.0, 0.5]),
+        fail_above=st.none() | st.integers(1, 4),
+    ),
+    oom_at=st.none() | st.integers(2, 4),
+    closed=st.booleans(),
+    network_s=st.sampled_from([0.0, 0.01]),
+)
+@settings(max_examples=40, deadline=None)
+def test_every_request_ends_once_whatever_stands_before_the_engine(
+    gateway: GatewaySettings, oom_at: int | None, closed: bool, network_s: float
+) -> None:
+    """It was served whole, refused, or lost with the engine's memory; then nothing is left, and time went on."""
+    limits = EngineSettings(max_num_seqs=4, oom_at=oom_at)
+    server = VirtualServer(SimulatorSettings(engine_settings=limits, gateway=gateway), network_s=network_s)
+    offsets_ns = None if closed else [SECOND // 20 * number for number in range(15)]
+    played = server.play(
+        Load(requests=map(request, range(15)), offsets_ns=offsets_ns, concurrency=5, duration_s=10), scrape_s=0.5
+    )
+    assert len(played.exchanges) == 15
+    for each in played.exchanges:
+        assert each.submit_ns < each.end_ns
+        assert list(each.token_ns) == sorted(each.token_ns)
+        assert each.status in ((200, 400, 503) if each.record is None else (200,))
+        if each.record is not None and not each.error:
+            assert len(each.token_ns) == 5
+            assert each.token_ns[-1] == each.end_ns
+    assert server.engine.pool.used == 0
+    server.gateway.admit()
+    scraped_ns = [page.response_ns for page in played.pages]
+    assert scraped_ns == sorted(scraped_ns)
+    assert server.now_ns >= played.end_ns
