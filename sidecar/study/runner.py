@@ -174,11 +174,25 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
     if data.status == "interrupted":
         raise Interrupted("interrupted")
     came = outcome(step, data)
+    if note := _too_short(step, came):
+        came = msgspec.structs.replace(came, notes=(*came.notes, note))
     if before is None and step.warm_up == "draft" and not came.void:
         warmed[step.variant] = Warmed(run.rpartition("/")[2], glance.start_ns)
     if came.failed and not came.void and not asyncio.run(between.is_alive(common)):
         return msgspec.structs.replace(came, void=f"the engine died: {served.url} no longer answers")
     return came
+
+
+def _too_short(step: Step, came: Outcome) -> str:
+    """Say that a step was no longer than its requests; empty where it was."""
+    e2e_ms = came.percentiles.get("e2e_ms", {})
+    median_ms = e2e_ms["p50"].estimate if "p50" in e2e_ms else None
+    if step.duration is None or median_ms is None or median_ms < 1e3 * step.duration:
+        return ""
+    return (
+        f"half of its requests took {median_ms / 1e3:.1f} s or more, and it lasted {step.duration:g} s: its throughput "
+        "says little; give a longer --duration"
+    )
 
 
 def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> RunOptions:

@@ -47,6 +47,7 @@ from sidecar.study.record import Seen, Study, StudyRecord
 from sidecar.study.runner import Conduct, conduct
 
 MISSED = 1
+LEAST_FOR_P99 = 100
 Required = Literal["conditional", "unconditional"]
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
@@ -146,8 +147,17 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     asked, costs = asked_of(options, procedure)
     for cost in costs:
         progress.warn(cost)
+    if options.requests is not None and options.requests < LEAST_FOR_P99:
+        progress.warn(f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone")
+    configurations = targets(options, procedure)
+    planned = expected(procedure, asked, next(iter(configurations.values())))
+    if planned.end is not None and not planned.end.complete and not planned.steps:
+        raise ConfigurationError(f"{procedure.name}: {planned.end.reason}")
+    if unknown := {each.step.variant for each in planned.steps} - configurations.keys():
+        which = f"has no configuration {min(unknown)}" if any(unknown) else "measures a single configuration"
+        raise ConfigurationError(f"--variant {', '.join(configurations)}: the test {procedure.name} {which}")
     seen: dict[str, Seen] = {}
-    for name, each in targets(options, procedure).items():
+    for name, each in configurations.items():
         if name and variants_of(options)[name].before:
             continue
         served, version = asyncio.run(between.ready(each, limit_s=0.0))

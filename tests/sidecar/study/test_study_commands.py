@@ -1,0 +1,114 @@
+"""What `sidelight test` says to what it cannot do, before anything is sent; and what it would do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+from tiny_study import TINY
+
+from methodology.procedures import PROCEDURES
+from sidecar.cli import main, study
+from sidecar.options import schema
+
+URL = "http://127.0.0.1:9"  # nothing listens there
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tiny test be one of the draft's."""
+    monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
+    monkeypatch.setattr(study, "TESTS", (*study.TESTS, TINY.name))
+
+
+def test_of(*arguments: str) -> int:
+    """Run `sidelight test` in this process; return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["test", *arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+test_of.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "test: which test is missing; tests: throughput, ttft"),
+        (("thruput", URL), "thruput: there is no such test; tests: throughput"),
+        (("thruput", URL), "did you mean throughput?"),
+        (("tiny", "--url", URL, "word"), "'word' belongs to no option"),
+        (("tiny",), "--url is missing"),
+        (("tiny", URL, "--levels", "25,1200%"), "--levels 25,1200%: must be more than 0 and at most 1000%"),
+        (("tiny", URL, "--levels", "25,50"), "--levels 25,50: must be more than 0 and at most 1000%; write 25%"),
+        (("tiny", URL, "--levels", "half"), "--levels half: must be a share, as in 70% or 0.7"),
+        (("tiny", URL, "--capacity", "-1"), "--capacity -1: must be greater than 0"),
+        (("tiny", URL, "--load", "50%"), "--load: the test tiny has no such number; it has --levels, --duration"),
+        (("tiny", URL, "--rate", "3"), "--rate: sidelight test has no such option"),
+        (("tiny", URL, "--scale", "long"), "--scale long: choose from letter, short"),
+        (("tiny", URL, "--budget", "1s"), "--budget 1 s: the shortest tiny takes about"),
+        (("tiny", "--variant", "off"), "--variant off: must be NAME=URL, as in cache-off=http://127.0.0.1:8001"),
+        (("tiny", "--variant", "a/b=http://h"), "--variant a/b: a name is of letters, digits"),
+        (("tiny", "--variant", "a=http://h", "--variant", "a=http://g"), "--variant a: given more than once"),
+        (("tiny", "--variant", "a=ftp://h"), "--variant a ftp://h: must be an http:// or https:// URL"),
+        (("tiny", "--variant", '{"a": {"uri": "http://h"}}'), "--variant a: Object contains unknown field `uri`"),
+        (("tiny", "--variant", f"a={URL}"), "--variant a: the test tiny measures a single configuration"),
+        (("tiny", URL, "--sut", "absent.yaml"), "--sut absent.yaml: No such file or directory"),
+        (("tiny", URL, "--from", "absent"), "absent: no study.json here; give the directory of a study"),
+        (("tiny", "--resume", "absent"), "absent: no study.json here; give the directory of a study"),
+        (("tiny", URL, "--until", "p99"), "--until: the test tiny has no such number"),
+        (("memory-pressure", URL), "memory-pressure: this test drives the system beyond its memory"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+):
+    """What is wrong, and what to write; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert 2 == test_of(*arguments)
+    out, err = capsys.readouterr()
+    assert said in err
+    assert ("", 1) == (out, err.count("\n"))
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_target_that_is_not_there_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Exit code 3."""
+    assert 3 == test_of("tiny", URL, "--out", str(tmp_path / "study"))
+    assert "cannot connect to 127.0.0.1:9" in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_plan_has_steps_time_and_tokens_and_sends_nothing(capsys: pytest.CaptureFixture[str]):
+    """By the capacity that is stated, and what a budget costs."""
+    assert 0 == test_of("tiny", "--plan", "--capacity", "10", "--no-sentinel", "--duration", "1m")
+    lines = capsys.readouterr().out.splitlines()
+    assert ["1", "level", "5", "requests/s", "(50%)", "60", "s"] == lines[0].split()[:7]
+    assert ["2", "level", "8", "requests/s", "(80%)", "60", "s"] == lines[1].split()[:7]
+    assert lines[2].startswith("2 steps, about ")
+    assert 0 == test_of("tiny", "--plan", "--capacity", "10", "--duration", "1m", "--budget", "75s")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "--budget: sentinel on became off: whether the system drifted is not known"
+    assert lines[1].startswith("--budget: duration 60 became 1: ")
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A study is not begun where files are."""
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "study.json").write_text("{}")
+    for arguments in (("--resume", str(tmp_path)), ("--capacity", "3", "--from", str(tmp_path))):
+        assert 2 == test_of("tiny", URL, *arguments)
+    assert "study.json" in capsys.readouterr().err
+
+
+def test_the_schemas_of_a_study_are_valid():
+    """Of its result, of its configuration file, of the declaration of a system."""
+    for described in (schema.study_result(), schema.declaration()):
+        Draft202012Validator.check_schema(json.loads(json.dumps(described)))

@@ -1,0 +1,208 @@
+"""What a study does when something goes wrong between and within its steps: runs are recorded ones, the server is real.
+
+The steps take no time: each is a copy of a recorded run, of which one counts and one was not to be trusted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import processes
+import pytest
+from golden_files import GOLDEN
+from tiny_study import TINY
+
+from methodology.procedures import PROCEDURES
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Step, StepData
+from sidecar.errors import CannotWrite, SidelightError, TargetNotMeasured, TargetUnreachable
+from sidecar.options.load import RunOptions
+from sidecar.progress import Progress
+from sidecar.study.asking import Variant
+from sidecar.study.data import step_data
+from sidecar.study.derive import Derived, derive_study
+from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
+from sidecar.study.runner import Conduct, conduct
+
+SOUND, DISTRUSTED = "two_engines", "vllm_plain"
+Measure = Callable[[RunOptions, list[str], Progress], StepData]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that lists a model, has a metrics page without an engine, and no way to empty a cache."""
+    with processes.serving(processes.Script()) as url:
+        yield f"{url}/plain/1"
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tiny test be one of the draft's."""
+    monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
+
+
+def begun(path: Path, *, capacity: float | None = 4.0, variants: tuple[str, ...] = ()) -> Study:
+    parameters = Parameters(duration=1.0, levels=(0.5, 0.8), capacity=capacity)
+    asked = Asked(test="tiny", scale="short", parameters=parameters, seed=1, variants=variants)
+    record = StudyRecord(
+        study_id="20261122-120000-000000",
+        tool={"name": "sidelight", "version": "0.1.0"},
+        command=["sidelight", "test", "tiny"],
+        started_at="2026-11-22T12:00:00.000Z",
+        asked=asked,
+        options={},
+        seen={},
+        host={},
+    )
+    return create(path, record)
+
+
+def copying(*runs: str) -> Measure:
+    """Give copies of these recorded runs in turn, the last one for ever."""
+    left = list(runs)
+
+    def measure(options: RunOptions, *_: object) -> StepData:
+        assert options.out is not None
+        shutil.copytree(GOLDEN / (left.pop(0) if len(left) > 1 else left[0]), options.out)
+        return step_data(options.out)
+
+    return measure
+
+
+def raising(error: BaseException) -> Measure:
+    def measure(*_: object) -> StepData:
+        raise error
+
+    return measure
+
+
+def then(first: Measure, second: Measure) -> Measure:
+    """Measure the first step by one and the others by another."""
+    calls = [first, second]
+
+    def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
+        return calls.pop(0)(options, command, progress) if len(calls) > 1 else calls[0](options, command, progress)
+
+    return measure
+
+
+def led(
+    study: Study,
+    url: str,
+    measure: Measure,
+    *,
+    variants: Mapping[str, Variant] | None = None,
+    procedure: Procedure = TINY,
+) -> tuple[Stopped, SidelightError | None, Derived]:
+    """Conduct a study to its end, and derive it."""
+    common = RunOptions(url=(url,), metrics=(), scrape_interval=0.01)
+    options = dict.fromkeys(variants or {"": Variant()}, common)
+    how = Conduct(
+        procedure=procedure,
+        options=options,
+        variants=variants or {},
+        command=[],
+        progress=Progress("quiet"),
+        measure=measure,
+        ready_s=0.0,
+    )
+    stopped, error = conduct(study, how)
+    return stopped, error, derive_study(study.path)
+
+
+def test_a_void_step_is_repeated_once_and_counts_for_nothing(tmp_path: Path, url: str):
+    """The step that a starved load generator spoilt stands in the result, with the reason; the next takes its place."""
+    _, error, derived = led(begun(tmp_path / "study"), url, copying(DISTRUSTED, SOUND))
+    assert error is None
+    assert "complete" == derived.result.status
+    assert [True, False, False] == [bool(step.void) for step in derived.result.steps]
+    assert "cannot be trusted" in derived.result.steps[0].void
+    assert any("Step 1 (open-0.50) counts for nothing" in note for note in derived.result.notes)
+    assert derived.result.steps[0].seed == derived.result.steps[1].seed
+    assert "steps/0002-open-0.50-again" == derived.result.steps[1].run
+
+
+def test_a_step_that_is_void_twice_ends_the_study(tmp_path: Path, url: str):
+    """What there is, is reported."""
+    stopped, _, derived = led(begun(tmp_path / "study"), url, copying(DISTRUSTED))
+    assert ("partial", "partial") == (stopped.status, derived.result.status)
+    assert derived.result.reason.startswith("step 2 (open-0.50) was void twice: ")
+    assert (tmp_path / "study" / "report.txt").exists()
+
+
+def test_a_study_that_was_interrupted_is_reported_and_resumed(tmp_path: Path, url: str):
+    """Ctrl-C in the second step: the first stands, and is not measured again."""
+    stopped, error, derived = led(begun(tmp_path / "study"), url, then(copying(SOUND), raising(KeyboardInterrupt())))
+    assert ("interrupted", "interrupted") == (stopped.status, derived.result.status)
+    assert error is not None
+    assert 130 == error.exit_code
+    assert 1 == len(derived.result.steps)
+    _, error, derived = led(open_study(tmp_path / "study"), url, copying(SOUND))
+    assert error is None
+    assert "complete" == derived.result.status
+    assert ["steps/0001-open-0.50", "steps/0002-open-0.80"] == [step.run for step in derived.result.steps]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(CannotWrite("steps.log: No space left on device"), 3), (TargetUnreachable("cannot connect to h: refused"), 3)],
+)
+def test_an_error_ends_a_study_with_a_partial_report(tmp_path: Path, url: str, failure: SidelightError, code: int):
+    """A full disk, an engine that is gone: what was measured before is reported, with the reason."""
+    stopped, error, derived = led(begun(tmp_path / "study"), url, then(copying(SOUND), raising(failure)))
+    assert error is failure
+    assert code == error.exit_code
+    assert ("partial", str(failure)) == (stopped.status, derived.result.reason)
+    assert 1 == len(derived.result.steps)
+
+
+def test_an_engine_that_does_not_answer_any_more_ends_a_study(tmp_path: Path, url: str):
+    """It was waited for; nothing is recorded of a step that could not begin."""
+    study = begun(tmp_path / "study")
+    led(study, url, then(copying(SOUND), raising(KeyboardInterrupt())))
+    _, error, derived = led(open_study(study.path), "http://127.0.0.1:9", copying(SOUND))
+    assert isinstance(error, TargetUnreachable)
+    assert "partial" == derived.result.status
+    assert 1 == len(derived.result.steps)
+
+
+def by_variant(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    """Measure each configuration once, and empty its cache before."""
+    if len(finished) == len(asked.variants):
+        return Done(reason="each was measured")
+    name = asked.variants[len(finished)]
+    return Step(kind="level", label=name, load="open", level=1.0, duration=1.0, seed=1, variant=name, reset_cache=True)
+
+
+def test_each_configuration_is_set_up_before_its_steps(tmp_path: Path, url: str):
+    """Its command runs, its output stays; a cache that cannot be emptied is said."""
+    variants = {name: Variant(before=f"echo setting up {name}") for name in ("off", "on")}
+    study = begun(tmp_path / "study", variants=("off", "on"))
+    procedure = replace(TINY, next_step=by_variant)
+    led(study, url, copying(SOUND), variants=variants, procedure=procedure)
+    shown = {path.name: path.read_text() for path in study.path.glob("before-*.log")}
+    assert {"before-0001-off.log": "setting up off\n", "before-0002-on.log": "setting up on\n"} == shown
+    again = open_study(study.path)
+    assert ["", ""] == [again.begun[number].warmed_by for number in (1, 2)]
+    assert again.begun[1].notes[0].startswith("the prefix cache could not be emptied (/reset_prefix_cache: ")
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        (Variant(before="echo no such image; exit 7"), "ended with 7: no such image; its output is in"),
+        (Variant(before="sleep 100", before_timeout=0.2), "not done after 0.2 s; raise before-timeout"),
+        (Variant(before=("no-such-command-here",)), "before: no-such-command-here: No such file or directory"),
+    ],
+)
+def test_a_command_that_fails_or_hangs_ends_a_study(tmp_path: Path, url: str, variant: Variant, said: str):
+    """In one line, and what it started is ended with it."""
+    study = begun(tmp_path / "study", variants=("off",))
+    procedure = replace(TINY, next_step=by_variant)
+    _, error, derived = led(study, url, copying(SOUND), variants={"off": variant}, procedure=procedure)
+    assert isinstance(error, TargetNotMeasured)
+    assert said in str(error)
+    assert "\n" not in str(error)
+    assert [] == derived.result.steps
