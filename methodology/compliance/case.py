@@ -30,7 +30,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def judged(ok: bool, reason: str, evidence: str = "", value: object = None) -> Answer:
     """Return met or not met."""
-    cell = value if isinstance(value, float | int | str) else None
+    cell = value if isinstance(value, float | int) or (isinstance(value, str) and value not in reason) else None
     return Answer(state="met" if ok else "not met", reason=reason, evidence=evidence, value=cell)
 
 
@@ -56,6 +56,8 @@ class Case:
         variants = [self.system.of(name) for name in {step.variant for step in steps}]
         levels = [step.level for step in steps if step.kind == "level"]
         sizes = [facts.about.get("tokenizer", {}).get("vocab_size") for _, facts in self.steps]
+        tables = (f"table {table.name}" for table in (self.findings.tables if self.findings else ()) if table.rows)
+        plots = (f"plot {plot.name}" for plot in (self.findings.plots if self.findings else ()))
         return {
             "vocabulary": self.system.vocabulary if None in sizes else min(sizes, default=None),
             "levels": len({step.level for step in steps}),
@@ -65,16 +67,8 @@ class Case:
             "variants": {step.variant for step in steps},
             "filtering": {bool(each.input_filtering or each.output_filtering) for each in variants},
             "is_reported": self.findings is not None and "run" not in {step.kind for step in steps},
-            "reported": _reported(self.findings),
+            "shown": {*tables, *plots},
         }
-
-
-def _reported(findings: Findings | None) -> set[str]:
-    if findings is None:
-        return set()
-    valued = {name for name, quantity in findings.results.items() if quantity.value is not None}
-    tables = {f"table {table.name}" for table in findings.tables if table.rows}
-    return valued | tables | {f"plot {plot.name}" for plot in findings.plots}
 
 
 def value_at(case: Case, step: Counted, path: str) -> Any:
@@ -105,14 +99,13 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
     if not steps and case.steps and when and when.otherwise:
         return Answer(state="not applicable", reason=when.otherwise)
     if not steps:
-        return judged(False, "no such step was run")
+        return judged(False, "no such step was run" if case.steps else "no step that counts was run")
     shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
     wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
     step, rule, value, text = wrong[0] if wrong else (*shown[0], "so in every step")
-    root = "" if rule.at in ("study.json", "result.json", "report.html") else step[0].run
-    answer = judged(
-        not wrong, _joined([each[3] for each in wrong] or [text]), f"{root}/{rule.at}: {rule.of}".lstrip("/"), value
-    )
+    at = rule.at or f"manifest.json: {rule.of}"
+    place = at if at.startswith(("study.json", "result.json", "report.html", "steps.log")) else f"{step[0].run}/{at}"
+    answer = judged(not wrong, _joined([each[3] for each in wrong] or [text]), place.lstrip("/"), value)
     names = {each.of.removeprefix("system.") for each in rules if each.of.startswith("system.")}
     if wrong or len(names) < len(rules) or names & set(case.system.seen):
         return answer

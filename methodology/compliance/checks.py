@@ -9,7 +9,7 @@ from methodology.compliance.case import Answer, Case, judged
 # The draft's classes: ranges of input and output tokens (fairness-setup).
 CLASSES = {"short": ((64, 256), (32, 128)), "long": ((1024, 4096), (256, 1024))}
 LEAST_OF_CLASS = 500
-SHA256 = "raw/events.log: planned.sha256"
+SHA256 = "summary.json: workload.requests_sha256"
 
 
 def latency_adjustment(case: Case) -> Answer:
@@ -49,13 +49,13 @@ def fairness_workload(case: Case) -> Answer:
 
 def cache_two_configs(case: Case) -> Answer:
     if "prefix_caching" in case.system.contradictions:
-        return judged(False, case.system.contradictions["prefix_caching"], "study.json: sut.prefix_caching")
+        return judged(False, case.system.contradictions["prefix_caching"], "result.json: sut.prefix_caching")
     hashes: dict[bool | None, set[str | None]] = {}
     for step, facts in case.measuring:
         hashes.setdefault(case.system.of(step.step.variant).prefix_caching, set()).add(facts.requests_sha256)
     if not {True, False} <= set(hashes):
         reason = "no two variants are declared, one without and one with prefix caching"
-        return judged(False, reason, "study.json: sut.variants")
+        return judged(False, reason, "result.json: sut.variants")
     same = bool((hashes[True] & hashes[False]) - {None})
     return judged(same, "both had the same requests" if same else "their requests differ", SHA256)
 
@@ -74,7 +74,7 @@ def compare_equivalence(case: Case) -> Answer:
     for name in ("boundary", "accelerator", "accelerator_count"):
         values = {getattr(system, name) for system in systems}
         if None in values or (len(values) > 1 and (name == "boundary" or not is_normalised)):
-            return judged(False, f"`{name}` is not declared of each system, or differs", f"study.json: sut.{name}")
+            return judged(False, f"`{name}` is not declared of each system, or differs", f"result.json: sut.{name}")
     return judged(True, "the same requests, boundary and comparable hardware", SHA256)
 
 

@@ -16,14 +16,14 @@ Scalar = str | float | int | bool | None
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"with_": "with"}):
     """What a value of each step must be; by default, neither null nor empty. `problem` is said with the value as {}.
 
-    of      the path of the value, as `case.value_at` reads it; `at`: the file that it stands in
+    of      the path of the value, as `case.value_at` reads it; `at`: where that stands, by default in the manifest
     begins  how it, or a member of it, begins
     with_, without  what a list must, and must not, hold
     absent  null, false or 0; known: not null
     """
 
     of: str
-    at: str = "manifest.json"
+    at: str = ""
     problem: str
     least: float | None = None
     most: float | None = None
@@ -64,10 +64,12 @@ class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def all_rules(self) -> tuple[Rule, ...]:
         """Return its rules, with those of what must be known and reported."""
-        known = (Rule(of=f"system.{name}", at="study.json", known=True,
+        known = (Rule(of=f"system.{name}", at=f"result.json: sut.{name}", known=True,
                       problem=f"neither declared nor seen: {name}") for name in self.declared)  # fmt: skip
-        shown = (Rule(of="study.reported", at="result.json", begins=tuple(names.split("|")),
-                      problem=f"not reported: {names.partition('|')[0]}") for names in self.reported)  # fmt: skip
+        shown = (
+            Rule(of="study.shown", at="report.html", begins=(name,), problem=f"not reported: {name}")
+            if " " in name else Rule(of=f"results.{name}.value", at=f"result.json: results.{name}.value", known=True,
+                                     problem=f"not reported: {name}") for name in self.reported)  # fmt: skip
         return (*self.rules, *known, *shown)
 
 
