@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from methodology.compliance import DRAFT, Compliance
 from methodology.compliance.requirements import Level
 from methodology.compliance.system import System
 from methodology.study.model import Column, Findings, Parameters, Quantity, Table
-from methodology.study.result import Cost, StepRecord, StudyResult
+from methodology.study.result import StepRecord, StudyResult
 
 LEVELS: tuple[Level, ...] = ("must", "should", "part")
 SENSITIVE = (
@@ -58,10 +59,11 @@ def heading(study: Study) -> Text:
     cost, version = result.cost, origin.versions.get("sidelight", "")
     system = system_in_words(study.system, origin)
     began = f"{origin.started_at[:10]} {origin.started_at[11:19]} UTC, " if origin.started_at else ""
+    took = f"{duration(cost.seconds)}, {_counted(cost.steps, 'step')}, {_counted(cost.requests, 'request')}"
     lines = (
         f"{DRAFT}, test {result.test}, scale {result.scale}",
         f"{system['model']} on {system['software']}",
-        f"{began}{duration(cost.seconds)}, {cost.steps} steps, {cost.requests:,} requests, {_tokens(cost)}",
+        f"{began}{took}, {cost.input_tokens:,} input and {cost.output_tokens:,} output tokens",
     )
     return Text.assemble(
         (f"sidelight {version}".rstrip(), "bold"),
@@ -71,8 +73,8 @@ def heading(study: Study) -> Text:
     )
 
 
-def _tokens(cost: Cost) -> str:
-    return f"{cost.input_tokens:,} input and {cost.output_tokens:,} output tokens"
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def answer(study: Study) -> Iterator[RenderableType]:
@@ -148,7 +150,7 @@ def _parameter(name: str) -> tuple[str, str]:
 
 
 def _in_words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else number(value, None)
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else setting("", value)
 
 
 def _results(study: Study) -> Iterator[RenderableType]:
@@ -160,8 +162,9 @@ def _results(study: Study) -> Iterator[RenderableType]:
     sent, ok = sum(step.requests for step in counting), sum(step.ok for step in counting)
     ratio = f" ({100 * ok / sent:.4g} %)" if sent else ""
     void = len(study.result.steps) - len(counting)
+    left_out = f"; {_counted(void, 'void step')} left out" if void else ""
     yield Prose(
-        f"Success: {ok:,} of {sent:,} requests{ratio} in {len(counting)} steps; {void} void steps do not count."
+        f"Success: {ok:,} of {_counted(sent, 'request')}{ratio} in {_counted(len(counting), 'step')}{left_out}."
     )
     drift = study.result.drift
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
@@ -245,7 +248,7 @@ def shortcomings(study: Study) -> Iterator[str]:
 
 def _reproduction(study: Study) -> Iterator[RenderableType]:
     result, origin = study.result, study.result.reproduction
-    command = " ".join(origin.command) or f"sidelight test {result.test} --scale {result.scale} --seed {result.seed}"
+    command = shlex.join(origin.command) or f"sidelight test {result.test} --scale {result.scale} --seed {result.seed}"
     facts = {"run it again": command, "derive this report again": "sidelight report DIRECTORY", **origin.versions}
     yield from _facts(study, "Commands and versions", facts)
     yield from shown(requests_table(result.steps), study.width)
