@@ -18,7 +18,7 @@ from exporter.study.content import Study, answer, heading, sections
 from methodology.study.model import Line, Plot
 from methodology.study.result import StepRecord
 
-STYLES = ("page.css",)
+STYLES = ("page.css", "study.css")
 SCRIPTS = ("plot.js", "hues.js", "study.js")
 MOST_POINTS = 1000  # of a line: more are not seen as such
 
