@@ -57,15 +57,17 @@ class Capacity(Struct, frozen=True, kw_only=True):
 def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
     """Return the capacity that was stated, else what a saturated closed loop served, else the step that will tell.
 
-    Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %.
+    Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %. No later step moves
+    it, so that levels that are shares of it stay.
     """
     if asked.parameters.capacity:
         return Capacity(per_s=asked.parameters.capacity)
-    if (decided := saturation(asked, finished, confirm=False)) is not None:
+    steps = [each for each in finished if each.step.kind == SATURATE]
+    if (decided := saturation(asked, steps, confirm=False)) is not None:
         return decided
-    known = measured_capacity(finished)
+    known = measured_capacity(steps)
     if known is None or not known.filled:
-        most = max(each.step.level for each in finished if each.step.kind == SATURATE)
+        most = max(each.step.level for each in steps)
         return Done(
             reason=f"the server was never full, not even by {most:g} requests in flight: its capacity is not known; "
             "state it (--capacity), or allow more in flight (--concurrency)",
@@ -370,7 +372,7 @@ def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> 
             continue
         known = [(each, each.outcome.slo.objectives[number]) for each in judged if each.outcome.slo]
         points = [
-            (load_of(each, limit), math.log(result.value), _sd(each.outcome, result.metric, result.statistic))
+            (load_of(each, limit), math.log(result.value), log_deviation(each.outcome, result.metric, result.statistic))
             for each, result in known
             if result.value
         ]
@@ -381,7 +383,7 @@ def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> 
     return min(reached, key=lambda each: each.at or 0, default=crossings[0] if crossings else None)
 
 
-def _sd(outcome: Outcome, metric: str, statistic: str) -> float:
+def log_deviation(outcome: Outcome, metric: str, statistic: str) -> float:
     """Return the standard deviation of the logarithm of a percentile, by its interval as far as that is known."""
     interval = outcome.percentiles.get(f"{metric}_ms", {}).get(statistic)
     if interval is None or not interval.estimate:

@@ -41,22 +41,26 @@ def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats
     return knots[distinct], fitted.x[starts][distinct]
 
 
-def crossing(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, seed: int = 1) -> Crossing:
+def crossing(
+    x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, above_least: bool = False, seed: int = 1
+) -> Crossing:
     """Return where the monotone fit reaches a bound, with a 95 % interval by resampling y within its `sd`.
 
-    An end of the interval that lies beyond the levels is None.
+    With `above_least` the bound counts from the fit's lowest value. An end of the interval that lies beyond the levels
+    is None.
     """
     levels, spread = np.asarray(y, np.float64), np.asarray(sd, np.float64)
-    at, side = _root(*curve(x, levels, spread), bound)
+    at, side = _root(*curve(x, levels, spread), bound, above_least)
     random = np.random.default_rng(np.random.SeedSequence(seed))
-    drawn = (_root(*curve(x, random.normal(levels, spread), spread), bound) for _ in range(RESAMPLES))
+    drawn = (_root(*curve(x, random.normal(levels, spread), spread), bound, above_least) for _ in range(RESAMPLES))
     places = np.sort([{"below": -np.inf, "above": np.inf}.get(where, root) for root, where in drawn])
     ends = (float(places[int(0.025 * RESAMPLES)]), float(places[int(0.975 * RESAMPLES) - 1]))
     low, high = (end if np.isfinite(end) else None for end in ends)
     return Crossing(at=at, ci95=(low, high), side=side)
 
 
-def _root(knots: Floats, heights: Floats, bound: float) -> tuple[Any, str]:
+def _root(knots: Floats, heights: Floats, bound: float, above_least: bool) -> tuple[Any, str]:
+    bound += float(heights[0]) if above_least else 0.0
     if bound < heights[0]:
         return None, "below"
     if bound > heights[-1]:

@@ -9,6 +9,14 @@ from methodology.study.quantities import number
 
 LEAST_COMPLETED = 0.9
 TIMES_P50 = 10.0
+#: What binds, as a sentence begins.
+WORDS: dict[str, str] = {
+    "seats": "The engine's places for running requests bind",
+    "kv_cache": "The KV cache binds",
+    "steps": "The engine's computing time binds",
+    "client": "The load generator's requests in flight bind, not the server",
+    "unknown": "What binds is not known",
+}
 NOTES = (
     (
         "The draft calls a load sustained whose completions are 90 % of its arrivals, so that an overload of 5 % "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from methodology.procedures.capacity import CAPACITY
 from methodology.procedures.compare import COMPARE
 from methodology.procedures.fairness import FAIRNESS
 from methodology.procedures.guardrail import GUARDRAIL
@@ -11,6 +12,7 @@ from methodology.procedures.memory_pressure import MEMORY_PRESSURE
 from methodology.procedures.prefix_cache import PREFIX_CACHE
 from methodology.procedures.sweep import SWEEP
 from methodology.procedures.throughput import THROUGHPUT
+from methodology.procedures.tradeoff import TRADEOFF
 from methodology.procedures.ttft import TTFT
 from methodology.study.model import Procedure
 
@@ -20,6 +22,8 @@ PROCEDURES: dict[str, Procedure] = {
         TTFT,
         THROUGHPUT,
         ITL,
+        TRADEOFF,
+        CAPACITY,
         FAIRNESS,
         PREFIX_CACHE,
         MEMORY_PRESSURE,

@@ -40,13 +40,6 @@ from methodology.study.quantities import LABELS, METRIC_COLUMNS, metric_row, num
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
-WORDS = {
-    "seats": "The engine's places for running requests bind",
-    "kv_cache": "The KV cache binds",
-    "steps": "The engine's computing time binds",
-    "client": "The load generator's requests in flight bind, not the server",
-    "unknown": "What binds is not known",
-}
 _LIMIT_METHOD = (
     "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
 )
@@ -240,7 +233,7 @@ def _how_sure(study: _Study) -> str:
 
 def _what_limits(study: _Study) -> str:
     limit, objective = study.limit, study.objective
-    said = f"{WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}"
+    said = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}"
     text = study.asked.parameters.slo
     if limit.filled and objective.value is not None and objective.value < load_of(study.best, limit):
         low, high = objective.ci95 or (None, None)

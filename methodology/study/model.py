@@ -106,6 +106,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     sent: Annotated[Count, doc("Requests sent.", "requests")] = 0
     ok: Annotated[Count, doc("Requests that ended ok.", "requests")] = 0
     failed: Annotated[dict[str, int], doc("Those that did not, by kind of error.")] = {}
+    out_of_memory: Annotated[Count, doc("Failed requests whose error speaks of memory that ran out.", "requests")] = 0
     input_tokens: Annotated[Count, doc("Input tokens of the requests that ended ok, as far as known.", "tokens")] = 0
     output_tokens: Annotated[Count, doc("Their output tokens.", "tokens")] = 0
     output_tokens_std: Annotated[float | None, doc("Standard deviation of their output tokens.", "tokens")] = None

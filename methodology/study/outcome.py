@@ -6,6 +6,7 @@ requests that were submitted in it, however long they took. What the server show
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ TTFT_BIN = 0.01  # of its logarithm
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 MOST_FOREIGN = 0.02
 OF_REQUESTS = ("error_rate", "goodput_ratio")  # what an SLO may bound of a step, beside latencies
+_OUT_OF_MEMORY = re.compile(r"out of memory|\boom\b|not enough memory", re.IGNORECASE)
 NOTHING_SENT = "no request was sent"
 
 
@@ -52,6 +54,7 @@ def outcome(step: Step, data: StepData) -> Outcome:
         "sent": int((log.dispatch_ns >= 0).sum()),
         "ok": int((log.status == "ok").sum()),
         "failed": dict(zip(failures.tolist(), numbers.tolist(), strict=True)),
+        "out_of_memory": sum(1 for error in log.error[log.status != "ok"] if _OUT_OF_MEMORY.search(error)),
         "blame": data.blame,
         **_tokens(log),
     }

@@ -18,10 +18,8 @@ from scraper.series.table import EndpointSeries
 
 ALWAYS, SELDOM = 0.95, 0.05  # share of the scrapes that saw requests wait
 FULL = 0.95  # KV cache usage
-NEAR_MOST, FLAT = (
-    0.9,
-    0.9,
-)  # share of the most that ever ran (or one less: it has just ended), in which share of scrapes
+NEAR_MOST = 0.9  # share of the most that ever ran; one less counts as well: it has just ended
+OFTEN = 0.5  # share of the scrapes
 PREEMPTED = 0.01  # preemptions a request, from which on they are no accident
 COVERED = 0.9  # share of the window that scrapes must cover, for a rate
 NO_PAGE = "no page of an engine shows how many requests wait"
@@ -32,6 +30,7 @@ class ServerSide:
     """The engines of the leading kind together, in a step's window; None where no page tells.
 
     flat_ratio  share of the scrapes with requests waiting in which the most that ever ran did, or nearly
+    full_ratio  share of them in which the KV cache was full
     """
 
     queued_ratio: float | None
@@ -39,6 +38,7 @@ class ServerSide:
     running_mean: float | None
     waiting_mean: float | None
     flat_ratio: float | None
+    full_ratio: float | None
     kv_cache_max: float | None
     preemptions: float | None
     tokens_per_s: float | None
@@ -56,13 +56,16 @@ def server_side(
         _within(gauge_samples(endpoints, f"requests_{name}"), window) for name in ("waiting", "running")
     )
     usage = _within(gauge_samples(endpoints, "kv_cache_usage", together="max"), window)
-    rows = waiting > 0 if len(waiting) == len(running) else np.zeros(len(running), np.bool_)
+    queued = waiting > 0 if len(waiting) == len(running) else np.zeros(len(running), np.bool_)
     return ServerSide(
         queued_ratio=_mean(waiting > 0) if len(waiting) else None,
         running_max=_most(running),
         running_mean=_mean(running),
         waiting_mean=_mean(waiting),
-        flat_ratio=_mean(running[rows] >= min(NEAR_MOST * running.max(), running.max() - 1)) if rows.any() else None,
+        flat_ratio=_mean(running[queued] >= min(NEAR_MOST * running.max(), running.max() - 1))
+        if queued.any()
+        else None,
+        full_ratio=_mean(usage[queued] > FULL) if len(usage) == len(queued) else None,
         kv_cache_max=_most(usage),
         preemptions=increase(engines, "preemptions", start_ns),
         tokens_per_s=_rate(engines, window),
@@ -162,14 +165,15 @@ def binding(step: Step, server: ServerSide, data: StepData) -> tuple[Limit | Non
             f"{step.level:g} requests in flight never filled the engine: it ran {server.running_max:.0f} at most, and "
             f"{waited}"
         )
-    if server.queued_ratio < 0.5:
+    if server.queued_ratio < (SELDOM if data.closed_loop else OFTEN):
         return None, ""
-    often = (server.preemptions or 0) > PREEMPTED * len(data.requests)
-    flat = (server.flat_ratio or 0) >= FLAT
+    preempted = (server.preemptions or 0) > PREEMPTED * len(data.requests)
+    flat = (server.flat_ratio or 0) >= OFTEN
     usage = "" if server.kv_cache_max is None else f"KV cache usage reached {100 * server.kv_cache_max:.0f} %"
-    if often or (not flat and (server.kv_cache_max or 0) > FULL):
-        preempted = f"{server.preemptions or 0:.0f} times a running request lost its place"
-        return "kv_cache", f"{waited}, {usage or 'the KV cache was full'}, and {preempted}"
+    full = (server.full_ratio or 0) >= OFTEN or (not flat and (server.kv_cache_max or 0) > FULL)
+    if preempted or full:
+        times = f"{server.preemptions or 0:.0f} times a running request lost its place"
+        return "kv_cache", f"{waited}, {usage or 'the KV cache was full'}, and {times}"
     if flat:
         return "seats", (
             f"{waited} while the engine ran {server.running_max:.0f} at once and no more" + (usage and f"; {usage}")

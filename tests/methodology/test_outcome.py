@@ -90,8 +90,8 @@ def test_rates_are_of_the_steady_window():
         ({}, "seats", "ran 4 at once and no more"),
         ({"waiting": 0}, "client", "never filled the engine"),
         ({"preemptions": np.arange(50), "kv": 1.0}, "kv_cache", "KV cache usage reached 100 %"),
-        ({"running": np.tile([4, 2], 25), "kv": 0.97}, "kv_cache", "reached 97 %"),
-        ({"running": np.tile([4, 2], 25)}, "steps", "budget of tokens"),
+        ({"running": np.tile([4, 2, 1, 2, 1], 10), "kv": 0.97}, "kv_cache", "reached 97 %"),
+        ({"running": np.tile([4, 2, 1, 2, 1], 10)}, "steps", "budget of tokens"),
     ],
     ids=["seats", "client", "preempted", "full", "steps"],
 )

@@ -1,0 +1,411 @@
+"""Concurrent Request Capacity: how many requests in flight meet the criteria, and what makes more of them fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from correlator.statistics.server_load import gauge_samples
+from loadgen.requests.metrics import input_tokens, request_metrics
+from methodology.measures import criteria
+from methodology.steady import SteadyWindow
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Outcome,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    StepData,
+    Table,
+)
+from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import number
+
+LEVEL = "level"
+NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
+LEAST_S = 60.0
+LEAST_COMPLETION = 0.99
+SELDOM = 0.01  # share of the scrapes with requests waiting, up to which P99 is not of waiting
+SERVER_LIMITS = ("seats", "kv_cache", "steps")
+_NOTES = (
+    (
+        "All requests of a level are first sent at one instant: this first wave is P99 by itself, so that it stands "
+        "apart, and the first tenth of each level is left out."
+    ),
+    (
+        "More requests in flight than the engine runs only wait in its queue: the limit that is named says whether "
+        "places, the KV cache or the objective ended the search."
+    ),
+    "Completion passes where its share reaches what was asked for; its interval (Wilson) stands beside it.",
+)
+
+
+def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    parameters = asked.parameters
+    first, most = round(parameters.min or 8), round(parameters.max or 512)
+    levels = [each for each in finished if each.step.kind == LEVEL]
+    if not levels:
+        return _level(asked, levels, min(first, most))
+    if _is_short(asked, levels[-1]):
+        return _level(asked, levels, round(levels[-1].step.level))
+    passed, failed = _bracket(asked, levels)
+    if passed is None:
+        return Done(reason=f"not even {first} requests in flight, the lowest level, meet the criteria")
+    low = round(passed.step.level)
+    if failed is None:
+        if low >= most:
+            return Done(
+                reason=f"{most} requests in flight, the highest level, meet the criteria: it may be more (--max)"
+            )
+        return _level(asked, levels, min(2 * low, most))
+    high = round(failed.step.level)
+    if high - low <= max(NARROW * low, parameters.increment or 1, 1):
+        return Done(reason=f"between {low} and {high} requests in flight the criteria cease to hold")
+    return _level(asked, levels, (low + high) // 2)
+
+
+def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
+    """Return a level that lasts for so many completions a slot, and as far as earlier levels tell for its duration."""
+    parameters = asked.parameters
+    rate = max((each.outcome.completed_per_s or 0.0 for each in levels), default=0.0)
+    count = max((parameters.per_slot or 1) * concurrency, math.ceil(1.3 * rate * (parameters.duration or LEAST_S)))
+    options = {"output_tokens": str(parameters.output_tokens)} if parameters.output_tokens else {}
+    return Step(
+        kind=LEVEL,
+        label=f"closed-{concurrency}",
+        load="closed",
+        level=concurrency,
+        requests=count,
+        seed=content_seed(asked, len(levels) + 1),
+        options=options | ({"slo": parameters.slo} if parameters.slo else {}),
+    )
+
+
+def _is_short(asked: Asked, each: Finished) -> bool:
+    """Return whether a level must be run again: its requests ended before its duration had passed."""
+    window = each.outcome.window
+    whole_s = window.duration_s / (1 - window.left_out) if window else 0.0
+    longer = _level(asked, [each], round(each.step.level)).requests or 0
+    return whole_s < 0.95 * (asked.parameters.duration or LEAST_S) and longer > (each.step.requests or 0)
+
+
+def _passes(asked: Asked, outcome: Outcome) -> bool:
+    return not _failures(asked, outcome)
+
+
+def _failures(asked: Asked, outcome: Outcome) -> list[str]:
+    """Return the criteria that a level does not meet, in words."""
+    failures = []
+    completion = outcome.ok / outcome.sent if outcome.sent else 0.0
+    if completion < (asked.parameters.completion or LEAST_COMPLETION):
+        failures.append(f"{100 * completion:.1f} % of the requests ended ok")
+    if outcome.slo is not None and outcome.slo.met is not True:
+        missed = [
+            f"{each.name} was {each.value:,.4g} {each.unit}" if each.value is not None else f"{each.name} was missed"
+            for each in outcome.slo.objectives
+            if each.met is not True
+        ]
+        failures += missed
+    if outcome.out_of_memory:
+        failures.append(f"{outcome.out_of_memory} requests met an engine out of memory")
+    return failures
+
+
+def _bracket(asked: Asked, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
+    """Return the highest level that passed below all that failed, and the lowest that failed; the last run counts."""
+    latest = {each.step.level: each for each in levels}
+    failed = min((each for each in latest.values() if not _passes(asked, each.outcome)), key=_level_of, default=None)
+    below = [each for each in latest.values() if failed is None or each.step.level < failed.step.level]
+    return max(below, key=_level_of, default=None), failed
+
+
+def _level_of(each: Finished) -> float:
+    return each.step.level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a level held at once: tokens of the requests in flight by stamps, tokens in the KV cache by the page; and
+    the TTFT P99 of the first wave.
+    """
+
+    tokens: float | None
+    cached_tokens: float | None
+    first_wave_ms: float | None
+
+
+def _held(each: Finished, data: StepData) -> _Held:
+    log, window = data.requests, each.outcome.window
+    first = np.argsort(log.submit_ns, kind="stable")[: round(each.step.level)]
+    ttft_ms = request_metrics(log).ttft_ms[first]
+    ttft_ms = ttft_ms[np.isfinite(ttft_ms)]
+    return _Held(
+        tokens=_tokens_in_flight(data, window) if window else None,
+        cached_tokens=_cached_tokens(data, window) if window else None,
+        first_wave_ms=float(np.quantile(ttft_ms, 0.99)) if len(ttft_ms) else None,
+    )
+
+
+def _tokens_in_flight(data: StepData, window: SteadyWindow) -> float:
+    """Return the mean of input and so far output tokens over all requests in flight in the window."""
+    log = data.requests
+    sent = log.submit_ns >= 0
+    prompts = np.nan_to_num(input_tokens(log))
+    ended_ns = np.where(log.end_ns >= 0, log.end_ns, window.end_ns)
+    chunks = np.diff(log.chunk_start)
+    since = np.concatenate([log.submit_ns[sent], log.chunk_ns])
+    until = np.concatenate([ended_ns[sent], np.repeat(ended_ns, chunks)])
+    each = np.maximum(log.output_tokens, 0) / np.maximum(chunks, 1)
+    tokens = np.concatenate([prompts[sent], np.repeat(each, chunks)])
+    overlap = np.minimum(until, window.end_ns) - np.maximum(since, window.start_ns)
+    return float((tokens * np.maximum(overlap, 0)).sum()) / (window.end_ns - window.start_ns)
+
+
+def _cached_tokens(data: StepData, window: SteadyWindow) -> float | None:
+    """Return mean KV usage times the cache's size, where the page states its blocks; of one engine alone."""
+    usage = gauge_samples(data.endpoints, "kv_cache_usage")
+    inside = (usage.at_ns >= window.start_ns) & (usage.at_ns <= window.end_ns) & np.isfinite(usage.amount)
+    sizes = [
+        int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        for endpoint in data.endpoints
+        for series in endpoint.series
+        if series.name.endswith("cache_config_info")
+        and (labels := dict(series.labels)).get("num_gpu_blocks", "").isdigit()
+        and labels.get("block_size", "").isdigit()
+    ]
+    return float(usage.amount[inside].mean()) * sizes[0] if len(sizes) == 1 and inside.any() else None
+
+
+def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    levels = [each for each in counting(finished) if each.step.kind == LEVEL]
+    if not levels:
+        missing = number(None, "requests", missing="no level was completed")
+        return Findings(
+            answer=("The capacity is not known: no level was completed.",), results={"max_concurrency": missing}
+        )
+    held = {each.number: _held(each, read(each)) for each in levels}
+    passed, failed = _bracket(asked, levels)
+    results = _results(passed, held)
+    return Findings(
+        answer=tuple(_answer(asked, levels, passed, failed)),
+        results=results,
+        evidence=tuple(_evidence(passed, failed)),
+        tables=(_table(asked, levels, held),),
+        plots=tuple(_plots(levels)),
+        notes=(*_NOTES, *_deviations(asked, levels)),
+    )
+
+
+def _results(passed: Finished | None, held: dict[int, _Held]) -> dict[str, Quantity]:
+    least = "not even the lowest level meets the criteria"
+    if passed is None:
+        names = {"max_concurrency": "requests", "output_tokens_per_s": "tokens/s", "tokens_in_flight": "tokens"}
+        return {name: number(None, unit, missing=least) for name, unit in names.items()}
+    came, of = passed.outcome, held[passed.number]
+    return {
+        "max_concurrency": Quantity(
+            value=passed.step.level,
+            unit="requests",
+            ci95=None,
+            n=came.sent,
+            method="highest level that passed below all that failed",
+        ),
+        "output_tokens_per_s": Quantity(
+            value=came.output_tokens_per_s, unit="tokens/s", ci95=came.output_tokens_ci95, method="batch means"
+        ),
+        "requests_per_s": Quantity(
+            value=came.completed_per_s, unit="requests/s", ci95=came.throughput_ci95, method="batch means"
+        ),
+        "tokens_in_flight": number(of.tokens, "tokens", method="integral over stamps: input and output so far"),
+        "tokens_in_kv_cache": number(
+            of.cached_tokens,
+            "tokens",
+            method="KV cache usage x blocks x block size",
+            missing="the engine's page does not state its cache's size",
+        ),
+        "running_max": number(came.running_max, "requests", missing="no page of an engine shows what runs"),
+    }
+
+
+def _answer(
+    asked: Asked, levels: Sequence[Finished], passed: Finished | None, failed: Finished | None
+) -> Iterator[str]:
+    criteria_text = (
+        f"completion of {100 * (asked.parameters.completion or LEAST_COMPLETION):g} %, no memory that ran out"
+    )
+    if asked.parameters.slo:
+        criteria_text = f"{asked.parameters.slo}, {criteria_text}"
+    if passed is None:
+        yield f"No level that was tried meets the criteria ({criteria_text})."
+    else:
+        tokens = passed.outcome.output_tokens_per_s or 0
+        yield (
+            f"{passed.step.level:g} requests in flight meet the criteria ({criteria_text}), with {tokens:,.4g} output "
+            "tokens/s."
+        )
+    if failed is None:
+        yield "No level that was tried fails: the capacity may be higher (--max)."
+        return
+    yield f"{failed.step.level:g} in flight fail: {'; '.join(_failures(asked, failed.outcome))}."
+    yield _binding(levels, failed, asked)
+
+
+def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
+    """Return what made a level fail: memory, errors, what its requests waited for, or the running ones themselves.
+
+    What they waited for shows best where most did: of all levels that failed.
+    """
+    came = failed.outcome
+    if came.out_of_memory:
+        return f"Memory binds: the engine ran out of it with {failed.step.level:g} in flight."
+    if came.sent and came.ok / came.sent < (asked.parameters.completion or LEAST_COMPLETION):
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in came.failed.items())
+        return f"Failed requests end it: {kinds}."
+    if came.running_max is None or came.queued_ratio is None:
+        return f"{criteria.WORDS['unknown']}: {came.limit_reason or 'no page of an engine shows it'}."
+    full = [each for each in levels if each.step.level >= failed.step.level and each.outcome.limit in SERVER_LIMITS]
+    if came.queued_ratio > SELDOM and full:
+        best = max(full, key=lambda each: each.outcome.queued_ratio or 0.0)
+        limit = best.outcome.limit or "unknown"
+        return (
+            f"{criteria.WORDS[limit]}: of {best.step.level:g} requests asked for, {best.outcome.running_max:g} ran at "
+            f"once at most, and the others waited; {best.outcome.limit_reason}."
+        )
+    return (
+        f"The objective binds: {came.running_max:g} of {failed.step.level:g} requests ran at once, and requests waited "
+        f"in {100 * came.queued_ratio:.0f} % of the scrapes; neither places nor the KV cache are short."
+    )
+
+
+def _evidence(passed: Finished | None, failed: Finished | None) -> Iterator[Evidence]:
+    if passed is not None:
+        value = passed.outcome.output_tokens_per_s
+        yield Evidence(
+            claim="the highest level that passes", quantity="output_tokens_per_s", run=passed.run, value=value
+        )
+    if failed is not None:
+        for name in ("running_max", "queued_ratio", "kv_cache_max", "preemptions"):
+            value = getattr(failed.outcome, name)
+            yield Evidence(claim="what makes more fail", quantity=name, run=failed.run, value=value)
+
+
+def _wilson(outcome: Outcome) -> tuple[float, float]:
+    from scipy.stats import binomtest  # noqa: PLC0415  half a second, and most commands need none of SciPy
+
+    interval = binomtest(outcome.ok, max(outcome.sent, 1)).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> Table:
+    columns = {
+        "concurrency": "Concurrency", "completion_ratio": "Completion", "ttft_p99_ms": "TTFT P99 (ms)",
+        "tpot_p99_ms": "TPOT P99 (ms)", "errors": "Errors", "status": "Status", "completion_low": "Completion from",
+        "completion_high": "to", "first_wave_ttft_p99_ms": "First wave P99 (ms)", "running_max": "Ran at most",
+        "queued_ratio": "Scrapes with waiting", "kv_cache_max": "KV cache", "output_tokens_per_s": "Output (tok/s)",
+        "tokens_in_flight": "Tokens in flight", "limit": "Limit",
+    }  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for each in sorted(levels, key=_level_of):
+        came, of = each.outcome, held[each.number]
+        tpot = came.percentiles.get("tpot_ms", {}).get("p99")
+        low, high = _wilson(came)
+        rows.append((each.step.level, came.ok / came.sent if came.sent else None, criteria.ttft_ms(each, "p99"),
+                     tpot.estimate if tpot else None, came.sent - came.ok,
+                     "Pass" if _passes(asked, came) else "Fail", low, high, of.first_wave_ms, came.running_max,
+                     came.queued_ratio, came.kv_cache_max, came.output_tokens_per_s, of.tokens,
+                     came.limit))  # fmt: skip
+    return Table(
+        name="capacity-search",
+        title="Capacity Search Results",
+        columns=tuple(Column(name=name, title=title) for name, title in columns.items()),
+        rows=tuple(rows),
+        note="TTFT and TPOT are of requests submitted after the first tenth; the first wave is apart.",
+    )
+
+
+def _plots(levels: Sequence[Finished]) -> Iterator[Plot]:
+    ordered = sorted(levels, key=_level_of)
+    steps = tuple(float(each.number) for each in levels)
+    yield Plot(
+        name="search-path",
+        title="Search path",
+        kind="marks",
+        x_title="Step",
+        y_title="Requests in flight",
+        lines=(Line(name="level", x=steps, y=tuple(each.step.level for each in levels)),),
+    )
+    intervals = [each.outcome.percentiles.get("ttft_ms", {}).get("p99") for each in ordered]
+    yield Plot(
+        name="ttft-concurrency",
+        title="TTFT P99 over requests in flight",
+        kind="line",
+        x_title="Requests in flight",
+        y_title="TTFT P99 (ms)",
+        lines=(
+            Line(
+                name="TTFT P99",
+                x=tuple(each.step.level for each in ordered),
+                y=tuple(each.estimate if each else None for each in intervals),
+            ),
+        ),
+        log_y=True,
+    )
+
+
+def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
+    if (asked.parameters.per_slot or 0) < 100:
+        yield f"{asked.parameters.per_slot} completions a slot were asked for; the draft wants 100, or 60 s if longer."
+    for each in levels:
+        low, high = _wilson(each.outcome)
+        wanted = asked.parameters.completion or LEAST_COMPLETION
+        if low < wanted < high:
+            yield (
+                f"{each.step.label}: {each.outcome.sent:,} requests cannot tell whether completion reaches "
+                f"{100 * wanted:g} % ({100 * low:.1f} to {100 * high:.1f} %)."
+            )
+
+
+CAPACITY = Procedure(
+    name="capacity",
+    title="Concurrent Request Capacity",
+    section="test-capacity",
+    objective="How many requests in flight the system serves within its latency objective, and what ends that.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(
+            min=8,
+            max=512,
+            increment=1,
+            duration=60,
+            per_slot=100,
+            output_tokens=256,
+            completion=0.99,
+            slo="ttft_p99<500ms",
+        ),
+        "short": Parameters(
+            min=8,
+            max=512,
+            increment=1,
+            duration=30,
+            per_slot=10,
+            output_tokens=256,
+            completion=0.99,
+            slo="ttft_p99<500ms",
+        ),
+    },
+    next_step=_next_step,
+    findings=_findings,
+)

@@ -1,0 +1,414 @@
+"""Throughput-Latency Tradeoff: latency and throughput at levels of load from a tenth of the capacity to beyond it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from correlator.breakdown import TTFT_PARTS
+from methodology.fits.monotone import Crossing, crossing
+from methodology.measures import criteria
+from methodology.search import Capacity, bracket, capacity, load_of, log_deviation, measured_capacity
+from methodology.study.model import (
+    Asked,
+    Cell,
+    Column,
+    Done,
+    Evidence,
+    Findings,
+    Finished,
+    Line,
+    Parameters,
+    Plot,
+    Procedure,
+    Quantity,
+    Reader,
+    Step,
+    Table,
+)
+from methodology.study.outcome import submitted_within
+from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import LABELS, number
+from rundir.columns import take
+
+LEVEL = "level"
+LEAST_SATURATED_S = 60.0
+KNEE = 2.0  # times the least TTFT P99
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+NAMES = ("p50", "p95", "p99")
+_NOTES = (
+    *criteria.NOTES[:2],
+    (
+        "The draft's knee is where P99 exceeds twice the minimum P99, and does not say of which latency: TTFT here. "
+        "The minimum of noisy levels is too low, so that a monotone fit gives a knee with an interval beside it."
+    ),
+    (
+        "The draft's saturation is where achieved throughput first decreases, which need not happen, and does not in "
+        "its own example: then it is not reached, and the peak and the highest stable level stand beside it."
+    ),
+)
+
+
+def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    parameters = asked.parameters
+    lasting = replace(parameters, duration=max(parameters.duration or 0.0, LEAST_SATURATED_S))
+    known = capacity(replace(asked, parameters=lasting), finished)
+    if not isinstance(known, Capacity):
+        return known
+    shares = sorted(parameters.levels or ())
+    run = [each for each in finished if each.step.kind == LEVEL]
+    if len(run) >= len(shares):
+        return Done(reason="every level was run")
+    share = shares[len(run)]
+    rate = share * known.per_s
+    return Step(
+        kind=LEVEL,
+        label=f"open-{100 * share:g}-percent",
+        load="open",
+        level=rate,
+        share=share,
+        duration=max(parameters.duration or 60.0, (parameters.requests or 0) / rate),
+        seed=content_seed(asked, len(finished) + 1),
+        options={"slo": parameters.slo} if parameters.slo else {},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Study:
+    """The levels in ascending order, the capacity that they are shares of, and the loads that they realised [n]."""
+
+    asked: Asked
+    levels: Sequence[Finished]
+    limit: Capacity
+    loads: tuple[float, ...]
+
+
+def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    steps = counting(finished)
+    levels = sorted((each for each in steps if each.step.kind == LEVEL), key=lambda each: each.step.level)
+    stated = Capacity(per_s=asked.parameters.capacity) if asked.parameters.capacity else None
+    limit = stated or measured_capacity(steps)
+    if not levels or limit is None:
+        reason = "no level was completed"
+        missing = {f"{name}_requests_per_s": number(None, "requests/s", missing=reason) for name in _DERIVED}
+        return Findings(answer=(f"There is no curve: {reason}.",), results=missing)
+    study = _Study(asked=asked, levels=levels, limit=limit, loads=tuple(load_of(each, limit) for each in levels))
+    results = _results(study)
+    return Findings(
+        answer=tuple(_answer(study, results)),
+        results=results,
+        evidence=tuple(_evidence(study, results)),
+        tables=(_table(study), _derived_table(results)),
+        plots=tuple(_plots(study, read)),
+        notes=(*_NOTES, *_deviations(study)),
+    )
+
+
+_DERIVED = {
+    "optimal": "Optimal operating point",
+    "knee": "Knee point",
+    "knee_fit": "Knee point by the monotone fit",
+    "saturation": "Saturation point",
+    "peak": "Highest throughput",
+    "stable": "Highest load shown stable",
+    "growing": "Lowest load at which requests piled up",
+    "draft_sustainable": "Sustainable by the draft's criteria",
+}
+
+
+def _results(study: _Study) -> dict[str, Quantity]:
+    levels, slo = study.levels, study.asked.parameters.slo
+    met = [each for each in levels if each.outcome.slo and each.outcome.slo.met]
+    optimal = max(met, key=lambda each: each.outcome.output_tokens_per_s or 0, default=None)
+    p99 = [(each, value) for each in levels if (value := criteria.ttft_ms(each, "p99"))]
+    least = min((value for _, value in p99), default=math.inf)
+    knee = next((each for each, value in p99 if value > KNEE * least), None)
+    served = [each.outcome.output_tokens_per_s or 0.0 for each in levels]
+    fallen = next((levels[at] for at in range(1, len(levels)) if served[at] < served[at - 1]), None)
+    peak = levels[int(np.argmax(served))]
+    verdicts = bracket(levels, study.limit)
+    fit = _knee_fit(study)
+    points: dict[str, tuple[Finished | None, str, str]] = {
+        "optimal": (
+            optimal,
+            f"highest throughput of the levels that meet {slo}",
+            f"no level meets {slo}" if slo else "no objective was stated (--slo)",
+        ),
+        "knee": (
+            knee,
+            "first level whose TTFT P99 exceeds twice the least",
+            "not reached: no P99 exceeds twice the least",
+        ),
+        "saturation": (
+            fallen,
+            "first level that achieves less than the one before",
+            "not reached: achieved throughput never decreased",
+        ),
+        "peak": (peak, "level of the highest throughput", ""),
+        "stable": (verdicts.stable, "highest level shown stable", "no level was shown stable"),
+        "growing": (verdicts.growing, "lowest level at which requests piled up", "not reached: none piled up"),
+    }
+    results = {
+        f"{name}_requests_per_s": number(
+            each.step.level if each else None, "requests/s", method=method, missing=missing
+        )
+        for name, (each, method, missing) in points.items()
+    }
+    results["knee_fit_requests_per_s"] = (
+        Quantity(value=fit.at, unit="requests/s", ci95=fit.ci95, n=len(p99), method=_FIT)
+        if fit is not None and fit.at is not None
+        else number(None, "requests/s", missing="the monotone fit does not reach twice its least P99")
+    )
+    tokens = peak.outcome
+    results["peak_output_tokens_per_s"] = Quantity(
+        value=tokens.output_tokens_per_s, unit="tokens/s", ci95=tokens.output_tokens_ci95, method="batch means"
+    )
+    if optimal is not None:
+        results["optimal_output_tokens_per_s"] = number(optimal.outcome.output_tokens_per_s, "tokens/s")
+    results["capacity_requests_per_s"] = Quantity(
+        value=study.limit.per_s,
+        unit="requests/s",
+        ci95=study.limit.ci95,
+        method="of a saturated closed loop" if study.limit.run else "as stated",
+    )
+    results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels)
+    return results
+
+
+_FIT = (
+    "where a monotone fit of log TTFT P99 over realised load (PAVA, PCHIP) reaches twice its least; interval by "
+    "resampling the percentiles"
+)
+
+
+def _knee_fit(study: _Study) -> Crossing | None:
+    """Return where the monotone fit of TTFT P99 passes twice its least value."""
+    points = [
+        (load, math.log(value), log_deviation(each.outcome, "ttft", "p99"))
+        for load, each in zip(study.loads, study.levels, strict=True)
+        if (value := criteria.ttft_ms(each, "p99"))
+    ]
+    if len(points) < 2:
+        return None
+    loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
+    return crossing(loads, heights, spread, math.log(KNEE), above_least=True)
+
+
+def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
+    optimal, knee = results["optimal_requests_per_s"], results["knee_fit_requests_per_s"]
+    slo = study.asked.parameters.slo
+    tokens = results.get("optimal_output_tokens_per_s")
+    if optimal.value is not None and tokens is not None:
+        yield (
+            f"Within {slo} the best level is {optimal.value:.3g} requests/s ({_percent(study, optimal.value)} of the "
+            f"capacity), with {tokens.value or 0:,.4g} output tokens/s."
+        )
+    else:
+        highest = study.levels[-1].step.level
+        yield f"The curve has {len(study.levels)} levels up to {highest:.3g} requests/s; {optimal.missing}."
+    stable, growing = results["stable_requests_per_s"].value, results["growing_requests_per_s"].value
+    sustained = f"The highest load shown stable is {stable:.3g} requests/s" if stable else "No level was shown stable"
+    piled = f"requests piled up from {growing:.3g} on" if growing else "at none did requests pile up"
+    low, high = knee.ci95 or (None, None)
+    bend = f"; TTFT P99 has doubled by {knee.value:.3g} requests/s" if knee.value else ""
+    interval = f" ({low:.3g} to {high:.3g}, 95 %)" if bend and low is not None and high is not None else ""
+    yield f"{sustained}, {piled}{bend}{interval}."
+    last = study.levels[-1].outcome
+    if last.limit:
+        yield f"{criteria.WORDS[last.limit]} at the highest level: {last.limit_reason}."
+    elif study.limit.limit:
+        yield f"{criteria.WORDS[study.limit.limit]}, by the saturated step: {study.limit.reason}."
+    else:
+        yield f"What binds is not known: {last.blame or 'no page of an engine shows what ran and waited'}."
+
+
+def _percent(study: _Study, rate: float) -> str:
+    return f"{100 * rate / study.limit.per_s:.0f} %"
+
+
+def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
+    for name, title in _DERIVED.items():
+        value = results[f"{name}_requests_per_s"].value
+        run = next((each.run for each in study.levels if each.step.level == value), "")
+        if run:
+            yield Evidence(claim=title, quantity="offered_per_s", run=run, value=value)
+
+
+def _estimate(each: Finished, metric: str, name: str) -> float | None:
+    interval = each.outcome.percentiles.get(f"{metric}_ms", {}).get(name)
+    return interval.estimate if interval else None
+
+
+def _table(study: _Study) -> Table:
+    times = [(metric, name) for metric in METRICS for name in NAMES]
+    p50_ms = criteria.lowest_p50_ms(study.levels)
+    columns = [
+        Column(name="level_ratio", title="Level"),
+        Column(name="offered_per_s", title="Offered (r/s)"),
+        Column(name="realised_per_s", title="Realised (r/s)"),
+        Column(name="achieved_tokens_per_s", title="Achieved (tok/s)"),
+        *(Column(name=f"{metric}_{name}_ms", title=f"{METRICS[metric]} {LABELS[name]}") for metric, name in times),
+        Column(name="success_ratio", title="Success"),
+        Column(name="verdict", title="Queue"),
+        Column(name="completed_ratio", title="Completed / arrived"),
+        Column(name="draft", title="Draft accepts"),
+        Column(name="slo_met", title="SLO met"),
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for each in study.levels:
+        came = each.outcome
+        judged: tuple[Cell, ...] = (
+            came.ok / came.sent if came.sent else None,
+            came.stability.verdict if came.stability else None,
+            criteria.completed_ratio(each),
+            criteria.accepts(each, p50_ms),
+            came.slo.met if came.slo else None,
+        )
+        rows.append((each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s,
+                     *(_estimate(each, *time) for time in times), *judged))  # fmt: skip
+    return Table(
+        name="throughput-latency",
+        title="Throughput-Latency Table",
+        columns=tuple(columns),
+        rows=tuple(rows),
+        note="Times in ms. Percentiles of a level whose queue was growing depend on how long it ran.",
+    )
+
+
+def _derived_table(results: dict[str, Quantity]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for name, title in _DERIVED.items():
+        quantity = results[f"{name}_requests_per_s"]
+        rows.append((title, quantity.value, *(quantity.ci95 or (None, None)), quantity.missing or quantity.method))
+    return Table(
+        name="operating-points",
+        title="Operating Points",
+        columns=(
+            Column(name="point", title="Point"),
+            Column(name="requests_per_s", title="Load (r/s)"),
+            Column(name="ci95_low", title="95 % from"),
+            Column(name="ci95_high", title="to"),
+            Column(name="meaning", title="Which is"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
+    served = tuple(each.outcome.output_tokens_per_s or 0.0 for each in study.levels)
+    for metric, title in METRICS.items():
+        lines = [_line(study, served, metric, name) for name in NAMES]
+        yield Plot(
+            name="throughput-latency" if metric == "ttft" else f"throughput-{metric}",
+            title=f"{title} over throughput",
+            kind="line",
+            x_title="Achieved (output tokens/s)",
+            y_title=f"{title} (ms)",
+            lines=tuple(lines),
+            log_y=True,
+        )
+    yield from _server_plots(study, read)
+
+
+def _line(study: _Study, x: tuple[float, ...], metric: str, name: str) -> Line:
+    intervals = [each.outcome.percentiles.get(f"{metric}_ms", {}).get(name) for each in study.levels]
+    return Line(
+        name=LABELS[name],
+        x=x,
+        y=tuple(each.estimate if each else None for each in intervals),
+        low=tuple(each.low if each else None for each in intervals),
+        high=tuple(each.high if each else None for each in intervals),
+    )
+
+
+def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
+    """Yield what the engine adds: the parts of the TTFT, its places and its KV cache, each over the load."""
+    means = [_part_means(each, read) for each in study.levels]
+    layers = [
+        Line(name=part.label, x=study.loads, y=tuple(mean.get(part.name) for mean in means))
+        for part in TTFT_PARTS
+        if any(part.name in mean for mean in means)
+    ]
+    shared: dict[str, Any] = {"x_title": "Load (requests/s)"}
+    if layers:
+        yield Plot(
+            name="ttft-parts",
+            title="Parts of the mean TTFT over load",
+            kind="stack",
+            y_title="ms",
+            lines=tuple(layers),
+            **shared,
+        )
+    outcomes = [each.outcome for each in study.levels]
+    seats = {"running": [each.running_mean for each in outcomes], "waiting": [each.waiting_mean for each in outcomes]}
+    if any(value is not None for value in seats["running"]):
+        lines = [Line(name=name, x=study.loads, y=tuple(values)) for name, values in seats.items()]
+        yield Plot(
+            name="seats",
+            title="Requests in the engine over load",
+            kind="line",
+            y_title="requests",
+            lines=tuple(lines),
+            **shared,
+        )
+    usage = tuple(None if each.kv_cache_max is None else 100 * each.kv_cache_max for each in outcomes)
+    if any(value is not None for value in usage):
+        line = Line(name="highest usage", x=study.loads, y=usage)
+        yield Plot(name="kv-cache", title="KV cache over load", kind="line", y_title="%", lines=(line,), **shared)
+
+
+def _part_means(each: Finished, read: Reader) -> dict[str, float]:
+    """Return the mean of each part of the TTFT of a level's requests, ms; of those whose parts are known."""
+    data, window = read(each), each.outcome.window
+    if window is None:
+        return {}
+    parts = take(data.parts, submitted_within(data.requests, window))
+    means = {}
+    for part in TTFT_PARTS:
+        values = 1e3 * part.of(parts)[parts.covered]
+        values = values[np.isfinite(values)]
+        if len(values):
+            means[part.name] = float(values.mean())
+    return means
+
+
+def _deviations(study: _Study) -> Iterator[str]:
+    if len(study.levels) < len(study.asked.parameters.levels or ()):
+        yield f"Only {len(study.levels)} of {len(study.asked.parameters.levels or ())} levels were run."
+    if not study.limit.run:
+        yield "Levels are shares of a stated capacity, which this study did not measure."
+    for each in study.levels:
+        if each.outcome.stability and each.outcome.stability.verdict == "growing":
+            yield f"{each.step.label}: requests piled up, and its percentiles depend on how long it ran."
+
+
+TRADEOFF = Procedure(
+    name="tradeoff",
+    title="Throughput-Latency Tradeoff",
+    section="test-tradeoff",
+    objective="How latency and throughput go together from a low load to beyond the capacity.",
+    workload="synthetic-uniform",
+    presets={
+        "letter": Parameters(
+            levels=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+            duration=60,
+            requests=200,
+            slo="ttft_p99<500ms",
+            sentinel=True,
+        ),
+        "short": Parameters(
+            levels=(0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+            duration=20,
+            requests=30,
+            slo="ttft_p99<500ms",
+            sentinel=False,
+        ),
+    },
+    next_step=_next_step,
+    findings=_findings,
+)

@@ -1,0 +1,44 @@
+"""The test of capacity on the simulated engine: the most requests in flight that pass, and what makes more fail."""
+
+from __future__ import annotations
+
+import pytest
+from virtual_study import play
+
+from methodology.procedures.capacity import CAPACITY
+from methodology.study.model import Asked, Findings, Finished, Parameters
+from simulator.settings import EngineSettings
+
+
+def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished], Findings]:
+    parameters = {
+        "min": 4.0, "max": 64.0, "increment": 1.0, "duration": 5.0, "per_slot": 6, "output_tokens": 128,
+        "completion": 0.99, "slo": "ttft_p99<500ms", **differs,
+    }  # fmt: skip
+    asked = Asked(
+        test="capacity",
+        scale="short",
+        parameters=Parameters(**parameters),  # type: ignore[arg-type]
+        seed=1,
+        options={"input_tokens": "64"},
+    )
+    return play(CAPACITY, asked, settings, parts="none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "differs", "most", "sentence"),
+    [
+        (EngineSettings(), {}, (16, 16), "places for running requests bind: of 32 requests asked for, 16 ran at once"),
+        (EngineSettings(max_num_seqs=64, kv_blocks=128, max_model_len=2048), {}, (8, 20), "The KV cache binds"),
+        (EngineSettings(max_num_seqs=64), {"slo": "tpot_p99<12.5ms"}, (4, 40), "The objective binds"),
+        (EngineSettings(oom_at=13), {}, (12, 12), "Memory binds: the engine ran out of it with 13 in flight"),
+    ],
+    ids=["seats", "kv_cache", "slo", "memory"],
+)
+def test_the_most_in_flight_and_what_ends_it(
+    settings: EngineSettings, differs: dict[str, object], most: tuple[int, int], sentence: str
+):
+    """By doubling and bisection."""
+    _, findings = played(settings, **differs)
+    assert most[0] <= (findings.results["max_concurrency"].value or 0) <= most[1]
+    assert sentence in findings.answer[-1]

@@ -1,0 +1,29 @@
+"""The test of the tradeoff on the simulated engine: its levels, and the points that follow from its curve."""
+
+from __future__ import annotations
+
+from virtual_study import play
+
+from methodology.procedures.tradeoff import TRADEOFF
+from methodology.study.model import Asked, Parameters
+from simulator.settings import EngineSettings
+
+
+def test_the_curve_of_an_engine():
+    """Levels ascend as shares of the capacity; beyond it requests pile up, and the objective fails before."""
+    parameters = Parameters(
+        capacity=5.85, levels=(1.2, 0.1, 0.5, 0.8, 1.0), duration=40.0, requests=30, slo="ttft_p99<500ms"
+    )
+    steps, findings = play(
+        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
+    )
+    assert [each.step.share for each in steps] == [0.1, 0.5, 0.8, 1.0, 1.2]
+    assert steps[0].step.duration == 30 / 0.585
+    assert steps[-1].outcome.stability is not None
+    assert steps[-1].outcome.stability.verdict == "growing"
+    results = findings.results
+    stable, growing = results["stable_requests_per_s"].value, results["growing_requests_per_s"].value
+    assert (stable or 0) < (growing or 0)
+    assert results["optimal_requests_per_s"].value in [0.5 * 5.85, 0.8 * 5.85]
+    assert [plot.name for plot in findings.plots][3:] == ["ttft-parts", "seats", "kv-cache"]
+    assert findings.answer[2].startswith("The engine's places for running requests bind")
