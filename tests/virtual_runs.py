@@ -37,7 +37,7 @@ from simulator.virtual import Exchange, Played
 PartsSource = Literal["truth", "scrapes", "none"]
 URL = "http://engine.test"
 #: What the status of HTTP means in a request log.
-_STATUSES = {200: "ok", 400: "refused"}
+_STATUSES = {400: "refused"}
 
 
 @dataclass(slots=True, kw_only=True)

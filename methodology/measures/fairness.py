@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from methodology.study.paired import bootstrapped
+from methodology.measures.paired import bootstrapped
 from rundir.columns import Bools, Floats, Ints
 
 Policy = Literal["fcfs", "shortest-first", "priority", "unknown"]

@@ -18,6 +18,17 @@ from loadgen.plan.workloads.fields import read_yaml
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology import search
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
+from methodology.measures.paired import (
+    PERCENTILES,
+    absent,
+    bootstrapped,
+    clipped,
+    grid,
+    measured,
+    of_ends,
+    percentile_quantities,
+    plot_cumulative,
+)
 from methodology.study.model import (
     Asked,
     Column,
@@ -31,17 +42,6 @@ from methodology.study.model import (
     Reader,
     Step,
     Table,
-)
-from methodology.study.paired import (
-    PERCENTILES,
-    absent,
-    bootstrapped,
-    clipped,
-    grid,
-    measured,
-    of_ends,
-    percentile_quantities,
-    plot_cumulative,
 )
 from methodology.study.planning import content_seed, counting
 from rundir.columns import Bools, Floats, Texts, take

@@ -8,8 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.requests.metrics import request_metrics
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
-from methodology.study.paired import (
+from methodology.measures.paired import (
     absent,
     bootstrapped,
     fullest,
@@ -22,6 +21,7 @@ from methodology.study.paired import (
     saturated,
     throughput,
 )
+from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
 from methodology.study.planning import content_seed, counting
 from rundir.columns import Floats
 

@@ -11,6 +11,7 @@ import numpy as np
 from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
+from methodology.measures.paired import plot_cumulative
 from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
@@ -29,7 +30,6 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.outcome import QUANTILES, submitted_within
-from methodology.study.paired import plot_cumulative
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, mean, number, percentiles
 from rundir.columns import Bools, Floats, Ints, take

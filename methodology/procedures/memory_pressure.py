@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from correlator.statistics.server_load import leading_endpoints
 from methodology import search
+from methodology.measures.paired import absent, grid, of_quantile
 from methodology.study.model import (
     Asked,
     Done,
@@ -26,7 +27,6 @@ from methodology.study.model import (
     StepData,
     Table,
 )
-from methodology.study.paired import absent, grid, of_quantile
 from methodology.study.planning import content_seed, counting
 from methodology.study.server_side import NO_PAGE, reference
 from rundir.columns import Floats

@@ -14,6 +14,20 @@ from msgspec.structs import replace
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
+from methodology.measures.paired import (
+    PERCENTILES,
+    absent,
+    bootstrapped,
+    fullest,
+    grid,
+    measured,
+    of_ends,
+    paired,
+    percentile_quantities,
+    plot_cumulative,
+    saturated,
+    throughput,
+)
 from methodology.search import SATURATE
 from methodology.study.model import (
     Asked,
@@ -27,20 +41,6 @@ from methodology.study.model import (
     Reader,
     Step,
     StepData,
-)
-from methodology.study.paired import (
-    PERCENTILES,
-    absent,
-    bootstrapped,
-    fullest,
-    grid,
-    measured,
-    of_ends,
-    paired,
-    percentile_quantities,
-    plot_cumulative,
-    saturated,
-    throughput,
 )
 from methodology.study.planning import content_seed, counting
 from methodology.study.server_side import increase

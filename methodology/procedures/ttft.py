@@ -14,6 +14,7 @@ from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import QuantileInterval, of_sorted
+from methodology.measures.paired import plot_cumulative
 from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
@@ -32,7 +33,6 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.outcome import QUANTILES, TTFT_BIN, submitted_within
-from methodology.study.paired import plot_cumulative
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, METRIC_COLUMNS, mean, metric_row, number, percentile, percentiles
 from rundir.columns import Bools, Floats, Ints, concat, take
