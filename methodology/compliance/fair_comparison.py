@@ -32,8 +32,13 @@ def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) ->
 def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
     """Return why runs that were not made for each other must not be compared; empty where they may."""
     reasons = []
-    if not _same_requests(runs, facts)[0]:
-        reasons.append("they did not send the same requests (SHA-256 of requests differs)")
+    hashes: dict[str, set[str]] = {}
+    for each, fact in zip(runs, facts, strict=True):
+        hashes.setdefault(each.step.variant, set()).add(_hash(fact))
+    if {"None"} in hashes.values():
+        reasons.append("whether they sent the same requests is not known")
+    elif len(set(map(frozenset, hashes.values()))) > 1:
+        reasons.append("they did not send the same requests (the SHA-256 of their requests differ)")
     for name, words in (("duration", "durations"), ("endpoint", "endpoints, that is boundaries")):
         values = {str(_config(each).get(name)) for each in facts}
         if len(values) > 1:
@@ -76,12 +81,16 @@ def _same_requests(runs: Sequence[Finished], facts: Sequence[Facts]) -> tuple[bo
     """Tell whether runs of equal seeds sent equal requests, and the evidence."""
     hashes: dict[int, set[str]] = {}
     for each, fact in zip(runs, facts, strict=True):
-        hashes.setdefault(each.step.seed, set()).add(str((fact.get("planned") or {}).get("sha256")))
+        hashes.setdefault(each.step.seed, set()).add(_hash(fact))
     if any("None" in group for group in hashes.values()):
         return False, "hashes of requests are not known"
     paired = hashes and all(len(group) == 1 for group in hashes.values())
     shown = ", ".join(sorted(digest[:12] for group in hashes.values() for digest in group))
     return bool(paired), f"SHA-256 by pair: {shown}"
+
+
+def _hash(facts: Facts) -> str:
+    return str((facts.get("planned") or {}).get("sha256"))
 
 
 def _equal(facts: Sequence[Facts], value: Callable[[Facts], object]) -> tuple[str, str]:

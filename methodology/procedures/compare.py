@@ -34,13 +34,14 @@ from methodology.study.model import (
     Step,
     Table,
 )
-from methodology.study.planning import content_seed
+from methodology.study.planning import content_seed, counting
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
 from rundir.stats import finite
 
 PAIR = "pair"
 LEVEL = 0.95
 LEAST_RUNS = 3
+RECORDED = 0  # pairs to measure, where runs are compared that were recorded before
 SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 MARGIN = 0.05
 TESTED = (
@@ -78,6 +79,8 @@ class Against:
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the next run: pair by pair, the configurations of each in an order by the study's seed."""
     parameters, variants = asked.parameters, asked.variants
+    if parameters.pairs == RECORDED:
+        return Done(reason="recorded runs were compared")
     if len(variants) < 2:
         return Done(reason="a comparison needs two configurations", complete=False)
     load = _load(asked, [each for each in finished if each.step.kind != PAIR])
@@ -106,9 +109,9 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 def _load(asked: Asked, finished: Sequence[Finished]) -> tuple[Literal["open", "closed"], float] | Step | Done:
     """Return the load that was asked for in numbers, else a share of the first configuration's capacity."""
-    if rate := asked.options.get("rate"):
-        return "open", float(rate)
-    if concurrency := asked.options.get("concurrency"):
+    if rate := asked.parameters.rate:
+        return "open", rate
+    if concurrency := asked.parameters.concurrency:
         return "closed", float(concurrency)
     known = capacity(asked, finished)
     return ("open", (asked.parameters.load or 1.0) * known.per_s) if isinstance(known, Capacity) else known
@@ -116,7 +119,7 @@ def _load(asked: Asked, finished: Sequence[Finished]) -> tuple[Literal["open", "
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return by how much each configuration differs from the first, how sure that is, and what makes the difference."""
-    runs = [each for each in finished if each.step.kind == PAIR]
+    runs = [each for each in counting(finished) if each.step.kind == PAIR]
     samples, facts = [], []
     for each in runs:
         data = read(each)
@@ -136,7 +139,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         ),
         plots=tuple(_plot(samples, metric) for metric in (TIMES[0], TIMES[2], RATES[0])),
         notes=NOTES,
-        passed=all(not _is_worse(each) for each in comparisons),
+        passed=not any(map(_is_worse, comparisons)) if asked.parameters.gate else None,
     )
 
 
@@ -191,17 +194,20 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
         yield f"{name} against {base}: no verdict; {next(iter(comparison.concluded.values())).reason}."
         return
     words = {
-        "worse": "worse by",
-        "better": "better by",
-        "equivalent": f"equivalent within {100 * margin:g} % by",
-        "inconclusive": "undecided by",
+        "worse": "worse on",
+        "better": "better on",
+        "equivalent": f"equivalent within {100 * margin:g} % on",
+        "inconclusive": "undecided on",
     }
     listed = "; ".join(f"{words[verdict]} {', '.join(names)}" for verdict, names in by_verdict.items())
-    pairs = "pairs of runs" if comparison.is_paired else "runs of each, which were not paired"
-    yield f"{name} is, against {base}, over {len(comparison.after)} {pairs}: {listed}."
+    count = min(len(comparison.before), len(comparison.after))
+    runs = f"{count} run{'s' * (count != 1)} of each"
+    pairs = f"{count} pair{'s' * (count != 1)} of runs" if comparison.is_paired else f"{runs}, which are not paired"
+    yield f"{name} against {base}, over {pairs}: {listed}."
     more = [each.more_pairs for each in comparison.concluded.values()]
     if "inconclusive" in by_verdict and (most := max((count for count in more if count), default=0)):
-        yield f"About {most} more {'pairs' if comparison.is_paired else 'runs of each'} would decide all that is open."
+        what = f"pair{'s' * (most > 1)}" if comparison.is_paired else f"run{'s' * (most > 1)} of each"
+        yield f"About {most} more {what} would decide all that is open."
     changes = _part_changes(comparison)
     if changes and (whole := sum(change for _, change in changes)):
         part, change = max(changes, key=lambda pair: abs(pair[1]))
@@ -367,4 +373,5 @@ COMPARE = Procedure(
     },
     next_step=next_step,
     findings=findings,
+    optional=("rate", "concurrency", "requests", "gate"),
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins as builtins
 
 from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
@@ -35,7 +36,7 @@ from methodology.study.model import (
     StepData,
     Table,
 )
-from methodology.study.planning import content_seed
+from methodology.study.planning import content_seed, counting
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
 from rundir.columns import Floats, take
 from rundir.stats import Missing, finite, known
@@ -74,7 +75,7 @@ class _Measured:
     power_watts: float
 
 
-def cells(asked: Asked) -> list[dict[str, str]]:
+def cells(asked: Asked) -> list[dict[str, int | float | str]]:
     """Return the combinations of the values that are varied, the last option's fastest."""
     vary = asked.parameters.vary or {}
     return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
@@ -93,7 +94,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if asked.parameters.order != "ascending":
         order = np.random.default_rng([asked.seed, repeat]).permutation(len(every)).tolist()
     cell = every[order[place]]
-    settings = asked.options | cell
+    settings = {**builtins(asked.parameters), **cell}
     rate, concurrency = settings.get("rate"), settings.get("concurrency")
     is_closed = rate is None and concurrency is not None
     label = "-".join(f"{name.partition('_')[0]}-{value}" for name, value in cell.items())
@@ -102,11 +103,15 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         label="".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in f"{label}-{repeat + 1}"),
         load="closed" if is_closed else "open",
         level=float((concurrency if is_closed else rate) or 1.0),
-        duration=None if "duration" in cell else asked.parameters.duration,
-        requests=None if "requests" in cell else asked.parameters.requests,
+        duration=_number(cell.get("duration"), asked.parameters.duration),
+        requests=None if (count := _number(cell.get("requests"), asked.parameters.requests)) is None else round(count),
         seed=content_seed(asked, at + 1),
         options=dict(cell),
     )
+
+
+def _number(varied: float | str | None, stated: float | None) -> float | None:
+    return stated if varied is None else float(varied)
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -114,7 +119,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     names = tuple(asked.parameters.vary or {})
     counts: dict[tuple[str, ...], int] = {}
     runs = []
-    for each in finished:
+    for each in counting(finished):
         cell = tuple(str(each.step.options.get(name)) for name in names)
         counts[cell] = counts.get(cell, 0) + 1
         runs.append(_measured(each, read(each), cell, counts[cell]))
@@ -321,4 +326,5 @@ SWEEP = Procedure(
     },
     next_step=next_step,
     findings=findings,
+    optional=("rate", "concurrency", "requests", "vary"),
 )

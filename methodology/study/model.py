@@ -47,7 +47,15 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     until: Annotated[str | None, doc("Go on until an interval is that narrow, as in ttft_p99±10%.")] = None
     pairs: Annotated[Count | None, doc("Times that each configuration is measured, in turn.", "runs")] = None
     margin: Annotated[Ratio | None, doc("Difference that is still called equivalent.", "ratio")] = None
-    vary: Annotated[dict[str, tuple[str, ...]] | None, doc("Values of the options that a sweep varies.")] = None
+    gate: Annotated[bool | None, doc("Whether a comparison fails where a configuration is worse than the first.")] = (
+        None
+    )
+    vary: Annotated[
+        dict[str, tuple[int | float | str, ...]] | None, doc("Values of the options that a sweep varies.")
+    ] = None
+    rate: Annotated[Amount | None, doc("Load of an open loop, where it is no share of the capacity.", "requests/s")] = (
+        None
+    )
     repeat: Annotated[Count | None, doc("Runs of each cell of a sweep.", "runs")] = None
     order: Annotated[Literal["random", "ascending"] | None, doc("Order of the cells of a sweep.")] = None
     sentinel: Annotated[bool | None, doc("Repeat the first level at the end, to see whether the system drifted.")] = (

@@ -55,7 +55,7 @@ from sidecar.options.spans import (
     check_spans,
     forward_access,
 )
-from sidecar.options.study import StudyOptions
+from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
@@ -87,6 +87,14 @@ EPILOGUE = (
 )
 
 MISSED = 1
+# The options of a command's configuration file, but for `run`'s.
+_OPTIONS: dict[str, type] = {
+    "scrape": ScrapeOptions,
+    "watch": WatchOptions,
+    "test": StudyOptions,
+    "compare": CompareOptions,
+    "sweep": SweepOptions,
+}
 LOOPBACK = "127.0.0.1"
 
 MEASURE = Group("Measure", sort_key=1)
@@ -191,6 +199,8 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
 
 
 app.command(study.run_test, name="test", group=MEASURE, usage="Usage: sidelight test [OPTIONS] NAME URL")
+app.command(study.run_comparison, name="compare", group=MEASURE, usage="Usage: sidelight compare [OPTIONS] A B [C ...]")
+app.command(study.run_sweep, name="sweep", group=MEASURE, usage="Usage: sidelight sweep [OPTIONS] URL")
 
 
 @app.command(group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
@@ -444,7 +454,7 @@ def _read_settings(arguments: list[str]) -> dict[str, Any]:
     path = _config_file(arguments)
     if path is None:
         return {}
-    options: type = {"scrape": ScrapeOptions, "watch": WatchOptions, "test": StudyOptions}.get(arguments[0], RunOptions)
+    options = _OPTIONS.get(arguments[0], RunOptions)
     settings = load_yaml(path, options, elsewhere=RENAMED)
     app.config = (Dict(settings, source=str(path), use_commands_as_keys=False),)
     return settings

@@ -22,7 +22,7 @@ from sidecar.cli.peers import (
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.study import StudyOptions
+from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 # The commands that this is about, each with its options and with what a URL that stands alone is.
@@ -31,10 +31,13 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "doctor": (DoctorOptions, "--url"),
     "scrape": (ScrapeOptions, "--url"),
     "test": (StudyOptions, "--url"),
+    "compare": (CompareOptions, "--variant"),
+    "sweep": (SweepOptions, "--url"),
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
 _SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
+SYSTEMS = "ABCDEFGH"  # what configurations of `compare` are called that have no name
 _PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 
@@ -155,6 +158,18 @@ class Translation:
             self.words.remove(name)
             self.arguments.insert(1, name)
 
+    def take_systems(self) -> None:
+        """Make what stands alone a configuration: a URL, by itself or as NAME=URL, or the path of recorded runs."""
+        for place, word in enumerate(self.words):
+            name, equals, url = word.partition("=")
+            if _is_url(word):
+                self.arguments += ["--variant", f"{SYSTEMS[min(place, len(SYSTEMS) - 1)]}={word}"]
+            elif equals and _is_url(url) and name:
+                self.arguments += ["--variant", word]
+            else:
+                self.arguments += ["--runs", word]
+        self.words = []
+
     def take_urls(self, command: str, option: str) -> None:
         """Make URLs that stand alone the option's. Raises ConfigurationError for anything else that does."""
         for word in self.words:
@@ -183,6 +198,8 @@ def translate(arguments: Sequence[str]) -> Translation:
         raise ConfigurationError("; ".join(translation.problems))
     if arguments[0] == "test":
         translation.take_name()
+    if arguments[0] == "compare":
+        translation.take_systems()
     translation.take_urls(arguments[0], url)
     return translation
 

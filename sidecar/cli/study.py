@@ -3,17 +3,21 @@
 # No postponed annotations: cyclopts reads those of a command.
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
 
+from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
 from sidecar.errors import ConfigurationError, Interrupted
 from sidecar.options.config import command_as_recorded
 from sidecar.options.fields import check_bounds
-from sidecar.options.study import ALL, TESTS, StudyOptions
-from sidecar.progress import Progress, Terminal, is_terminal, mode_for
+from sidecar.options.study import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions
+from sidecar.progress import Mode, Progress, Terminal, is_terminal, mode_for
+
+if TYPE_CHECKING:
+    from sidecar.study.verb import Ended
 
 STUDY = "study.json"  # as in sidecar.study.record, which takes long to import
 
@@ -48,25 +52,97 @@ def run_test(
     check_bounds(options)
     from sidecar.study import verb  # noqa: PLC0415  what --help need not import
 
+    if name != ALL:
+        return _study(name, options)
     if options.plan:
         _print("\n".join(verb.plan(options, name)))
         return 0
-    command = ["sidelight", *command_as_recorded(sys.argv[1:], StudyOptions)]
-    mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
-    with Progress(mode) as progress:
-        if name == ALL:
-            became = verb.all_tests(options, command, progress)
-            progress.close()
-            for test, ended in became:
-                _print(f"{test:16} {ended if isinstance(ended, str) else ' '.join(ended.result.answer)}")
-            return max((ended.code for _, ended in became if not isinstance(ended, str)), default=0)
-        ended = verb.test(options, name, command, progress)
+    with Progress(_mode(options)) as progress:
+        became = verb.all_tests(options, _command(options), progress)
+        progress.close()
+        for test, ended in became:
+            _print(f"{test:16} {ended if isinstance(ended, str) else ' '.join(ended.result.answer)}")
+        return max((ended.code for _, ended in became if not isinstance(ended, str)), default=0)
+
+
+def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noqa: B008  as above
+    """Compare systems: which is better, by how much, how sure that is, and which part of the TTFT makes it.
+
+    A, B, ... are URLs, or NAME=URL: each pair of runs sends the same requests at the same moments to all of them, in a
+    random order. By default at 70 % of what the first one can serve.
+      sidelight compare before=http://127.0.0.1:8000 after=http://127.0.0.1:8001 --scale short
+      sidelight compare http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 4 --pairs 5 --duration 60s --gate
+
+    One server after another, set up by a command: see `--variant` in docs/how-to/methodology.md.
+
+    Or they are recorded: directories of runs of each, or studies. A claim needs three runs of each.
+      sidelight compare runs/before runs/after --margin 5%
+
+    Exit codes as of run; 1 where --gate is given and a configuration is worse than the first.
+    """
+    check_bounds(options)
+    if not options.runs:
+        if len(options.variant) < 2 and options.resume is None and not _several(options):
+            raise ConfigurationError(
+                "compare: two systems are needed: sidelight compare A B, each a URL or a directory"
+            )
+        return _study("compare", options)
+    if options.variant:
+        raise ConfigurationError(
+            f"compare: {options.runs[0]} is recorded, and {options.variant[0]} is not; give either"
+        )
+    from sidecar.study.recorded import compare_recorded  # noqa: PLC0415  as above
+
+    return _shown(compare_recorded(options, _command(options)))
+
+
+def run_sweep(*, options: SweepOptions = SweepOptions()) -> int:  # noqa: B008  as above
+    """Measure options of `run` over several values, all combined and each several times, as one long table.
+
+    Three runs each of two input lengths at 1, 4 and 16 requests in flight, in random order:
+      sidelight sweep http://127.0.0.1:8000 --vary input-tokens=512,4096 --vary concurrency=1,4,16 \\
+        --output-tokens 128 --duration 30s --repeat 3
+
+    tables/ has the runs (sweep.csv), the tables of siclait and asiai, and exo.json that of exo's bench.
+    """
+    check_bounds(options)
+    if not options.varied and options.resume is None:
+        raise ConfigurationError("sweep: nothing is varied; give an option and its values: --vary concurrency=1,4,16")
+    return _study("sweep", options)
+
+
+def _several(options: StudyOptions) -> bool:
+    """Tell whether a mapping of --config declares several configurations."""
+    return any(text.startswith("{") for text in options.variant)
+
+
+def _study(name: str, options: StudyOptions) -> int:
+    """Run one study, or say what it would be, and print its report."""
+    from sidecar.study import verb  # noqa: PLC0415  as above
+
+    if options.plan:
+        _print("\n".join(verb.plan(options, name)))
+        return 0
+    with Progress(_mode(options)) as progress:
+        ended = verb.test(options, name, _command(options), progress)
         progress.close()
         progress.done(str(ended.path), ended.result.status)
+    return _shown(ended)
+
+
+def _shown(ended: "Ended") -> int:
     _print_report(ended.path)
     if ended.error is not None and not isinstance(ended.error, Interrupted):
         raise ended.error
     return ended.code
+
+
+def _mode(options: StudyOptions) -> Mode:
+    return mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
+
+
+def _command(options: StudyOptions) -> list[str]:
+    return ["sidelight", *command_as_recorded(translate(sys.argv[1:]).arguments, type(options))]
 
 
 def is_study(path: Path) -> bool:

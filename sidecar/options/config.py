@@ -85,7 +85,7 @@ def as_recorded(options: Any) -> dict[str, Any]:
 def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, tuple) else value
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def command_as_recorded(arguments: Sequence[str], options: type) -> list[str]:

@@ -1,8 +1,10 @@
 """The options of `sidelight test`: those of `run` for the target and the workload, and the numbers of a test."""
 
 # No postponed annotations, as in sidecar.options.fields.
+import difflib
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +13,7 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from rundir.access import MASK, masked
+from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     MAPPING,
     TARGET,
@@ -20,9 +23,10 @@ from sidecar.options.fields import (
     header_names,
     option,
     repeatable,
+    seconds,
     time_option,
 )
-from sidecar.options.load import CRITERIA, WORKLOAD, RunOptions
+from sidecar.options.load import CRITERIA, LOAD, WORKLOAD, RunOptions
 
 # Of all, in the order of what needs what of another.
 TESTS = (
@@ -32,6 +36,7 @@ TESTS = (
 ALL = "all"
 TEST = Group("Test", sort_key=1.2)
 NUMBERS = Group("Numbers of the test", sort_key=1.4)
+SHORT_NAMES = {"input": "input_tokens", "output": "output_tokens", "isl": "input_tokens", "osl": "output_tokens"}
 HIDDEN = Parameter(parse=False, show=False)
 MOST_SHARE = 10.0  # of the capacity
 
@@ -189,6 +194,87 @@ class StudyOptions(RunOptions):
     replay_requests: Annotated[Path | None, HIDDEN] = None
     save_requests: Annotated[Path | None, HIDDEN] = None
     trace_url: Annotated[str | None, HIDDEN] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions(StudyOptions):
+    """All of `sidelight compare`."""
+
+    pairs: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)] | None,
+        option(NUMBERS, "Runs of each configuration, in turn and with the same requests; a claim needs 3."),
+    ] = None
+    margin: Annotated[
+        Share | None,
+        option(NUMBERS, "A difference that is surely smaller is called equivalent, as in 5%.", converter=_read_share),
+    ] = None
+    rate: Annotated[
+        Positive | None, option(LOAD, "Requests per second for each. Default: --load of the first one's capacity.")
+    ] = None
+    gate: Annotated[
+        bool | None,
+        flag(CRITERIA, "Exit with 1 where a configuration is worse than the first; not where it is undecided."),
+    ] = None
+    anyway: Annotated[
+        bool, flag(TEST, "Compare recorded runs of other requests, durations or endpoints; the checklist says so.")
+    ] = False
+    runs: Annotated[
+        tuple[Path, ...],
+        repeatable(TEST, "A recorded run, a study or a directory of runs (repeatable); what a path alone means, too."),
+    ] = ()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions(StudyOptions):
+    """All of `sidelight sweep`."""
+
+    varied: Annotated[
+        tuple[str, ...],
+        repeatable(
+            NUMBERS,
+            "An option of `run` and its values, as in input-tokens=512,4096 (repeatable; all are combined). Values "
+            "that hold a comma are parted by |.",
+            name=("--vary",),
+        ),
+    ] = ()
+    repeat: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)] | None, option(NUMBERS, "Runs of each combination. Default: 3.")
+    ] = None
+    order: Annotated[
+        Literal["random", "ascending"] | None,
+        option(NUMBERS, "Order of the combinations within each repeat. Default: random, by --seed."),
+    ] = None
+    rate: Annotated[Positive | None, option(LOAD, "Requests per second, where --vary says no other.")] = None
+
+    @property
+    def vary(self) -> dict[str, tuple[float | str, ...]]:
+        """Return the values of each option that is varied. Raises ConfigurationError."""
+        vary: dict[str, tuple[float | str, ...]] = {}
+        known = {field.name for field in fields(RunOptions)}
+        for text in self.varied:
+            name, equals, values = text.partition("=")
+            key = name.strip().removeprefix("--").replace("-", "_")
+            key = SHORT_NAMES.get(key, key)
+            listed = [value.strip() for value in values.split("|" if "|" in values else ",") if value.strip()]
+            if not equals or not listed:
+                raise ConfigurationError(f"--vary {text}: must be NAME=VALUE,VALUE, as in concurrency=1,4,16")
+            if key not in known:
+                near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
+                raise ConfigurationError(f"--vary {name}: `run` has no such option; did you mean {near}?")
+            if key in vary:
+                raise ConfigurationError(f"--vary {name}: given more than once; write all its values in one")
+            vary[key] = tuple(_json_value(value) for value in listed)
+        return vary
+
+
+def _json_value(text: str) -> float | str:
+    """Return a number where a text is one, seconds where it is a time, else the text."""
+    try:
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else seconds(text)
+    except ValueError:
+        return text
 
 
 def _without_secrets(text: str) -> str:

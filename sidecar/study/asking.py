@@ -103,6 +103,8 @@ def parameters_of(options: StudyOptions, procedure: Procedure) -> Parameters:
             raise ConfigurationError(
                 f"{flag_of(name)}: the test {procedure.name} has no such number; it has {', '.join(map(flag_of, has))}"
             )
+    if {"rate", "concurrency"} & given.keys() and "rate" in has:
+        preset = replace(preset, load=None)
     return replace(preset, **given)
 
 

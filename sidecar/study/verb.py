@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from msgspec.structs import replace as replaced
 
@@ -48,7 +48,6 @@ from sidecar.study.runner import Conduct, conduct
 
 MISSED = 1
 LEAST_FOR_P99 = 100
-Required = Literal["conditional", "unconditional"]
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
 
@@ -165,24 +164,26 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
             url=masked(served.url), model=served.model, max_model_len=served.max_model_len, version=version
         )
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
+    return record.create(path, new_record(options, replaced(asked, max_model_len=longest), command, seen))
+
+
+def new_record(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
+    """Return `study.json` of a study that begins now."""
     now = datetime.now(tz=UTC)
-    return record.create(
-        path,
-        StudyRecord(
-            study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-            tool={"name": "sidelight", "version": VERSION},
-            command=command,
-            started_at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            asked=replaced(asked, max_model_len=longest),
-            options=as_recorded(options),
-            seen=seen,
-            host={
-                "name": socket.gethostname(),
-                "system": platform.platform(),
-                "cpus": os.cpu_count(),
-                "python": platform.python_version(),
-            },
-        ),
+    return StudyRecord(
+        study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        tool={"name": "sidelight", "version": VERSION},
+        command=command,
+        started_at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        asked=asked,
+        options=as_recorded(options),
+        seen=dict(seen),
+        host={
+            "name": socket.gethostname(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+        },
     )
 
 
@@ -213,18 +214,16 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
     )
     _, error = conduct(study, how)
     derived = derive_study(study.path)
-    code = _code(derived, options.require, error)
+    code = code_of(derived, options, error)
     return Ended(code=code, result=derived.result, path=study.path, error=error)
 
 
-def _code(
-    derived: Derived, required: Literal["conditional", "unconditional"] | None, error: SidelightError | None
-) -> int:
+def code_of(derived: Derived, options: StudyOptions, error: SidelightError | None) -> int:
     if error is not None:
         return error.exit_code
     if derived.result.status != "complete":
         return TargetNotMeasured.exit_code
-    complies = required is None or satisfies(derived.compliance, required)
+    complies = options.require is None or satisfies(derived.compliance, options.require)
     return MISSED if derived.result.passed is False or not complies else 0
 
 
@@ -320,9 +319,10 @@ def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOpt
 
     Raises ConfigurationError where such a one is missing, or one cannot be read.
     """
-    hints = get_type_hints(StudyOptions, include_extras=True)
+    kind = type(given)
+    hints = get_type_hints(kind, include_extras=True)
     values: dict[str, Any] = {}
-    for name in (field.name for field in fields(StudyOptions)):
+    for name in (field.name for field in fields(kind)):
         value = recorded.get(name)
         if name in _OF_NOW:
             values[name] = getattr(given, name)
@@ -332,12 +332,12 @@ def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOpt
                 raise ConfigurationError(f"--resume: {flag_of(name)} was given, and is not recorded; give it again")
         elif name in recorded:
             values[name] = typed(name, value, hints[name])
-    return StudyOptions(**values)
+    return kind(**values)
 
 
 def _require_same(study: Study, given: StudyOptions, then: StudyOptions) -> None:
-    default = StudyOptions()
-    for name in (field.name for field in fields(StudyOptions)):
+    default = type(given)()
+    for name in (field.name for field in fields(type(given))):
         now, before = getattr(given, name), getattr(then, name)
         if name not in _OF_NOW and now != getattr(default, name) and now != before:
             shown = as_recorded(then)[name]

@@ -1,0 +1,125 @@
+"""`sidelight compare` of what was recorded: runs, studies and directories of runs as the steps of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import structs
+
+from methodology.compliance.fair_comparison import refusals
+from methodology.procedures.compare import PAIR, RECORDED
+from methodology.search import SATURATE
+from methodology.study.model import Asked, Finished, Step, StepData
+from methodology.study.outcome import outcome
+from methodology.study.planning import counting
+from sidecar.directory import MANIFEST
+from sidecar.errors import ConfigurationError
+from sidecar.options.study import CompareOptions
+from sidecar.study import record
+from sidecar.study.data import step_data
+from sidecar.study.derive import derive_study, procedure_named
+from sidecar.study.verb import Ended, asked_of, code_of, new_record
+
+SYSTEMS = "ABCDEFGH"
+
+
+def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
+    """Compare recorded runs: write a study whose steps they are. Their directories stay as they are.
+
+    Raises ConfigurationError for a path without runs, one that is named twice, and runs that must not be compared.
+    """
+    groups = _groups(options.runs)
+    asked, _ = asked_of(options, procedure_named("compare"))
+    asked = Asked(
+        test="compare",
+        scale=asked.scale,
+        parameters=structs.replace(asked.parameters, pairs=RECORDED, load=None, duration=None),
+        seed=asked.seed,
+        variants=tuple(groups),
+        system=asked.system,
+    )
+    finished: list[Finished] = []
+    read: list[StepData] = []
+    for name, paths in groups.items():
+        for path in paths:
+            data = step_data(path)
+            step = _step(name, path, data)
+            finished.append(Finished(number=len(finished) + 1, run=str(path), step=step, outcome=outcome(step, data)))
+            read.append(data)
+    reasons = refusals(finished, [data.about for data in read])
+    reasons += [f"{each.step.label}: {each.outcome.void}" for each in finished if each.outcome.void]
+    if reasons and not options.anyway:
+        raise ConfigurationError(
+            f"compare: {'; '.join(reasons)}; give --anyway to compare them all the same, which the checklist will say"
+        )
+    finished = [_counted(each) for each in finished]
+    out = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-compare"
+    study = record.create(out, new_record(replace(options, out=out), asked, command, seen={}))
+    for each, data in zip(finished, read, strict=True):
+        record.append(
+            study.path,
+            record.Decided(at_ns=data.start_ns, number=each.number, step=each.step),
+            record.Begun(at_ns=data.start_ns, number=each.number, run=each.run),
+            record.Ended(at_ns=data.end_ns, number=each.number, status=data.status),
+            record.Judged(at_ns=data.end_ns, number=each.number, outcome=each.outcome),
+        )
+    derived = derive_study(study.path)
+    return Ended(code=code_of(derived, options, None), result=derived.result, path=study.path, error=None)
+
+
+def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
+    """Return the run directories of each system, by its letter."""
+    if not 2 <= len(paths) <= len(SYSTEMS):
+        raise ConfigurationError(f"compare: {len(paths)} systems; give from 2 to {len(SYSTEMS)} directories")
+    groups: dict[str, list[Path]] = {}
+    taken: dict[Path, Path] = {}
+    for letter, path in zip(SYSTEMS, paths, strict=False):
+        groups[letter] = list(_runs(path))
+        if not groups[letter]:
+            raise ConfigurationError(f"{path}: no run directory here; give that of a run, of a study, or one of runs")
+        for run in groups[letter]:
+            if run in taken:
+                raise ConfigurationError(f"compare: {path} and {taken[run]} are the same; give different runs")
+            taken[run] = path
+    return groups
+
+
+def _runs(path: Path) -> Iterator[Path]:
+    """Yield the run directories that a path stands for: of a study, those of its steps that count."""
+    path = path.resolve()
+    if (path / record.STUDY).is_file():
+        steps = counting(record.open_study(path).finished)
+        yield from (path / each.run for each in steps if each.step.kind != SATURATE)
+    elif (path / MANIFEST).is_file():
+        yield path
+    elif path.is_dir():
+        yield from sorted(each.parent for each in path.glob(f"*/{MANIFEST}"))
+
+
+def _counted(finished: Finished) -> Finished:
+    """Return a run that counts, whatever is wrong with it, which is noted."""
+    came = finished.outcome
+    if not came.void:
+        return finished
+    noted = structs.replace(
+        came, void="", notes=(*came.notes, f"it counts by --anyway, although {came.void.rstrip('.')}")
+    )
+    return structs.replace(finished, outcome=noted)
+
+
+def _step(name: str, path: Path, data: StepData) -> Step:
+    config = data.about.get("config") or {}
+    level = config.get("concurrency") if data.closed_loop else config.get("rate")
+    return Step(
+        kind=PAIR,
+        label=path.name,
+        load="closed" if data.closed_loop else "open",
+        level=float(level or 0.0),
+        duration=config.get("duration"),
+        requests=config.get("requests"),
+        seed=int(config.get("seed") or 0),
+        variant=name,
+    )

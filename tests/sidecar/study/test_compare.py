@@ -1,0 +1,126 @@
+"""`sidelight compare` and `sweep` on the command line: recorded runs, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import golden_files
+import pytest
+
+from sidecar.cli import main
+
+
+def ran(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three copies of one recorded run a side, and a run of other requests."""
+    root = tmp_path_factory.mktemp("recorded")
+    for side in ("before", "after"):
+        for number in range(3):
+            (root / side).mkdir(exist_ok=True)
+            shutil.move(golden_files.copied("vllm_plain", root / side), root / side / f"run-{number}")
+    (root / "other").mkdir()
+    golden_files.copied("two_engines", root / "other")
+    return root
+
+
+def test_recorded_runs_are_compared_as_a_study(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Copies of a run do not differ, and that they are equal to the digit raises a question."""
+    sides = recorded / "before", recorded / "after"
+    assert 0 == ran("compare", *sides, "--out", tmp_path / "out", "--gate", "--anyway")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["status"] == "complete"
+    assert result["answer"][0].startswith(
+        "B against A, over 3 runs of each, which are not paired: equivalent within 5 %"
+    )
+    assert result["results"]["B_over_A_ttft_p50_ratio"]["value"] == 1.0
+    assert "Fair Comparison Checklist" in capsys.readouterr().out
+    assert (tmp_path / "out" / "tables" / "comparison-b.csv").is_file()
+
+
+def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
+    """`sidelight report` of it writes the same bytes."""
+    out = tmp_path / "out"
+    ran("compare", recorded / "before", recorded / "after", "--out", out, "--anyway")
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert 0 == ran("report", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("before", "other"), "they did not send the same requests"),
+        (("before", "after"), "the load generator's times cannot be trusted"),
+        (("before/run-0", "before/run-0"), "are the same; give different runs"),
+        (("before", "nowhere"), "no run directory here"),
+        (("before",), "1 systems; give from 2 to 8"),
+        ((), "two systems are needed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+):
+    """In one line, before anything is written."""
+    paths = [recorded / name for name in arguments]
+    assert 2 == ran("compare", *paths, "--out", tmp_path / "out")
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_requests_are_compared_where_asked_and_the_checklist_says_so(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """--anyway; with one run of a side nothing is claimed."""
+    assert 0 == ran("compare", recorded / "before", recorded / "other", "--anyway", "--out", tmp_path / "out")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "undecided on" in shown
+    assert "not met" in shown
+
+
+def test_recorded_runs_and_urls_do_not_mix(recorded: Path, capsys: pytest.CaptureFixture[str]):
+    """Either all are measured, or none is."""
+    assert 2 == ran("compare", recorded / "before", "http://127.0.0.1:1")
+    assert "is recorded" in capsys.readouterr().err
+
+
+def test_the_plan_of_a_comparison_has_all_of_each_pair(capsys: pytest.CaptureFixture[str]):
+    """Names or letters; nothing is sent."""
+    arguments = ("compare", "http://127.0.0.1:1", "fast=http://127.0.0.1:2", "--rate", "2", "--pairs", "4", "--plan")
+    assert 0 == ran(*arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("pair" in line and " A" in line for line in lines) == 4
+    assert sum("pair" in line and " fast" in line for line in lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        ("inpt=1,2", "did you mean input_tokens?"),
+        ("concurrency", "must be NAME=VALUE,VALUE"),
+        ("concurrency=", "must be NAME=VALUE,VALUE"),
+    ],
+)
+def test_a_sweep_of_what_is_no_option_is_refused(capsys: pytest.CaptureFixture[str], vary: str, said: str):
+    """With the nearest name, or the form."""
+    assert 2 == ran("sweep", "http://127.0.0.1:1", "--vary", vary, "--plan")
+    assert said in capsys.readouterr().err
+
+
+def test_a_sweep_has_every_combination_of_numbers_times_and_distributions(capsys: pytest.CaptureFixture[str]):
+    """Values with commas are parted by a bar; short names of lengths are understood."""
+    vary = ("--vary", "input=normal:64,8|128", "--vary", "concurrency=1,4", "--vary", "duration=5s,10s")
+    assert 0 == ran("sweep", "http://127.0.0.1:1", *vary, "--repeat", "2", "--plan")
+    lines = capsys.readouterr().out.splitlines()
+    steps = [line for line in lines if "in flight" in line]
+    assert len(steps) == 16
+    assert sum(" 5 s " in line for line in steps) == 8
