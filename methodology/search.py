@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from loadgen.requests.slo import parse_slo
 from methodology.fits.monotone import Crossing, crossing
@@ -119,6 +120,35 @@ def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
         duration=asked.parameters.duration or DEFAULT_S,
         seed=content_seed(asked, len(finished) + 1),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturated:
+    """What a full system serves, as stated or as measured, and the step that shows it, to be repeated with others."""
+
+    per_s: float
+    step: Step
+
+
+def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
+    """Return what the first configuration serves when it is full, or the step that will tell.
+
+    Its throughput is what others are compared with: it is measured where the capacity is stated, too.
+    """
+    ended = [each for each in finished if each.step.kind == SATURATE]
+    limit = capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), ended)
+    best = fullest(ended)
+    if isinstance(limit, Step | Done):
+        return limit
+    if best is None:
+        return Done(reason="no saturated step has been run", complete=False)
+    return Saturated(per_s=asked.parameters.capacity or limit.per_s, step=replace(best.step, repeat=0))
+
+
+def fullest(finished: Sequence[Finished]) -> Finished | None:
+    """Return the saturated step of the first configuration that served most."""
+    ended = [each for each in finished if each.step.kind == SATURATE]
+    return max(ended, key=lambda each: each.outcome.output_tokens_per_s or 0.0, default=None)
 
 
 def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:

@@ -11,14 +11,15 @@ from typing import Literal
 
 import numpy as np
 
-from methodology.measures.paired import bootstrapped
 from rundir.columns import Bools, Floats, Ints
 
 Policy = Literal["fcfs", "shortest-first", "priority", "unknown"]
 STARVED = 5.0  # times the median of its class
-LEAST_WAITED = 30
-# Ratio of two classes' mean queue times within which they count as equal; rank correlation that chance does not make.
-EQUAL, CORRELATED = 1.33, 0.1
+LEAST_PAIRS = 30  # of requests that waited at the same time
+LEAST_WITHIN = 10  # of those, of the same class, the later one shorter
+APART_S = 0.005  # what came or was begun within it is not known to be in order
+# Share of the pairs in which the later request went first: of a rule, and of none.
+OFTEN, SELDOM = 0.5, 0.1
 
 
 def jain(values: Floats) -> float:
@@ -35,52 +36,66 @@ def starved(waits: Floats) -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """The rule that the queue times follow, which class is served first (empty: none), and the evidence in words."""
+    """The rule that the engine follows, which class it serves first (empty: none), and the evidence in words."""
 
     policy: Policy
     first: str = ""
     reason: str
 
 
-def scheduling(queue_s: Floats, tokens: Floats, class_of: Ints, names: Sequence[str]) -> Scheduling:
-    """Judge by which rule n requests, in the order of their submission, were taken from the queue.
+def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Ints, names: Sequence[str]) -> Scheduling:
+    """Judge by which rule n requests were taken from the queue, by who overtook whom while both waited.
 
-    queue_s, tokens  time in the engine's queue and input length [n]
-    class_of         place of their class in `names` [n]; the first class has the shortest inputs
+    arrived_s, begun_s  when each came, ascending, and when its prefill began [n]
+    tokens, class_of    its input length, and the place of its class in `names` [n]
 
-    - Requests that arrive at random meet the same queue whatever their class: equal queue times are first come, first
-      served. Where the longer of the same class wait longer, short ones go first. Where a class waits less, but within
-      a class the length does not matter, that class has priority.
+    First come, first served: none is overtaken. Shortest first: the shorter overtake the longer, within a class too.
+    Priority: requests of a class overtake those of another, and never those of their class.
     """
-    if int((queue_s > 0).sum()) < LEAST_WAITED:
-        return Scheduling(policy="unknown", reason=f"fewer than {LEAST_WAITED} requests waited in the queue")
+    earlier, later, overtook = _pairs(arrived_s, begun_s)
+    if len(earlier) < LEAST_PAIRS:
+        reason = f"only {len(earlier)} pairs of requests waited at the same time, at least {LEAST_PAIRS} are needed"
+        return Scheduling(policy="unknown", reason=reason)
+    same = class_of[earlier] == class_of[later]
+    shorter = tokens[later] < tokens[earlier]
+    within = _share(overtook[same & shorter]) - _share(overtook[same & (tokens[later] > tokens[earlier])])
+    between = {
+        (first, second): _share(overtook[(class_of[later] == first) & (class_of[earlier] == second)])
+        for first in range(len(names))
+        for second in range(len(names))
+        if first != second
+    }
+    (first, second), most = max(between.items(), key=lambda item: item[1])
+    pairs = f"of {len(earlier):,} pairs that waited at the same time, the later went first in"
+    alike = int((same & shorter).sum())
+    if alike >= LEAST_WITHIN and within > OFTEN:
+        share = 100 * _share(overtook[shorter])
+        return Scheduling(policy="shortest-first", reason=f"{pairs} {share:.0f} % where it was shorter")
+    if most > OFTEN:
+        reason = f"{pairs} {100 * most:.0f} % where it was {names[first]} and the other {names[second]}"
+        if alike < LEAST_WITHIN:
+            reason += "; too few of the same class waited together to say whether by class or by length"
+            return Scheduling(policy="unknown", first=names[first], reason=reason)
+        return Scheduling(policy="priority", first=names[first], reason=reason)
+    reason = f"{pairs} {100 * _share(overtook):.0f} %"
+    return Scheduling(policy="fcfs" if max(within, most, _share(overtook)) < SELDOM else "unknown", reason=reason)
 
-    def measures(samples: Sequence[Floats]) -> list[float]:
-        queue, lengths, classes = samples[0].T
-        members = [classes == at for at in range(len(names))]
-        ratio = float(np.log(queue[members[-1]].mean() / queue[members[0]].mean()))
-        return [ratio, float(np.mean([_rank_correlation(queue[rows], lengths[rows]) for rows in members]))]
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio, within = bootstrapped([np.column_stack([queue_s, tokens, class_of])], measures)
-    if ratio[1] is None or ratio[2] is None or within[1] is None:
-        return Scheduling(policy="unknown", reason="too few requests to tell chance from a rule")
-    times, low, high = np.exp([ratio[0], ratio[1], ratio[2]]).tolist()
-    waited = f"{names[-1]} requests waited {times:.2f} times as long in the queue as {names[0]} ones"
-    if within[1] > 0 and within[0] > CORRELATED:
-        reason = f"{waited}, and within a class the longer waited longer (rank correlation {within[0]:.2f})"
-        return Scheduling(policy="shortest-first", first=names[0], reason=reason)
-    even = f"and within a class the length did not matter (rank correlation {within[0]:.2f})"
-    if low > EQUAL or high < 1 / EQUAL:
-        return Scheduling(policy="priority", first=names[0] if times > 1 else names[-1], reason=f"{waited}, {even}")
-    if 1 / EQUAL < times < EQUAL:
-        return Scheduling(policy="fcfs", reason=f"{waited}, {even}")
-    return Scheduling(policy="unknown", reason=f"{waited}, which may be chance; a longer run can tell")
+def _pairs(arrived_s: Floats, begun_s: Floats) -> tuple[Ints, Ints, Bools]:
+    """Return the pairs of requests that waited at the same time, and whether the later one was begun first."""
+    earlier: list[Ints] = []
+    later: list[Ints] = []
+    ends = np.searchsorted(arrived_s, begun_s - APART_S)
+    for row, end in enumerate(ends.tolist()):
+        behind = np.arange(row + 1, end)
+        behind = behind[
+            (arrived_s[behind] > arrived_s[row] + APART_S) & (abs(begun_s[behind] - begun_s[row]) > APART_S)
+        ]
+        earlier.append(np.full(len(behind), row))
+        later.append(behind)
+    first, second = (np.concatenate([np.zeros(0, np.int64), *rows]) for rows in (earlier, later))
+    return first, second, np.asarray(begun_s[second] < begun_s[first], dtype=np.bool_)
 
 
-def _rank_correlation(first: Floats, second: Floats) -> float:
-    if len(first) < 3:
-        return 0.0
-    ranks = np.array([np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (first, second)])
-    correlation = float(np.corrcoef(ranks)[0, 1])
-    return correlation if np.isfinite(correlation) else 0.0
+def _share(flags: Bools) -> float:
+    return float(flags.mean()) if len(flags) else 0.0

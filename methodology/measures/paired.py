@@ -7,18 +7,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from msgspec import structs
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from methodology.intervals import Ends, QuantileInterval, quantiles
-from methodology.search import SATURATE, capacity
-from methodology.study.model import Asked, Column, Done, Finished, Line, Plot, Quantity, Reader, Step, StepData, Table
+from methodology.study.model import (
+    Cell,
+    Column,
+    Finished,
+    Line,
+    Plot,
+    Quantity,
+    Reader,
+    StepData,
+    Table,
+)
 from methodology.study.outcome import submitted_within
 from rundir.columns import Floats, Indices, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BINOMIAL = "order statistics, with as many effective values as their autocorrelation leaves"
 BOOTSTRAP = "circular block bootstrap"
+BOUNDS = "bounds, not an interval"
 RESAMPLES = 500
 _POINTS = 200
 
@@ -125,8 +134,11 @@ def grid(
     """
     rows_title, *keys = columns
 
-    def cell(key: str, suffix: str) -> float | None:
-        return results[f"{key}_{suffix}"].value if f"{key}_{suffix}" in results else None
+    def cell(key: str, suffix: str) -> Cell:
+        quantity = results.get(f"{key}_{suffix}")
+        if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
+            return quantity.value if quantity else None
+        return "{:.3g} to {:.3g}".format(*quantity.ci95)
 
     return Table(
         name=name,
@@ -156,35 +168,6 @@ def plot_cumulative(
         log_x=True,
     )
     return (plot,) if lines else ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Saturated:
-    """What a full system serves, as stated or as measured, and the step that shows it, to be repeated with others."""
-
-    per_s: float
-    step: Step
-
-
-def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
-    """Return what the first configuration serves when it is full, or the step that will tell.
-
-    Its throughput is what others are compared with: it is measured where the capacity is stated, too.
-    """
-    ended = [each for each in finished if each.step.kind == SATURATE]
-    limit = capacity(structs.replace(asked, parameters=structs.replace(asked.parameters, capacity=None)), ended)
-    best = fullest(ended)
-    if isinstance(limit, Step | Done):
-        return limit
-    if best is None:
-        return Done(reason="no saturated step has been run", complete=False)
-    return Saturated(per_s=asked.parameters.capacity or limit.per_s, step=structs.replace(best.step, repeat=0))
-
-
-def fullest(finished: Sequence[Finished]) -> Finished | None:
-    """Return the saturated step of the first configuration that served most."""
-    ended = [each for each in finished if each.step.kind == SATURATE]
-    return max(ended, key=lambda each: each.outcome.output_tokens_per_s or 0.0, default=None)
 
 
 def measured(step: Finished, read: Reader) -> StepData:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from loadgen.plan.fitting import TEMPLATE_TOKENS
 from loadgen.plan.workloads import custom
 from loadgen.plan.workloads.distributions import whole
 from loadgen.plan.workloads.fields import read_yaml
@@ -48,7 +49,6 @@ from rundir.columns import Bools, Floats, Texts, take
 
 NAME = "synthetic-skewed"
 ALONE, MIXED = "alone", "mixed"
-TEMPLATE_TOKENS = 64  # of a request beside its input and output
 # By class: input and output ranges of the draft.
 RANGES = {"short": ((64, 256), (32, 128)), "long": ((1024, 4096), (256, 1024))}
 SKEWED = {"input": (5.5, 1.0), "output": (4.5, 1.2)}  # mu and sigma of Synthetic-Skewed
@@ -87,14 +87,17 @@ class Traffic:
     def names(self) -> list[str]:
         return [str(each["name"]) for each in self.classes]
 
+    @property
+    def mean_tokens(self) -> float:
+        return sum(share * tokens for share, tokens in zip(self.shares, self.tokens, strict=True))
+
     def mapping(self, *indices: int) -> dict[str, Any]:
         """Return the workload of some classes, of all where none is named."""
         return {"name": self.name, "classes": [self.classes[at] for at in indices or range(len(self.classes))]}
 
     def per_s(self, at: int, mixed_per_s: float) -> float:
         """Return the requests/s of one class alone that are as many tokens/s as the mixed load."""
-        mean = sum(share * tokens for share, tokens in zip(self.shares, self.tokens, strict=True))
-        return mixed_per_s * mean / self.tokens[at]
+        return mixed_per_s * self.mean_tokens / self.tokens[at]
 
 
 def traffic(asked: Asked) -> Traffic:
@@ -102,8 +105,9 @@ def traffic(asked: Asked) -> Traffic:
     given = _classes(asked.options.get("workload", NAME))
     if given is not None:
         return _traffic(str(given.get("name", "classes")), given)
-    longest = sum(most for _, most in RANGES["long"]) + TEMPLATE_TOKENS
-    scale = min(1.0, (asked.max_model_len or longest) / longest)
+    longest = sum(most for _, most in RANGES["long"])
+    room = max(1, asked.max_model_len - TEMPLATE_TOKENS) if asked.max_model_len else longest
+    scale = min(1.0, room / longest)
     mix = asked.parameters.mix or 0.8
     classes = [
         {"name": name, "weight": weight, "content": "random-tokens"}
@@ -160,7 +164,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return replace(limit, options=limit.options | {"workload": classes.mapping()})
     parameters = asked.parameters
     load, wanted = parameters.load or 0.8, parameters.requests or 500
-    mixed_per_s = load * limit.per_s
+    mixed_per_s = load * (_requests_per_s(classes, finished) or limit.per_s)
     steps = [
         (ALONE, f"{ALONE}-{_slug(name)}", classes.per_s(at, mixed_per_s), 1.0, classes.mapping(at))
         for at, name in enumerate(classes.names)
@@ -182,6 +186,18 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     )
 
 
+def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | None:
+    """Return how many requests of the mixed load the tokens of the saturated step are.
+
+    By its requests alone the capacity would depend on how many long ones it happened to draw.
+    """
+    best = search.fullest(finished)
+    served = best.outcome if best else None
+    if served is None or served.input_tokens_per_s is None or served.output_tokens_per_s is None:
+        return None
+    return (served.input_tokens_per_s + served.output_tokens_per_s) / classes.mean_tokens
+
+
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "class"
 
@@ -190,6 +206,7 @@ def _slug(name: str) -> str:
 class _Served:
     """The requests of a step that were submitted in its window and ended ok, in that order: times [n] by request."""
 
+    arrived_s: Floats
     ttft_ms: Floats
     tpot_ms: Floats
     queue_ms: Floats
@@ -208,6 +225,7 @@ def _served(finished: Finished, read: Reader) -> _Served:
     requests, parts = take(data.requests, rows), take(data.parts, rows)
     metrics = request_metrics(requests)
     return _Served(
+        arrived_s=requests.submit_ns / 1e9,
         ttft_ms=metrics.ttft_ms,
         tpot_ms=metrics.tpot_ms,
         queue_ms=1e3 * parts.queue_s,
@@ -259,7 +277,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
                 known = values[np.isfinite(values)]
                 if len(known):
                     ends = bootstrapped([known], lambda samples: [float(samples[0].mean())])[0]
-                    results[f"{part}_mean_ms_{suffix}"] = of_ends(ends, "ms", len(known))
+                    results[f"{part}_mean_ms_{suffix}"] = of_ends(clipped(ends, 0.0, float("inf")), "ms", len(known))
     return results
 
 
@@ -314,9 +332,10 @@ def _scheduling(names: Sequence[str], mixed: _Served | None) -> Scheduling:
         reason = "the queue time of single requests is not known: it needs spans, or timings in the replies"
         return Scheduling(policy="unknown", reason=reason)
     place = {name: at for at, name in enumerate(names)}
-    rows = np.isfinite(mixed.queue_ms) & np.isfinite(mixed.tokens) & np.isin(mixed.classes, names)
+    rows = np.isfinite(mixed.prefill_ms) & np.isfinite(mixed.tokens) & np.isin(mixed.classes, names)
     class_of = np.array([place[name] for name in mixed.classes[rows].tolist()], dtype=np.int64)
-    return scheduling(mixed.queue_ms[rows] / 1e3, mixed.tokens[rows], class_of, names)
+    begun_s = mixed.arrived_s[rows] + (mixed.ttft_ms - mixed.prefill_ms)[rows] / 1e3
+    return scheduling(mixed.arrived_s[rows], begun_s, mixed.tokens[rows], class_of, names)
 
 
 def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str) -> str:

@@ -11,16 +11,15 @@ from loadgen.requests.metrics import request_metrics
 from methodology.measures.paired import (
     absent,
     bootstrapped,
-    fullest,
     grid,
     measured,
     of_ends,
     paired,
     percentile_quantities,
     plot_cumulative,
-    saturated,
     throughput,
 )
+from methodology.search import fullest, saturated
 from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
 from methodology.study.planning import content_seed, counting
 from rundir.columns import Floats

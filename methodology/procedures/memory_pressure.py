@@ -9,8 +9,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.statistics.server_load import leading_endpoints
+from loadgen.requests.metrics import input_tokens
 from methodology import search
-from methodology.measures.paired import absent, grid, of_quantile
+from methodology.measures.paired import BOUNDS, absent, grid, of_quantile
 from methodology.study.model import (
     Asked,
     Done,
@@ -31,12 +32,14 @@ from methodology.study.planning import content_seed, counting
 from methodology.study.server_side import NO_PAGE, reference
 from rundir.columns import Floats
 from scraper.exposition import histograms
-from scraper.series.resets import restarts_of, rising_histogram
+from scraper.series.resets import restarts_of, rising, rising_histogram
 
 LEVEL = "level"
 HISTOGRAM = "request_num_preemptions"
 FULL = 0.95  # KV cache usage from which on memory is short
 EXACT_UP_TO = 5  # preemptions of a request, which have buckets of their own
+# SGLang's counters of prefill: all that was computed, and what of it was for the first time.
+RECOMPUTED = (("realtime_tokens_total", "prefill_compute"), ("prefill_effective_tokens_total", "input"))
 OUT_OF_MEMORY = ("out of memory", "out-of-memory", "outofmemory", "oom")
 NOTES = (
     (
@@ -142,11 +145,14 @@ def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return completion, preemption and latency of each level; what no page tells is missing, or has bounds."""
-    levels = [each for each in counting(finished) if each.step.kind == LEVEL]
+    # A level that made the engine fail counts for nothing but that it did.
+    last = {each.step.level: each for each in finished if each.step.kind == LEVEL}
+    last |= {each.step.level: each for each in counting(finished) if each.step.kind == LEVEL}
+    levels = [last[level] for level in sorted(last)]
     results: dict[str, Quantity] = {}
     for each in levels:
         results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}
-    pressure = _pressure(levels)
+    pressure = _pressure(levels, results)
     return Findings(
         answer=_answer(levels, results, pressure),
         results=results,
@@ -156,7 +162,15 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         ),
         tables=(_table(levels, results),),
         plots=_plots(levels, results),
-        notes=NOTES if asked.isolated else (*NOTES, f"Not run: {REFUSED}."),
+        notes=(
+            *NOTES,
+            *([] if asked.isolated else [f"Not run: {REFUSED}."]),
+            *(
+                f"At {_percents(each)} % the step was void: {each.outcome.void}."
+                for each in levels
+                if each.outcome.void
+            ),
+        ),
     )
 
 
@@ -184,8 +198,38 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
     results["preempted_ratio"] = _bounded(times.low / max(1, sent), times.high / max(1, sent), sent, times.source)
     results["recovered_ratio"] = _recovered(times, sent - each.outcome.ok)
     if each.outcome.preemptions is not None:
+        results["lost_tokens_per_preemption"] = _lost(data, each.outcome.preemptions)
         results["preemptions"] = Quantity(value=each.outcome.preemptions, unit="preemptions", n=sent)
     return results
+
+
+def _lost(data: StepData, preemptions: float) -> Quantity:
+    """Return the bounds of the tokens that a preemption discards, by the engine's counters where it has them.
+
+    At least those that were computed again; at most the whole prompts and outputs so far of the preempted requests.
+    """
+    if not preemptions:
+        return absent("tokens", "no request was preempted")
+    whole = [_increase(data, f"num_retracted_{part}_tokens_total") for part in ("input", "output")]
+    computed, fresh = (_increase(data, name, mode) for name, mode in RECOMPUTED)
+    longest = float(np.nanmax(input_tokens(data.requests) + data.requests.max_tokens, initial=1.0))
+    low = 1.0 if computed is None or fresh is None else (computed - fresh) / preemptions
+    high = longest if None in whole else sum(each or 0.0 for each in whole) / preemptions
+    return _bounded(min(low, high), high, round(preemptions), "the engine's page", "tokens")
+
+
+def _increase(data: StepData, metric: str, mode: str = "") -> float | None:
+    """Return the increase of a counter by its name without the engine's prefix; None where no page has it."""
+    total = None
+    for page, _ in leading_endpoints(data.endpoints):
+        columns = [
+            at
+            for at, series in enumerate(page.series)
+            if series.name.endswith(metric) and (not mode or dict(series.labels).get("mode") == mode)
+        ]
+        for values in (rising(page, column, restarts_of(page)).values for column in columns):
+            total = (total or 0.0) + float(values[-1] - values[reference(page, data.start_ns)])
+    return total
 
 
 def _recovered(times: Preempted, failed: int) -> Quantity:
@@ -207,18 +251,22 @@ def _ratio(count: int, size: int) -> Quantity:
     return Quantity(value=count / size, unit="ratio", ci95=(ends.low, ends.high), n=size, method="Wilson")
 
 
-def _bounded(low: float, high: float, n: int, source: str) -> Quantity:
+def _bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") -> Quantity:
     """Return a number that is known, or the bounds of it."""
     if low == high:
-        return Quantity(value=low, unit="ratio", ci95=(low, high), n=n, method=source)
+        return Quantity(value=low, unit=unit, ci95=(low, high), n=n, method=source)
     reason = f"{source} says only that it is between {low:.3g} and {high:.3g}"
-    return Quantity(value=None, unit="ratio", ci95=(low, high), n=n, method="bounds, not an interval", missing=reason)
+    return Quantity(value=None, unit=unit, ci95=(low, high), n=n, method=BOUNDS, missing=reason)
 
 
-def _pressure(levels: Sequence[Finished]) -> str:
+def _pressure(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> str:
     """Say whether memory was short at the highest level, or only seats."""
     if not levels:
         return "no level has been measured"
+    out_of_memory = [each for each in levels if results[f"out_of_memory_{_percents(each)}"].value]
+    if out_of_memory:
+        count = sum(results[f"out_of_memory_{_percents(each)}"].value or 0 for each in out_of_memory)
+        return f"memory ran out from {_percents(out_of_memory[0])} % on: {count:,.0f} requests failed for want of it"
     outcome = levels[-1].outcome
     usage = max((each.outcome.kv_cache_max or 0.0 for each in levels), default=0.0)
     if all(each.outcome.kv_cache_max is None for each in levels):
@@ -250,6 +298,8 @@ def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressur
     share, first = _percents(levels[-1]), _percents(levels[0])
     complete, before = results[f"completion_ratio_{share}"], results[f"completion_ratio_{first}"]
     ttft, ttft_before = results[f"ttft_p99_ms_{share}"], results[f"ttft_p99_ms_{first}"]
+    known = results[f"recovered_ratio_{share}"]
+    recovered = f", and {_percent(known)} of those completed" if known.ci95 else ""
     slower = (
         f"; P99 TTFT is {ttft.value:,.0f} ms against {ttft_before.value:,.0f} ms"
         if ttft.value is not None and ttft_before.value is not None
@@ -260,10 +310,7 @@ def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressur
             f"At {share} % of the capacity ({levels[-1].step.level:g} in flight) {_percent(complete)} of the requests "
             f"completed, at {first} % {_percent(before)}{slower}."
         ),
-        (
-            f"{_percent(results[f'preempted_ratio_{share}'])} of the requests were preempted at {share} %, and "
-            f"{_percent(results[f'recovered_ratio_{share}'])} of those completed."
-        ),
+        f"At {share} % {_percent(results[f'preempted_ratio_{share}'])} of the requests were preempted{recovered}.",
         f"{pressure[:1].upper()}{pressure[1:]}.",
     )
 
@@ -277,6 +324,7 @@ def _table(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> Table
         "failure_ratio": "Fail Rate (ratio)",
         "ttft_p99_ms": "TTFT P99 (ms)",
         "recovered_ratio": "Recovered (ratio)",
+        "lost_tokens_per_preemption": "Lost (tokens per preemption)",
         "out_of_memory": "Out of memory",
         "kv_cache_max": "KV cache, most (ratio)",
     }

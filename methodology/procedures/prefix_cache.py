@@ -18,17 +18,15 @@ from methodology.measures.paired import (
     PERCENTILES,
     absent,
     bootstrapped,
-    fullest,
     grid,
     measured,
     of_ends,
     paired,
     percentile_quantities,
     plot_cumulative,
-    saturated,
     throughput,
 )
-from methodology.search import SATURATE
+from methodology.search import SATURATE, fullest, saturated
 from methodology.study.model import (
     Asked,
     Done,
@@ -223,8 +221,9 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
     stated = np.isfinite(cached) & np.isfinite(prompt)
     prefixes = _prefix_tokens(asked, step, requests.index)
     results: dict[str, Quantity] = {}
-    if hits is not None and queries:
-        results["prompt_hit_ratio"] = Quantity(value=hits / queries, unit="ratio", method="the page: hits over queries")
+    if hits is not None and queries is not None:
+        method = "the page: hits over queries" if queries else "the page: nothing was looked up"
+        results["prompt_hit_ratio"] = Quantity(value=hits / (queries or 1), unit="ratio", method=method)
     elif stated.any():
         share = float(cached[stated].sum() / prompt[stated].sum())
         results["prompt_hit_ratio"] = Quantity(

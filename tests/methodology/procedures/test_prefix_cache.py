@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from virtual_study import play
+from watched_study import Studied, records, study
 
 from methodology.procedures.prefix_cache import PREFIX_CACHE
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Reader, StepData
+from methodology.study.model import Asked, Done, Parameters
 from simulator.settings import EngineSettings
 
 SHORT = Parameters(load=0.5, requests=60, duration=10.0)
@@ -21,56 +19,30 @@ def asked(**given: Any) -> Asked:
     return Asked(test="prefix-cache", scale="short", parameters=SHORT, seed=3, **given)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Studied:
-    """A study, its steps by kind, and their data."""
-
-    steps: dict[str, Finished]
-    data: dict[str, StepData]
-    findings: Findings
-    kinds: list[str]
-
-    def value(self, name: str) -> float:
-        value = self.findings.results[name].value
-        assert value is not None, name
-        return value
-
-
-def study(given: Asked, **settings: Any) -> Studied:
-    data: dict[str, StepData] = {}
-
-    def findings(given: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-        data.update({each.step.kind: read(each) for each in finished})
-        return PREFIX_CACHE.findings(given, finished, read)
-
-    finished, results = play(dataclasses.replace(PREFIX_CACHE, findings=findings), given, EngineSettings(), **settings)
-    steps = {each.step.kind: each for each in finished}
-    return Studied(steps=steps, data=data, findings=results, kinds=[each.step.kind for each in finished])
-
-
 @pytest.fixture(scope="module")
 def emulated() -> Studied:
-    return study(asked())
+    return study(PREFIX_CACHE, asked())
 
 
 def test_the_same_requests_are_measured_off_cold_and_warm(emulated: Studied) -> None:
     """Contents and moments are equal in the three steps, and only prefixes are sent before the warm ones."""
     expected = ["saturate", "off", "cold", "saturated-cold", "populate", "warm", "populate", "saturated-warm"]
     assert emulated.kinds == expected
-    lengths = [emulated.data[kind].requests.input_tokens.tolist() for kind in ("off", "cold", "warm")]
-    assert lengths[0] == lengths[1] == lengths[2]
-    sent = emulated.data["populate"].requests
-    assert sent.max_tokens.max() == 1
-    assert 512 < sent.input_tokens.min() < sent.input_tokens.max() <= 1025
-    assert [row[0] for row in emulated.findings.tables[0].rows] == ["Cache Disabled", "Cache (Cold)", "Cache (Warm)"]
+    off, cold, warm = (emulated.of_kind(kind)[0][1].requests.input_tokens.tolist() for kind in ("off", "cold", "warm"))
+    assert off == cold == warm
+    for _, data in emulated.of_kind("populate"):
+        assert data.requests.max_tokens.max() == 1
+        assert 512 < data.requests.input_tokens.min() < data.requests.input_tokens.max() <= 1025
+    rows = [row[0] for row in emulated.findings.tables[0].rows]
+    assert rows == ["Cache Disabled", "Cache (Cold)", "Cache (Warm)"]
 
 
 def test_hit_rates_are_those_of_the_engine(emulated: Studied) -> None:
-    """Nothing is found with the cache off; else both rates are what the engine's own records add up to."""
+    """Nothing is in the cache while it is off; else the rate is what the engine's own records add up to."""
     assert emulated.value("prompt_hit_ratio_off") == 0.0
     for kind in ("cold", "warm"):
-        records = [each.record for each in emulated.data[kind].about["truth"]]
-        cached, prompt = (sum(getattr(each, f"{name}_tokens") for each in records) for name in ("cached", "prompt"))
+        served = records(emulated.of_kind(kind)[0][1])
+        cached, prompt = (sum(getattr(each, f"{name}_tokens") for each in served) for name in ("cached", "prompt"))
         assert emulated.value(f"prompt_hit_ratio_{kind}") == pytest.approx(cached / prompt, abs=1e-9)
         assert emulated.value(f"prefix_hit_ratio_{kind}") > emulated.value(f"prompt_hit_ratio_{kind}")
     assert 0.95 < emulated.value("prefix_hit_ratio_warm") < 1.0
@@ -78,22 +50,30 @@ def test_hit_rates_are_those_of_the_engine(emulated: Studied) -> None:
 
 def test_the_reduction_is_that_of_the_same_requests(emulated: Studied) -> None:
     """The TTFT falls by what need not be computed, and the saturated engine serves more."""
-    low, high = emulated.findings.results["ttft_reduction_p50_ratio_warm"].ci95 or (None, None)
-    assert low is not None
-    assert high is not None
+    low, high = emulated.ends("ttft_reduction_p50_ratio_warm")
     assert 0.5 < low < emulated.value("ttft_reduction_p50_ratio_warm") < high < 1.0
     assert emulated.value("throughput_change_ratio_warm") > 0.2
 
 
 def test_one_configuration_does_not_meet_the_draft(emulated: Studied) -> None:
     """Salts emulate the configurations, which the notes state as not met."""
-    body = json.loads(emulated.steps["off"].step.options["extra_body"])
+    body = json.loads(emulated.of_kind("off")[0][0].step.options["extra_body"])
     assert "{request}" in body["cache_salt"]
     assert any(note.startswith("Not met") for note in emulated.findings.notes)
 
 
-def test_two_configurations_are_off_and_on() -> None:
-    """Variants are off and on; others are refused."""
+def test_two_configurations_agree_with_one_that_is_emulated(emulated: Studied) -> None:
+    """Of an engine without prefix caching beside another with it, the hit rates are those of the salts."""
+    variants = {"off": EngineSettings(prefix_caching=False), "on": EngineSettings()}
+    both = study(PREFIX_CACHE, asked(variants=("off", "on")), variants=variants)
+    assert [each.step.variant for each in both.finished] == ["off", "off", *["on"] * 6]
+    for name in ("prompt_hit_ratio_off", "prompt_hit_ratio_cold", "prefix_hit_ratio_warm"):
+        assert both.value(name) == pytest.approx(emulated.value(name), abs=0.001)
+    assert not any(note.startswith("Not met") for note in both.findings.notes)
+
+
+def test_other_configurations_and_workloads_are_refused() -> None:
+    """Variants are off and on, and requests must share something."""
     decided = PREFIX_CACHE.next_step(asked(variants=("a", "b")), [])
     assert isinstance(decided, Done)
     assert "off and on" in decided.reason
