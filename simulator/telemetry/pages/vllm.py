@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -106,14 +110,14 @@ class VllmPage:
 
         With `start_s` the engine is in no process, and of one only such a start is shown.
         """
-        self.registry = CollectorRegistry()
+        self.registry, self._process = CollectorRegistry(), CollectorRegistry()
         if start_s is None:
-            GCCollector(registry=self.registry)
-            PlatformCollector(registry=self.registry)
-            ProcessCollector(registry=self.registry)
+            GCCollector(registry=self._process)
+            PlatformCollector(registry=self._process)
+            ProcessCollector(registry=self._process)
         else:
             started = "Start time of the process since unix epoch in seconds."
-            Gauge("process_start_time_seconds", started, registry=self.registry).set(start_s)
+            Gauge("process_start_time_seconds", started, registry=self._process).set(start_s)
         self._heads: list[str] = []  # what stands before each number of the page
         self._blocks = settings.kv_blocks
         self._caching = settings.prefix_caching
@@ -129,14 +133,19 @@ class VllmPage:
             registry=self.registry,
         )
         self._waiting_for_capacity = reasons.labels(*labels, "capacity")
-        reasons.labels(*labels, "deferred")
+        by_reason = [self._waiting_for_capacity, reasons.labels(*labels, "deferred")]
         self._counters = {
             name: Counter(f"vllm:{name}", text, _LABELS, registry=self.registry).labels(*labels)
             for name, text in _COUNTERS.items()
         }
+        # The series of each family, in the order of the page.
+        self._families: list[list[Any]] = [*([gauge] for gauge in self._gauges.values()), by_reason]
+        self._families += [[counter] for counter in self._counters.values()]
         for name, (text, label, values) in _SPLIT_COUNTERS.items():
             family = Counter(f"vllm:{name}", text, (*_LABELS, label), registry=self.registry)
-            self._counters |= {f"{name}:{value}": family.labels(*labels, value) for value in values}
+            series = {f"{name}:{value}": family.labels(*labels, value) for value in values}
+            self._counters |= series
+            self._families.append(list(series.values()))
         sizes = one_two_five_bounds(settings.max_model_len)
         self._histograms = {
             name: Histogram(f"vllm:{name}", text, _LABELS, buckets=bounds or sizes, registry=self.registry).labels(
@@ -144,7 +153,8 @@ class VllmPage:
             )
             for name, (text, bounds) in _HISTOGRAMS.items()
         }
-        _show_cache_config(settings, self.registry)
+        self._families += [[histogram] for histogram in self._histograms.values()]
+        self._families.append([_show_cache_config(settings, self.registry)])
         if start_s is not None:
             for metric in (*self._counters.values(), *self._histograms.values()):
                 vars(metric)["_created"] = start_s
@@ -158,14 +168,9 @@ class VllmPage:
         if not self._heads:
             text = generate_latest(self.registry).decode()
             self._heads = re.findall(r"((?:#.*\n)*[^#\n].* )\S+\n", text)
-        numbers: list[float] = []
-        for metric in self.registry.collect():
-            samples = metric.samples
-            numbers += [sample.value for sample in samples if not sample.name.endswith("_created")]
-            numbers += [sample.value for sample in samples if sample.name.endswith("_created")]
-        texts = map(floatToGoString, numbers)
+        texts = map(_number_text, chain.from_iterable(map(_numbers, self._families)))
         lines = [f"{head}{text}\n" for head, text in zip(self._heads, texts, strict=True)]
-        return "".join(lines).encode(), CONTENT_TYPE
+        return generate_latest(self._process) + "".join(lines).encode(), CONTENT_TYPE
 
     def observe(self, outcome: StepOutcome) -> None:
         self._gauges["num_requests_running"].set(outcome.running)
@@ -221,7 +226,24 @@ class VllmPage:
             self._histograms[name].observe(value)
 
 
-def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) -> None:
+_number_text = lru_cache(maxsize=4096)(floatToGoString)
+_value_of, _buckets_of, _created_of = attrgetter("_value"), attrgetter("_buckets", "_sum"), attrgetter("_created")
+
+
+def _numbers(family: Sequence[Any]) -> list[float]:
+    """Return what a family shows, in the order of the page; its `collect` would make an object of each number."""
+    numbers: list[float] = []
+    for series in family:
+        if isinstance(series, Histogram):
+            buckets, total = _buckets_of(series)
+            counts = list(accumulate(bucket.get() for bucket in buckets))
+            numbers += [*counts, counts[-1], total.get()]
+        else:
+            numbers.append(_value_of(series).get())
+    return numbers + [_created_of(series) for series in family if not isinstance(series, Gauge)]
+
+
+def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) -> Gauge:
     """Register the cache's configuration as labels of a gauge that is always 1; vLLM puts no model_name there."""
     labels = {
         "block_size": settings.block_size,
@@ -232,4 +254,6 @@ def _show_cache_config(settings: EngineSettings, registry: CollectorRegistry) ->
         "num_gpu_blocks": settings.kv_blocks,
     }
     info = Gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels, registry=registry)
-    info.labels(**{name: str(value) for name, value in labels.items()}).set(1)
+    shown = info.labels(**{name: str(value) for name, value in labels.items()})
+    shown.set(1)
+    return shown
