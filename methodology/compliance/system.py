@@ -95,11 +95,11 @@ def read_system(given: Path | str | Mapping[str, Any] | None) -> System:
     Raises WorkloadError (a ValueError) naming the file, the field, its value and the cure.
     """
     if given is None or isinstance(given, Mapping):
-        return _system(given or {}, "sut")
+        return _system(given or {}, "")
     if isinstance(given, str) and given.lstrip().startswith("{"):
-        return _system(read_text(given), "sut")
+        return _system(read_text(given), "")
     content = read_yaml(Path(given))
-    return _system(content["sut"] if isinstance(content, dict) and "sut" in content else content, str(given))
+    return _system(content["sut"] if isinstance(content, dict) and "sut" in content else content, f"{given}: ")
 
 
 def as_text(system: System) -> str:
@@ -109,18 +109,19 @@ def as_text(system: System) -> str:
 
 
 def _system(given: object, where: str) -> System:
+    """Return what is declared; `where` begins an error, with a colon behind it."""
     fields = _named(given, where)
-    variants = _named(fields.pop("variants", None) or {}, f"{where}: variants")
-    different = {name: _declaration(each, f"{where}: variants.{name}") for name, each in variants.items()}
+    variants = _named(fields.pop("variants", None) or {}, f"{where}variants: ")
+    different = {name: _declaration(each, f"{where}variants.{name}: ") for name, each in variants.items()}
     return System(**msgspec.structs.asdict(_declaration(fields, where)), variants=different)
 
 
 def _named(given: object, where: str) -> dict[str, Any]:
-    """Return a mapping by names. Raises WorkloadError where it is none."""
     if not isinstance(given, Mapping):
-        raise WorkloadError(f"{where}: {given!r}: must be a mapping of fields to values, e.g. boundary: model engine")
+        example = "must be a mapping of fields to values, e.g. boundary: model engine"
+        raise WorkloadError(f"{where}{given!r}: {example}")
     # YAML 1.1 reads bare on and off as true and false.
-    return {{True: "on", False: "off"}.get(key, str(key)): value for key, value in given.items()}
+    return {{"true": "on", "false": "off"}.get(str(key).lower(), str(key)): value for key, value in given.items()}
 
 
 def _declaration(given: object, where: str) -> Declaration:
@@ -130,8 +131,9 @@ def _declaration(given: object, where: str) -> Declaration:
     except WorkloadError as error:
         name = str(error).partition(":")[0].partition("[")[0]
         choice = nearest(fields.get(name), get_args(Boundary)) if name == "boundary" else ""
+        choice = "; write it in quotes" if "expected `str" in str(error) else choice
         meaning = f"; {MEANINGS[name]}" if name in MEANINGS else ""
-        raise WorkloadError(f"{where}: {error}{choice}{meaning}") from error
+        raise WorkloadError(f"{where}{error}{choice}{meaning}") from error
 
 
 def schema() -> dict[str, Any]:

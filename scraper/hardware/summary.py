@@ -119,6 +119,15 @@ def hardware_summary(
     )
 
 
+def gpu_names(
+    records: Sequence[HardwareLogRecord], endpoints: Sequence[EndpointSeries], *, engine_here: bool
+) -> list[str]:
+    """Return the names of the engine's GPUs that were read, each once; arguments as `hardware_summary` has them."""
+    local = by_device(records) if engine_here else ()
+    remote = [gpu for e in endpoints for gpu in dcgm.device_samples(e.series, e.at_ns, e.values)]
+    return list({each.device: each.name for each in (*remote, *local) if each.kind == "gpu"}.values())
+
+
 def _uncounted(measured: Sequence[Measured], elsewhere: set[str]) -> list[str]:
     """Return for each device why the totals leave it out; empty where they do not."""
     packages = any(samples.kind == "cpu" and isinstance(used, Energy) for samples, used in measured)

@@ -78,7 +78,18 @@ def check_run(options: RunOptions) -> RunOptions:
         options,
         rate=options.rate if options.rate is not None or scheduled else DEFAULT_RATE_PER_S,
         duration=DEFAULT_DURATION_S if options.duration is None and not ends else options.duration,
+        sut=None if options.sut is None else _as_declared(options.sut),
     )
+
+
+def _as_declared(sut: str) -> str:
+    """Return what --sut declares, as it is recorded. Raises ConfigurationError."""
+    from methodology.compliance.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
+
+    try:
+        return as_text(read_system(sut))
+    except ValueError as error:
+        raise ConfigurationError(f"--sut {error}") from error
 
 
 def _without_endless_rate(options: RunOptions) -> RunOptions:

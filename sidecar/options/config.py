@@ -54,7 +54,7 @@ def _plain_value(value: object, name: str, options: type, path: Path) -> object:
     if isinstance(value, dict):
         if name not in declarations(options, ReadsMapping):
             raise ConfigurationError(f"--config {path}: {name}: must be a value, but is a mapping")
-        return json.dumps(value)
+        return json.dumps(value, default=str)  # of a date
     lists = next(isinstance(field.default, tuple) for field in dataclasses.fields(options) if field.name == name)
     if isinstance(value, list) and not lists:
         raise ConfigurationError(f"--config {path}: {name}: must be one value, but is a list")

@@ -324,6 +324,15 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
             "failed misses each of them; those of latencies define goodput. A run that misses one exits with 1.",
         ),
     ] = None
+    sut: Annotated[
+        str | None,
+        option(
+            CRITERIA,
+            "YAML file that declares the system under test: boundary, model, accelerators, caching, guardrails. In "
+            "--config as a mapping. docs/reference/compliance.md describes it.",
+        ),
+        MAPPING,
+    ] = None
     out: Out = None
     formats: Formats = DEFAULT_FORMATS
     trace_url: TraceUrl = None

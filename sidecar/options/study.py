@@ -16,7 +16,6 @@ from rundir.access import MASK, masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     MAPPING,
-    TARGET,
     Duration,
     Masked,
     flag,
@@ -121,15 +120,6 @@ class StudyOptions(RunOptions):
         MAPPING,
         Masked(lambda variants: [_without_secrets(text) for text in variants]),
     ] = ()
-    sut: Annotated[
-        str | None,
-        option(
-            TARGET,
-            "YAML file that declares the system under test: boundary, model, accelerators, caching, guardrails. In "
-            "--config as a mapping. `sidelight schema sut` describes it.",
-        ),
-        MAPPING,
-    ] = None
     require: Annotated[
         Literal["conditional", "unconditional"] | None,
         option(

@@ -52,7 +52,7 @@ from methodology.steady import steady_throughput
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.stats import Missing, Statistics
-from scraper.hardware.summary import hardware_summary
+from scraper.hardware.summary import gpu_names, hardware_summary
 from scraper.window.window import Window
 from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
 from sidecar.directory.opening import open_run
@@ -226,7 +226,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         run.endpoints,
         window=window,
         output_tokens=None if isinstance(generated, Missing) else generated,
-        engine_here=_engine_here(run),
+        engine_here=engine_here(run),
     )
     watts = hardware.gpu.mean_power_w
     client = client_summary(
@@ -280,7 +280,8 @@ def _methodology(run: Run, times: Correlated, stability: Stability, ttft_ms: Sta
     rows = run.requests.phase == "measure"
     measured, parts = take(run.requests, rows), take(times.parts, rows)
     events = {event.name: event.data for event in run.events if event.data.get("phase") != "warmup"}
-    facts = facts_of(measured, parts, run.endpoints, {**run.manifest, **events})
+    about = {**run.manifest, **events, "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run))}
+    facts = facts_of(measured, parts, run.endpoints, about)
     statement = comply_run(facts, ttft_ms, closed_loop=closed_loop(run))
     return Methodology(
         draft=DRAFT,
@@ -316,7 +317,7 @@ def _one_stream() -> bool:
     return False
 
 
-def _engine_here(run: Run) -> bool:
+def engine_here(run: Run) -> bool:
     """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
     config = run.manifest["config"]
     host = next((urlsplit(url).hostname or "" for url in (*urls_of(config), *(config.get("metrics") or ()))), "")

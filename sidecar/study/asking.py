@@ -23,7 +23,7 @@ from sidecar.options.study import StudyOptions
 # Options of `run` that a test decides itself.
 DECIDED = (
     "rate", "barrier", "warmup", "arrival", "burstiness", "burst_on", "burst_off", "ramp", "ramp_to", "ramp_duration",
-    "trace", "replay_speed", "deadline", "linger", "replay_requests", "save_requests", "trace_url",
+    "trace", "replay_speed", "deadline", "linger", "replay_requests", "save_requests", "trace_url", "sut",
 )  # fmt: skip
 # Numbers whose option is that of `run` by the same name; of these, one of every workload.
 _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")

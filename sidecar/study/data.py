@@ -17,10 +17,11 @@ from methodology.compliance.facts import StepFacts, step_facts
 from methodology.study.model import Finished, StepData
 from rundir.columns import take
 from rundir.stats import Missing
+from scraper.hardware.summary import gpu_names
 from sidecar.directory import Run
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
-from sidecar.report.derive import closed_loop, self_check_of, window_of
+from sidecar.report.derive import closed_loop, engine_here, self_check_of, window_of
 
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")
@@ -109,5 +110,10 @@ def _about(run: Run) -> Mapping[str, Any]:
     by_name = {event.name: event.data for event in run.events if event.name == "warmup"}
     planned = [event.data for event in run.events if event.name == "planned" and event.data["phase"] == "measure"]
     facts = {name: run.manifest.get(name) for name in _MANIFEST_FACTS}
-    notes = list(run.notes)
-    return {**facts, "warmup": by_name.get("warmup"), "planned": planned[-1] if planned else None, "notes": notes}
+    return {
+        **facts,
+        "warmup": by_name.get("warmup"),
+        "planned": planned[-1] if planned else None,
+        "notes": list(run.notes),
+        "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run)),
+    }

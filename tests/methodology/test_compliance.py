@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import declared_studies as studies
+import numpy as np
 import pytest
 import yaml
 from declared_studies import TESTS, study
@@ -14,7 +15,10 @@ from msgspec.structs import replace
 
 from methodology.compliance import CHECKS, comply, satisfies
 from methodology.compliance.requirements import requirements
+from methodology.compliance.runs import comply_run
+from methodology.compliance.system import as_text
 from methodology.study.model import Findings, Outcome, Quantity
+from rundir.stats import describe
 
 SPECIFICATION = Path(__file__).parents[3] / "shared/spec/methodology.yaml"
 Study = dict[str, Any]
@@ -327,6 +331,20 @@ def test_a_plain_run_says_what_it_lacks():
     given["findings"] = None
     missing = {each.id for each in comply(**given).requirements if each.state == "not met"}
     assert {"ttft-percentiles", "ttft-table", "report-full"} <= missing
+
+
+@pytest.mark.parametrize(("count", "unmet"), [(999, {"p99", "p99_9"}), (9_999, {"p99_9"}), (10_000, set())])
+def test_a_plain_run_is_judged_as_the_test_ttft(count: int, unmet: set[str]):
+    """By its own declaration, its requests and their TTFT; what only a test reports it lacks."""
+    config = studies.ABOUT["config"] | {"sut": as_text(studies.system()), "rate": 4.0}
+    facts = studies.facts(about=studies.facts().about | {"config": config})
+    statement = comply_run(facts, describe(np.arange(1.0, count + 1), ""), closed_loop=False)
+    states = statement.requirements
+    assert ("met" if not unmet else "not met") == states["ttft-percentiles"] == states["ttft-count"]
+    assert ("declared", "not met") == (states["sut-boundary"], states["report-full"])
+    assert ("not compliant" if unmet else "conditional") == statement.verdict
+    lacks_boundary = comply_run(studies.facts(), describe(np.ones(1), ""), closed_loop=False)
+    assert "sut-boundary" in lacks_boundary.sentence
 
 
 def test_findings_of_another_kind_do_no_harm():

@@ -37,15 +37,16 @@ def test_each_value_knows_where_it_is_from():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"boundry": 1}, "sut: boundry: unknown field (did you mean 'boundary'?)"),
+        ({"boundry": 1}, "boundry: unknown field (did you mean 'boundary'?)"),
         ({"boundary": "gateway"}, "model engine, application gateway or compound system"),
-        ({"accelerator_count": "two"}, "sut: accelerator_count: 'two': expected `int | null`, got `str`"),
-        ({"price_per_hour": -1}, "sut: price_per_hour: -1"),
+        ({"accelerator_count": "two"}, "accelerator_count: 'two': expected `int | null`, got `str`"),
+        ({"price_per_hour": -1}, "price_per_hour: -1"),
         ({"prefix_caching": "off"}, "true or false"),
         ({"guardrails": "Llama Guard"}, "[] where there are none"),
-        ({"model": " "}, "sut: model"),
-        ({"variants": {"on": {"prefix_cachin": True}}}, "sut: variants.on: prefix_cachin: unknown field"),
-        ({"variants": 3}, "sut: variants: 3: must be a mapping"),
+        ({"model": " "}, "model"),
+        ({"engine_version": 0.10}, "engine_version: 0.1: expected `str | null`, got `float`; write it in quotes"),
+        ({"variants": {"on": {"prefix_cachin": True}}}, "variants.on: prefix_cachin: unknown field"),
+        ({"variants": 3}, "variants: 3: must be a mapping"),
         ("missing.yaml", "missing.yaml: No such file or directory; give the path of a YAML file"),
         ("{boundary: [", "not YAML"),
     ],
@@ -56,6 +57,15 @@ def test_a_wrong_declaration_names_the_field_the_value_and_the_cure(given: objec
         read_system(given)  # type: ignore[arg-type]
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("names", ["{true: {model: m}, false: {model: n}}", "{on: {model: m}, off: {model: n}}"])
+def test_variants_may_be_called_on_and_off(tmp_path: Path, names: str):
+    """Although YAML reads these as true and false."""
+    path = tmp_path / "sut.yaml"
+    path.write_text(f"variants: {names}\n")
+    system = read_system(path)
+    assert ("m", "n") == (system.of("on").model, system.of("off").model)
 
 
 def test_the_schema_describes_every_field():

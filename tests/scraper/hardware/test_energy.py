@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rundir.stats import Missing
 from scraper.hardware.energy import Energy, counter_energy, energy, trapezoid_energy
 from scraper.hardware.records import HardwareAbsence, HardwareRecord, by_device
-from scraper.hardware.summary import hardware_summary
+from scraper.hardware.summary import gpu_names, hardware_summary
 from scraper.window.window import Window
 
 SECOND = 1_000_000_000
@@ -231,6 +231,14 @@ def test_the_hardware_of_another_machine_is_not_the_engines():
     hardware = hardware_summary(records, window=window(0, 10), output_tokens=100, engine_here=False)
     assert "the engine runs on another machine" == hardware.devices[0].uncounted
     assert hardware.total.energy_j is None
+
+
+def test_the_engines_gpus_are_named_once_each():
+    """However often each was read; those of another machine are not the engine's, nor is a CPU a GPU."""
+    records = [*(reading(at, device=name, power_w=1.0) for at in (0, 1) for name in ("GPU-1", "GPU-2")),
+               reading(0, source="rapl", device="package-0", kind="cpu", energy_j=1.0)]  # fmt: skip
+    assert ["GPU-1", "GPU-2"] == gpu_names(records, (), engine_here=True)
+    assert [] == gpu_names(records, (), engine_here=False)
 
 
 def test_a_summary_without_hardware_says_what_is_absent():

@@ -169,6 +169,23 @@ def test_a_tag_has_one_value():
     assert "--tag a=2: a is given more than once" in refusal(RunOptions(url=(URL,), tag=("b=1", "a=2", "a=1")))
 
 
+def test_a_declaration_is_recorded_as_it_was_read(tmp_path: Path):
+    """In a configuration file as a mapping, or the path of a file of its own; what a variant is may be called off."""
+    config = load_yaml(
+        written(tmp_path, "sut:\n  model_version: 2026-01-02\n  variants: {off: {model: m}}\n"), RunOptions
+    )
+    (tmp_path / "sut.yaml").write_text("model-version: '2026-01-02'\nvariants: {off: {model: m}}\n")
+    for sut in (config["sut"], str(tmp_path / "sut.yaml")):
+        checked = check_run(RunOptions(url=(URL,), sut=sut))
+        assert {"model_version": "2026-01-02", "variants": {"off": {"model": "m"}}} == json.loads(checked.sut or "")
+
+
+def test_a_declaration_that_cannot_be_used_is_one_line():
+    """It names the option, the field and the value."""
+    said = refusal(RunOptions(url=(URL,), sut='{"boundry": "model engine"}'))
+    assert said.startswith("--sut boundry: unknown field (did you mean 'boundary'?)")
+
+
 def test_the_target_must_be_named():
     """A run needs a URL, a scrape a URL or a page."""
     assert refusal(RunOptions()).startswith("--url is missing")
