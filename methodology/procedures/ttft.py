@@ -394,4 +394,5 @@ TTFT = Procedure(
     },
     next_step=_next_step,
     findings=_findings,
+    optional=("until",),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +11,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from loadgen.plan import workloads
+from loadgen.requests.slo import ObjectiveResult, SloResult, parse_slo
 from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
@@ -36,6 +38,32 @@ class Expected:
     requests: int
     input_tokens: int
     output_tokens: int
+
+
+def _expected_slo(text: str, use: float) -> SloResult | None:
+    """Return objectives that are reached at seven tenths of the capacity."""
+    if not text:
+        return None
+    over = math.exp(4 * (use - 0.7))
+    objectives = [
+        ObjectiveResult(
+            text=each.text,
+            metric=each.metric,
+            statistic=each.statistic,
+            unit=each.unit,
+            bound=each.bound,
+            value=each.bound / over if each.from_below else each.bound * over,
+            bound_ms=None,
+            value_ms=None,
+            count=1,
+            requests=1,
+            failed_requests=0,
+            left_out_requests=0,
+            met=over < 1,
+        )
+        for each in parse_slo(text).objectives
+    ]
+    return SloResult(text=text, met=over < 1, good_requests=1, undetermined_requests=0, objectives=objectives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +180,10 @@ def _outcome(step: Step, per_s: float) -> Outcome:
         realised_per_s=step.level if step.load == "open" else served,
         completed_per_s=served,
         throughput_ci95=(0.99 * served, 1.01 * served),
-        stability=Stability(verdict=verdict, reason="expected") if step.load == "open" else None,
+        stability=Stability(verdict=verdict, reason="expected", capacity_per_s=per_s if use > 1 else None)
+        if step.load == "open"
+        else None,
+        slo=_expected_slo(str(step.options.get("slo") or ""), use),
         percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
         queued_ratio=1.0 if full else 0.0,
         running_max=float(DEMO_SEATS) if full else min(step.level, DEMO_SEATS),

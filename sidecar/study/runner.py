@@ -25,6 +25,7 @@ from sidecar.run import session
 from sidecar.study import between
 from sidecar.study.asking import Variant, with_values
 from sidecar.study.data import data_of, step_data
+from sidecar.study.plan import MOST_STEPS
 from sidecar.study.record import (
     Begun,
     Decided,
@@ -124,6 +125,8 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
     last = None  # a study that goes on sets its configuration up again
     while not isinstance(decided := decide(how.procedure, study.record.asked, finished), Done):
         number = len(finished) + 1
+        if number > MOST_STEPS:
+            return "partial", f"it did not come to an end in {MOST_STEPS} steps"
         how.progress.study = how.shown(finished)
         append(study.path, Decided(at_ns=_now_ns(), number=number, step=decided))
         if decided.variant != last and decided.variant in how.variants:
