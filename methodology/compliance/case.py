@@ -12,6 +12,7 @@ from msgspec import Struct
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
 from methodology.compliance.system import System
+from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Cell, Findings, Finished
 
 State = Literal["met", "not met", "not applicable", "declared"]
@@ -81,11 +82,16 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
         "system": case.system.of(finished.step.variant), "study": case.study,
         "results": case.findings.results if case.findings else {},
         "in_flight_ratio": (facts.in_flight_mean or 0.0) / (finished.step.level or 1.0),
+        "lasting_s": max(finished.step.duration or 0.0, _load_s(finished.outcome.window)),
         "is_clock_compared": facts.is_clock_compared and not case.system.same_machine,
     }  # fmt: skip
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
+
+
+def _load_s(window: SteadyWindow | None) -> float:
+    return window.duration_s / (1 - window.left_out) if window and window.left_out < 1 else 0.0
 
 
 def by_rules(case: Case, requirement: Requirement) -> Answer:
@@ -102,10 +108,13 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
         return judged(False, "no such step was run" if case.steps else "no step that counts was run")
     shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
     wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
+    first = {each[1]: each[3] for each in reversed(wrong)}
     step, rule, value, text = wrong[0] if wrong else (*shown[0], "so in every step")
     at = rule.at or f"manifest.json: {rule.of}"
     place = at if at.startswith(("study.json", "result.json", "report.html", "steps.log")) else f"{step[0].run}/{at}"
-    answer = judged(not wrong, _joined([each[3] for each in wrong] or [text]), place.lstrip("/"), value)
+    answer = judged(
+        not wrong, _joined([first[each] for each in rules if each in first] or [text]), place.lstrip("/"), value
+    )
     names = {each.of.removeprefix("system.") for each in rules if each.of.startswith("system.")}
     if wrong or len(names) < len(rules) or names & set(case.system.seen):
         return answer
@@ -147,4 +156,6 @@ def _problem(case: Case, rule: Rule, value: Any) -> str:
         fails = value is None or not (rule.known or value)
     if not fails:
         return ""
-    return rule.problem.format("not known" if shown is None else f"{shown:,}" if isinstance(shown, int) else shown)
+    if isinstance(shown, float | int):
+        shown = f"{shown:,}" if isinstance(shown, int) else f"{shown:.4g}"
+    return rule.problem.format("not known" if shown is None else shown)
