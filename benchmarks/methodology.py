@@ -69,6 +69,11 @@ def share(hits: int, count: int) -> str:
     return f"{100 * ratio:.1f} ± {100 * math.sqrt(max(ratio * (1 - ratio), 1e-9) / count):.1f}"
 
 
+def least(size: int, *values: int) -> int:
+    """Return the value for a size, the last for all larger ones."""
+    return values[min(size, len(values) - 1)]
+
+
 def row(*cells: object) -> None:
     print("|", " | ".join(str(cell) for cell in cells), "|", flush=True)
 
@@ -165,8 +170,8 @@ def verdict(*, size: int) -> None:
     """Print the verdicts of single steps of 60 s, by the load in tokens that they really were."""
     rates = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.03, 1.06, 1.1, 1.15, 1.3)
     counters: dict[tuple[float, bool], list[Counter[str | None]]] = {}
-    for engine, settings in enumerate(ENGINES if size else ENGINES[:2]):
-        requests_per_s, tokens_per_s = truth_of(settings, requests=20_000 if size else 4000)
+    for engine, settings in enumerate(ENGINES[: least(size, 2, 4, 8)]):
+        requests_per_s, tokens_per_s = truth_of(settings, requests=least(size, 4000, 8000, 20_000))
         for (at, rate), repeat in product(enumerate(rates), range(max(1, 3 * size))):
             step = a_step(rate * requests_per_s, 10_000 * engine + 100 * at + repeat)
             data = run_step(step, server_of(settings), scrape_s=1.0, parts="none")
@@ -254,8 +259,8 @@ def metrics_of(data: StepData) -> dict[str, float]:
 
 def power(*, size: int) -> None:
     """Print what five pairs of 60 s at 70 % load say of engines that differ, and of equals."""
-    studies = 20 * size or 6
-    rate = 0.7 * truth_of(EngineSettings(), requests=20_000 if size else 4000)[0]
+    studies = 12 * size or 6
+    rate = 0.7 * truth_of(EngineSettings(), requests=least(size, 4000, 8000, 20_000))[0]
     cases = {
         "5 % slower": EngineSettings(seed=7, slow=1.05),
         "10 % slower": EngineSettings(seed=7, slow=1.1),
@@ -290,8 +295,8 @@ def limit(*, size: int) -> None:
     )
     totals: list[tuple[float, bool, int]] = []
     for settings in ENGINES if size else ENGINES[:2]:
-        _, tokens_per_s = truth_of(settings, requests=20_000 if size else 4000)
-        studies = [_study(settings, seed, tokens_per_s) for seed in range(5 * size or 2)]
+        _, tokens_per_s = truth_of(settings, requests=least(size, 4000, 8000, 20_000))
+        studies = [_study(settings, seed, tokens_per_s) for seed in range(3 * size or 2)]
         totals += [study[:3] for study in studies]
         _limit_row(_name(settings), studies)
     _limit_row("all", [(*total, 0.0) for total in totals])

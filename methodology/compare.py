@@ -167,7 +167,7 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
             ci95=None,
             p=None,
             verdict="inconclusive",
-            reason=f"{facts.runs} {facts.of}: a claim needs at least {LEAST_RUNS}",
+            reason=f"{facts.runs} {_counted(facts)}: a claim needs at least {LEAST_RUNS}",
             more_pairs=LEAST_RUNS - facts.runs,
             pairs=facts.runs,
             left_out=facts.left_out,
@@ -194,7 +194,7 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
     if facts.error:
         stated += f" ({100 * level:g} % interval: {_change(low)} to {_change(high)} it)"
     else:
-        stated += f" in each of {facts.runs} {facts.of}: are these different runs?"
+        stated += f" in all of {facts.runs} {facts.of}, without any spread: are these different runs?"
     shown = {
         "equivalent": f"{stated}, which is within {100 * margin:g} %",
         "inconclusive": f"{stated}: neither a difference is shown, nor that it is within {100 * margin:g} %",
@@ -213,8 +213,13 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
     )
 
 
+def _counted(facts: _Facts) -> str:
+    return facts.of.replace("s", "", 1) if facts.runs == 1 else facts.of
+
+
 def _change(ratio: float) -> str:
-    return f"{abs(100 * (ratio - 1)):.2g} % {'above' if ratio >= 1 else 'below'}"
+    change = abs(100 * (ratio - 1))
+    return f"{change:,.0f} % above" if change >= 100 else f"{change:.2g} % {'above' if ratio >= 1 else 'below'}"
 
 
 def _no_rounding(spread: float) -> float:
