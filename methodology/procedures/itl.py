@@ -11,7 +11,7 @@ import numpy as np
 from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
-from methodology.measures.paired import plot_cumulative
+from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
@@ -29,7 +29,7 @@ from methodology.study.model import (
     StepData,
     Table,
 )
-from methodology.study.outcome import QUANTILES, submitted_within
+from methodology.study.outcome import QUANTILES
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, mean, number, percentiles
 from rundir.columns import Bools, Floats, Ints, take
@@ -102,20 +102,20 @@ class _Level:
         return f"{100 * (self.finished.step.share or 0):g} %"
 
 
-def _level(finished: Finished, data: StepData) -> _Level:
-    log, window = data.requests, finished.outcome.window
-    ok = log.status == "ok"
-    counted = ok & (submitted_within(log, window) if window else True)
-    enough = counted & (log.output_tokens >= LEAST_TOKENS)
-    metrics = request_metrics(take(log, enough))
+def _level(finished: Finished, read: Reader) -> _Level:
+    data, window = read(finished), finished.outcome.window
+    log = measured(finished, lambda _: data).requests
+    ok = take(log, log.status == "ok")
+    enough = ok.output_tokens >= LEAST_TOKENS
+    metrics = request_metrics(take(ok, enough))
     begin_ns = metrics.itl_end_ns - np.rint(1e6 * metrics.itl_ms).astype(np.int64)
     order = np.argsort(metrics.itl_end_ns, kind="stable")
     if window:
         order = order[metrics.itl_end_ns[order] <= window.end_ns]
     gaps_ms = metrics.itl_ms[order]
-    prefill = with_prefill(begin_ns[order], metrics.itl_end_ns[order], log.first_token_ns)
+    prefill = with_prefill(begin_ns[order], metrics.itl_end_ns[order], data.requests.first_token_ns)
     known = [values[np.isfinite(values)] for values in (metrics.jitter_ms, metrics.max_pause_ms)]
-    option = itl_option(take(log, ok))
+    option = itl_option(ok)
     return _Level(
         finished=finished,
         gaps_ms=gaps_ms,
@@ -123,7 +123,7 @@ def _level(finished: Finished, data: StepData) -> _Level:
         unknown=~prefill & _foreign_prefill(data, begin_ns[order], metrics.itl_end_ns[order]),
         jitter_ms=known[0],
         pause_ms=known[1],
-        shorter=int((counted & ~enough).sum()),
+        shorter=int((~enough).sum()),
         statement=STATEMENTS[option],
         is_single=option == "direct",
         modes=modes(gaps_ms),
@@ -139,7 +139,7 @@ def _foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
     for endpoint in data.endpoints:
         engine = detect(endpoint.series)
         source = canonical(endpoint.series, engine.name)["prompt_tokens"] if engine else Missing("no engine")
-        if isinstance(source, Missing) or len(endpoint.at_ns) < 2:
+        if isinstance(source, Missing) or not source.columns:
             continue
         restarts = restarts_of(endpoint)
         total = np.sum([rising(endpoint, column, restarts).values for column in source.columns], axis=0)
@@ -153,7 +153,7 @@ def _foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     steps = [each for each in counting(finished) if each.step.kind == LEVEL]
-    levels = sorted((_level(each, read(each)) for each in steps), key=lambda level: level.finished.step.level)
+    levels = sorted((_level(each, read) for each in steps), key=lambda level: level.finished.step.level)
     levels = [level for level in levels if len(level.gaps_ms)]
     if not levels:
         missing = number(None, "ms", missing="no level has a reply of 50 tokens that came in chunks")

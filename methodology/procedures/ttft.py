@@ -14,7 +14,7 @@ from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import QuantileInterval, of_sorted
-from methodology.measures.paired import plot_cumulative
+from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
@@ -32,15 +32,25 @@ from methodology.study.model import (
     StepData,
     Table,
 )
-from methodology.study.outcome import QUANTILES, TTFT_BIN, submitted_within
+from methodology.study.outcome import QUANTILES, TTFT_BIN
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import LABELS, METRIC_COLUMNS, mean, metric_row, number, percentile, percentiles
+from methodology.study.quantities import (
+    LABELS,
+    METRIC_COLUMNS,
+    cells,
+    mean,
+    metric_row,
+    number,
+    percentile,
+    percentiles,
+)
 from rundir.columns import Bools, Floats, Ints, concat, take
 from rundir.stats import Missing
 
 LEVEL = "level"
 LOOKS = 5  # of --until; each at a level of its own, so that 95 % hold after any
 _UNTIL = re.compile(r"ttft_(p50|p90|p95|p99|p99_9)\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%")
+_SHOWN = ("p50", "p95", "p99")
 _EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)
 _NOTES = (
     "P99.9 needs 10,000 requests, and the draft requires it: of fewer it is a lower bound, and not compliant.",
@@ -139,11 +149,12 @@ def _percent(ratio: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """Requests of the windows of all steps [n], in the order of submission."""
+class _Requests:
+    """Requests of the windows of all steps [n], in the order of submission; NaN: not known."""
 
     ok: Bools
     ttft_ms: Floats
+    tpot_ms: Floats
     tokens: Floats
     blank: Bools
     submit_ns: Ints
@@ -153,20 +164,18 @@ class _Measured:
         return len(self.ok)
 
 
-def _measured(each: Finished, data: StepData) -> tuple[_Measured, Parts]:
-    log, window = data.requests, each.outcome.window
-    rows = np.argsort(log.submit_ns, kind="stable")
-    rows = rows[(submitted_within(log, window) if window else np.ones(len(log), np.bool_))[rows]]
+def _requests(data: StepData) -> tuple[_Requests, Parts]:
+    log, metrics = data.requests, request_metrics(data.requests)
     waiting = met_at_submission(log, data.endpoints)["requests_waiting"]
-    measured = _Measured(
+    return _Requests(
         ok=log.status == "ok",
-        ttft_ms=request_metrics(log).ttft_ms,
+        ttft_ms=metrics.ttft_ms,
+        tpot_ms=metrics.tpot_ms,
         tokens=input_tokens(log),
         blank=log.blank_before_first > 0,
         submit_ns=log.submit_ns,
         waiting=np.full(len(log), np.nan) if isinstance(waiting, Missing) else waiting,
-    )
-    return take(measured, rows), take(data.parts, rows)
+    ), data.parts
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -175,12 +184,12 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         missing = number(None, "ms", missing="no step at the stated load has a request with a TTFT")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
         return Findings(answer=("The TTFT is not known: no step at the stated load was completed.",), results=results)
-    tables, parts_of = zip(*(_measured(each, read(each)) for each in levels), strict=True)
-    measured, parts = concat(tables), concat(parts_of)
-    timed = measured.ok & np.isfinite(measured.ttft_ms)
-    ttft_ms = measured.ttft_ms[timed]
-    results = _results(ttft_ms, levels) | _part_results(take(parts, timed))
-    tail = tail_shares(take(parts, timed), measured.submit_ns[timed], measured.waiting[timed])
+    logs, parts_of = zip(*(_requests(measured(each, read)) for each in levels), strict=True)
+    requests, parts = concat(logs), concat(parts_of)
+    known = requests.ok & np.isfinite(requests.ttft_ms)
+    timed, parts = take(requests, known), take(parts, known)
+    results = _results(timed, levels) | _part_results(parts)
+    tail = tail_shares(parts, timed.submit_ns, timed.waiting)
     results |= _tail_results(tail)
     blamed = _blame(tail)
     return Findings(
@@ -189,17 +198,17 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         evidence=_evidence(blamed, levels[-1].run, results),
         tables=(
             _results_table(results),
-            _length_table(measured.tokens[timed], ttft_ms),
-            *_parts_tables(take(parts, timed), tail),
+            _length_table(timed),
+            *_parts_tables(parts, results),
         ),
-        plots=plot_cumulative("ttft-cdf", "TTFT Distribution", {"TTFT": ttft_ms}),
-        notes=(*_NOTES, *_deviations(levels, measured)),
+        plots=plot_cumulative("ttft-cdf", "TTFT Distribution", {"TTFT": timed.ttft_ms}),
+        notes=(*_NOTES, *_deviations(levels, requests)),
     )
 
 
-def _results(ttft_ms: Floats, levels: Sequence[Finished]) -> dict[str, Quantity]:
+def _results(timed: _Requests, levels: Sequence[Finished]) -> dict[str, Quantity]:
     level = _LOOK_LEVEL if len(levels) > 1 else 0.95
-    ascending = np.sort(ttft_ms)
+    ascending = np.sort(timed.ttft_ms)
     results = {
         f"ttft_{name}_ms": percentile(
             of_sorted(ascending, q, _tau(levels, name), level), name, len(ascending), level=level
@@ -207,11 +216,12 @@ def _results(ttft_ms: Floats, levels: Sequence[Finished]) -> dict[str, Quantity]
         for name, q in QUANTILES.items()
     }
     return results | {
-        "ttft_mean_ms": mean(ttft_ms),
+        "ttft_mean_ms": mean(timed.ttft_ms),
         "ttft_min_ms": number(float(ascending[0]), "ms", n=len(ascending)),
         "ttft_max_ms": number(float(ascending[-1]), "ms", n=len(ascending)),
         "ttft_requests": number(len(ascending), "requests"),
         "offered_requests_per_s": number(levels[0].step.level, "requests/s"),
+        **percentiles(timed.tpot_ms[np.isfinite(timed.tpot_ms)], "tpot_{}_ms", _SHOWN),
     }
 
 
@@ -219,8 +229,11 @@ def _part_results(parts: Parts) -> dict[str, Quantity]:
     results: dict[str, Quantity] = {}
     for part in TTFT_PARTS:
         values = 1e3 * part.of(parts)[parts.covered]
-        results |= percentiles(values[np.isfinite(values)], f"{part.name}_{{}}_ms", ("p50", "p95", "p99"))
-        results[f"{part.name}_mean_ms"] = mean(values[np.isfinite(values)])
+        values = values[np.isfinite(values)]
+        if len(values) or part.name in ("queue", "prefill"):
+            results |= percentiles(values, f"{part.name}_{{}}_ms", _SHOWN) | {f"{part.name}_mean_ms": mean(values)}
+            whole_s = float(parts.ttft_s[parts.covered].sum()) or np.nan
+            results[f"{part.name}_ratio"] = number(float(values.sum()) / 1e3 / whole_s, "ratio", n=len(values))
     return results
 
 
@@ -305,11 +318,11 @@ def _results_table(results: dict[str, Quantity]) -> Table:
     )
 
 
-def _length_table(tokens: Floats, ttft_ms: Floats) -> Table:
-    names = ("p50", "p95", "p99")
+def _length_table(timed: _Requests) -> Table:
+    names = _SHOWN
     rows: list[tuple[Cell, ...]] = []
     for low, high in itertools.pairwise(_EDGES):
-        inside = ttft_ms[(tokens >= low) & (tokens < high)]
+        inside = timed.ttft_ms[(timed.tokens >= low) & (timed.tokens < high)]
         if len(inside):
             quantities = percentiles(inside, "{}", names)
             ends = [cell for name in names for cell in quantities[name].ci95 or (None, None)]
@@ -334,34 +347,27 @@ def _length_table(tokens: Floats, ttft_ms: Floats) -> Table:
     )
 
 
-def _parts_tables(parts: Parts, tail: TailShares | Missing) -> tuple[Table, ...]:
+def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ...]:
     covered = parts.covered
-    if not covered.any():
-        return ()
-    whole_ms = float(1e3 * parts.ttft_s[covered].mean())
-    slowest = {} if isinstance(tail, Missing) else tail.tails["p99"].share
-    rows: list[tuple[Cell, ...]] = []
-    for part in TTFT_PARTS:
-        values = 1e3 * part.of(parts)[covered]
-        values = values[np.isfinite(values)]
-        if len(values):
-            quantities = percentiles(values, "{}", ("p50", "p95", "p99"))
-            label = network_label(parts, covered) if part.name == NETWORK else part.label
-            share = float(values.sum()) / (whole_ms * int(covered.sum()))
-            rows.append((label, float(values.mean()), *(each.value for each in quantities.values()), share,
-                         slowest.get(part.name)))  # fmt: skip
+    labels = {part.name: part.label for part in TTFT_PARTS} | {NETWORK: network_label(parts, covered)}
+    titles = {
+        "mean_ms": "Mean (ms)", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}, "ratio": "Share of TTFT",
+    }  # fmt: skip
+    rows = tuple(
+        (label, *cells(results, *(f"{name}_{key}" for key in titles), f"ttft_p99_{name}_ratio"))
+        for name, label in labels.items()
+        if covered.any() and f"{name}_ratio" in results
+    )
     columns = (
         Column(name="part", title="Part"),
-        Column(name="mean_ms", title="Mean (ms)"),
-        *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in ("p50", "p95", "p99")),
-        Column(name="ttft_ratio", title="Share of TTFT"),
+        *(Column(name=key, title=title) for key, title in titles.items()),
         Column(name="slowest_ratio", title="Share in the slowest 1 %"),
     )
     note = f"Of {int(covered.sum()):,} of {len(parts):,} requests; queue wait and prefill as the draft asks for them."
-    return (Table(name="ttft-parts", title="TTFT by Part", columns=columns, rows=tuple(rows), note=note),)
+    return (Table(name="ttft-parts", title="TTFT by Part", columns=columns, rows=rows, note=note),) if rows else ()
 
 
-def _deviations(levels: Sequence[Finished], measured: _Measured) -> list[str]:
+def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
     notes = []
     if len(levels) > 1:
         notes.append(
@@ -369,9 +375,9 @@ def _deviations(levels: Sequence[Finished], measured: _Measured) -> list[str]:
             f"first tenth. Each of at most {LOOKS} looks has a level of {100 * _LOOK_LEVEL:g} %, so that 95 % holds "
             "after any of them."
         )
-    if failed := int((~measured.ok).sum()):
-        notes.append(f"{failed:,} of {len(measured):,} requests did not end ok and have no TTFT here.")
-    if blank := int(measured.blank.sum()):
+    if failed := int((~requests.ok).sum()):
+        notes.append(f"{failed:,} of {len(requests):,} requests did not end ok and have no TTFT here.")
+    if blank := int(requests.blank.sum()):
         notes.append(
             f"{blank:,} replies began with blank content: TTFT is the time to the first token that is not blank."
         )
