@@ -16,7 +16,6 @@ from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
     Cell,
-    Column,
     Done,
     Evidence,
     Findings,
@@ -31,7 +30,7 @@ from methodology.study.model import (
 )
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import LABELS, mean, number, percentiles
+from methodology.study.quantities import LABELS, columns, mean, number, percentiles
 from rundir.columns import Bools, Floats, Ints, take
 from rundir.stats import Missing
 from scraper.engines import canonical, detect
@@ -162,7 +161,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         )
     name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
     results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
-    by_level = {level.title: level.gaps_ms for level in levels}
+    by_level = {level.title: level.gaps_ms[level.gaps_ms > 0] for level in levels}
     return Findings(
         answer=_answer(name, levels, results),
         results=results,
@@ -246,10 +245,7 @@ def _evidence(levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[E
 
 def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Table, ...]:
     title = _TITLES[name]
-    columns = (
-        Column(name="metric", title="Metric"),
-        *(Column(name=f"value{level.suffix}", title=level.title) for level in levels),
-    )
+    heads = columns({"metric": "Metric", **{f"value{level.suffix}": level.title for level in levels}})
 
     def rows(*named: tuple[str, str]) -> tuple[tuple[Cell, ...], ...]:
         return tuple((text, *(results[key + level.suffix].value for level in levels)) for text, key in named)
@@ -269,11 +265,11 @@ def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -
         kinds += [(f"{LABELS[each]} of steps with {kind} {'in them' if kind == 'prefill' else 'alone'} (ms)",
                    f"{name}_of_{kind}_steps_{each}_ms") for each in _SHAPE]  # fmt: skip
     return (
-        Table(name="itl-results", title=f"{title} Results", columns=columns, rows=rows(*primary)),
+        Table(name="itl-results", title=f"{title} Results", columns=heads, rows=rows(*primary)),
         _intervals(name, levels, results),
-        Table(name="itl-per-request", title="Per-Request Statistics", columns=columns, rows=rows(*by_request)),
+        Table(name="itl-per-request", title="Per-Request Statistics", columns=heads, rows=rows(*by_request)),
         _shape_table(levels),
-        Table(name="itl-by-step", title=f"{title} by What Ran in the Step", columns=columns, rows=rows(*kinds)),
+        Table(name="itl-by-step", title=f"{title} by What Ran in the Step", columns=heads, rows=rows(*kinds)),
     )
 
 
@@ -286,8 +282,7 @@ def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]
             rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *ends, quantity.tau))
     titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
               "ci95_high_ms": "to", "tau": "Gaps that say as much as one"}  # fmt: skip
-    columns = tuple(Column(name=key, title=text) for key, text in titles.items())
-    return Table(name="itl-intervals", title="95 % Intervals", columns=columns, rows=tuple(rows))
+    return Table(name="itl-intervals", title="95 % Intervals", columns=columns(titles), rows=tuple(rows))
 
 
 def _shape_table(levels: Sequence[_Level]) -> Table:
@@ -306,9 +301,12 @@ def _shape_table(levels: Sequence[_Level]) -> Table:
     titles = {"level": "Load Level", "modality": "Modality", "modes_ms": "Modes (ms)", "p": "p of one mode",
               "tail": "Tail", "shape": "Shape", "shape_low": "95 % from", "shape_high": "to"}  # fmt: skip
     reasons = {each.reason for level in levels for each in (level.modes, level.tail) if isinstance(each, Missing)}
-    columns = tuple(Column(name=key, title=text) for key, text in titles.items())
     return Table(
-        name="itl-shape", title="Distribution Shape", columns=columns, rows=tuple(rows), note="; ".join(sorted(reasons))
+        name="itl-shape",
+        title="Distribution Shape",
+        columns=columns(titles),
+        rows=tuple(rows),
+        note="; ".join(sorted(reasons)),
     )
 
 

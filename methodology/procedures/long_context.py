@@ -13,7 +13,6 @@ from methodology.measures.scaling import AtLength, Model, exponent, models
 from methodology.study.model import (
     Asked,
     Cell,
-    Column,
     Done,
     Evidence,
     Findings,
@@ -29,7 +28,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import cells, mean, number, percentiles
+from methodology.study.quantities import cells, columns, mean, number, percentiles
 from rundir.columns import Floats
 from rundir.stats import Missing
 
@@ -194,27 +193,23 @@ def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: li
 def _table(
     asked: Asked, lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing
 ) -> Table:
-    columns = {
+    shown = {
         "ttft_mean_ms": "TTFT Mean (ms)", "ttft_p50_ms": "TTFT P50 (ms)", "ttft_p95_ms": "TTFT P95 (ms)",
         "ttft_ms_per_1k_tokens": "ms/1K tokens", "prefill_mean_ms": "Prefill Mean (ms)",
         "output_tokens_per_s": f"Output tokens/s at concurrency {asked.parameters.concurrency or CONCURRENCY}",
         "input_tokens_per_s": "Input tokens/s",
     }  # fmt: skip
+    titles = {"context_tokens": "Context (tokens)", "requests": "Requests", **shown}
+    titles |= {"ttft_mean_low_ms": "Mean 95 % from", "ttft_mean_high_ms": "to"}
     rows: list[tuple[Cell, ...]] = []
     for length in lengths:
         ends = results[f"ttft_mean_ms_{length.target}"].ci95 or (None, None)
-        of_length = cells(results, *(f"{name}_{length.target}" for name in columns))
+        of_length = cells(results, *(f"{name}_{length.target}" for name in shown))
         rows.append((length.target, int(np.isfinite(length.ttft_ms).sum()), *of_length, *ends))
     return Table(
         name="long-context",
         title="Long Context Scaling",
-        columns=(
-            Column(name="context_tokens", title="Context (tokens)", digits=None),
-            Column(name="requests", title="Requests", digits=None),
-            *(Column(name=name, title=title) for name, title in columns.items()),
-            Column(name="ttft_mean_low_ms", title="Mean 95 % from"),
-            Column(name="ttft_mean_high_ms", title="to"),
-        ),
+        columns=columns(titles, exact=["context_tokens", "requests"]),
         rows=tuple(rows),
         note=fitted.reason if isinstance(fitted, Missing) else f"Best fit: {fitted[0].words}",
     )
@@ -229,7 +224,7 @@ def _model_table(fitted: list[Model] | Missing) -> tuple[Table, ...]:
         Table(
             name="scaling-models",
             title="Scaling Models",
-            columns=tuple(Column(name=name, title=text, digits=4) for name, text in titles.items()),
+            columns=columns(titles),
             rows=tuple((model.name, model.formula, model.r2, model.aicc - least) for model in fitted),
             note="The best is the simplest within 4 of the lowest AICc.",
         ),

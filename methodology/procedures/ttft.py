@@ -19,7 +19,6 @@ from methodology.search import Capacity, capacity
 from methodology.study.model import (
     Asked,
     Cell,
-    Column,
     Done,
     Evidence,
     Findings,
@@ -38,6 +37,7 @@ from methodology.study.quantities import (
     LABELS,
     METRIC_COLUMNS,
     cells,
+    columns,
     mean,
     metric_row,
     number,
@@ -79,6 +79,8 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if levels and until is None:
         return Done(reason="all requests were sent")
     if levels and until is not None:
+        if not levels[-1].outcome.ttft_counts:
+            return Done(reason=f"{levels[-1].step.label} has no request with a TTFT", complete=False)
         width = _width(_pooled(levels, until[0]))
         if width is not None and width <= until[1]:
             return Done(reason=f"{LABELS[until[0]]} is known within {_percent(width)}, by look {len(levels)}")
@@ -188,7 +190,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     requests, parts = concat(logs), concat(parts_of)
     known = requests.ok & np.isfinite(requests.ttft_ms)
     timed, parts = take(requests, known), take(parts, known)
-    results = _results(timed, levels) | _part_results(parts)
+    results = _results(timed, levels, _LOOK_LEVEL if asked.parameters.until else 0.95) | _part_results(parts)
     tail = tail_shares(parts, timed.submit_ns, timed.waiting)
     results |= _tail_results(tail)
     blamed = _blame(tail)
@@ -206,8 +208,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _results(timed: _Requests, levels: Sequence[Finished]) -> dict[str, Quantity]:
-    level = _LOOK_LEVEL if len(levels) > 1 else 0.95
+def _results(timed: _Requests, levels: Sequence[Finished], level: float) -> dict[str, Quantity]:
     ascending = np.sort(timed.ttft_ms)
     results = {
         f"ttft_{name}_ms": percentile(
@@ -280,6 +281,15 @@ def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quant
     return f"{said}."
 
 
+_WHERE = {
+    "network": "outside the engine",
+    "gateway": "in gateways",
+    "queue": "in the queue",
+    "prefill": "in prefill",
+    "other": "in other parts of the engine",
+}
+
+
 def _blame(tail: TailShares | Missing) -> str:
     if isinstance(tail, Missing):
         return f"What makes slow requests slow is not known: {tail.reason}."
@@ -287,7 +297,7 @@ def _blame(tail: TailShares | Missing) -> str:
     if not shares:
         return "What makes the slowest 1 % slow is not known: none of them has a breakdown."
     largest = max(shares, key=lambda name: shares[name])
-    said = f"The slowest 1 % spent {_percent(shares[largest])} of their TTFT in the part {largest}"
+    said = f"The slowest 1 % spent {_percent(shares[largest])} of their TTFT {_WHERE[largest]}"
     if tail.threshold.waiting is not None:
         count = tail.threshold.waiting
         waiting = "1 request is waiting" if count == 1 else f"{count:g} requests are waiting"
@@ -328,20 +338,14 @@ def _length_table(timed: _Requests) -> Table:
             ends = [cell for name in names for cell in quantities[name].ci95 or (None, None)]
             label = f"{low:g}-{high:g}" if np.isfinite(high) else f"{low:g}+"
             rows.append((label, len(inside), *(quantities[name].value for name in names), *ends))
-    columns = [Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in names]
+    titles = {"input_tokens": "Input Tokens", "requests": "Requests"}
+    titles |= {f"{name}_ms": f"{LABELS[name]} (ms)" for name in names}
     for name in names:
-        columns += [
-            Column(name=f"{name}_low_ms", title=f"{LABELS[name]} from"),
-            Column(name=f"{name}_high_ms", title="to"),
-        ]
+        titles |= {f"{name}_low_ms": f"{LABELS[name]} from", f"{name}_high_ms": "to"}
     return Table(
         name="ttft-by-length",
         title="TTFT by Input Length",
-        columns=(
-            Column(name="input_tokens", title="Input Tokens"),
-            Column(name="requests", title="Requests", digits=None),
-            *columns,
-        ),
+        columns=columns(titles, exact=["requests"]),
         rows=tuple(rows),
         note="A percentile with fewer than ten requests beyond it is left out.",
     )
@@ -350,21 +354,16 @@ def _length_table(timed: _Requests) -> Table:
 def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ...]:
     covered = parts.covered
     labels = {part.name: part.label for part in TTFT_PARTS} | {NETWORK: network_label(parts, covered)}
-    titles = {
-        "mean_ms": "Mean (ms)", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}, "ratio": "Share of TTFT",
-    }  # fmt: skip
+    titles = {"mean_ms": "Mean (ms)", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}}
+    titles["ratio"] = "Share of TTFT"
     rows = tuple(
         (label, *cells(results, *(f"{name}_{key}" for key in titles), f"ttft_p99_{name}_ratio"))
         for name, label in labels.items()
         if covered.any() and f"{name}_ratio" in results
     )
-    columns = (
-        Column(name="part", title="Part"),
-        *(Column(name=key, title=title) for key, title in titles.items()),
-        Column(name="slowest_ratio", title="Share in the slowest 1 %"),
-    )
+    heads = columns({"part": "Part", **titles, "slowest_ratio": "Share in the slowest 1 %"})
     note = f"Of {int(covered.sum()):,} of {len(parts):,} requests; queue wait and prefill as the draft asks for them."
-    return (Table(name="ttft-parts", title="TTFT by Part", columns=columns, rows=rows, note=note),) if rows else ()
+    return (Table(name="ttft-parts", title="TTFT by Part", columns=heads, rows=rows, note=note),) if rows else ()
 
 
 def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -22,7 +22,7 @@ def percentile(
 ) -> Quantity:
     """Return a percentile of n values; of too few only the end of its interval that they know."""
     beyond = n * min(QUANTILES[name], 1 - QUANTILES[name])
-    missing = "" if n else "no request has it"
+    missing = "" if n else "there is no value"
     if n and round(beyond, 6) < least:
         needed = math.ceil(round(least / (beyond / n), 6))
         missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
@@ -51,7 +51,7 @@ def percentiles(
 def mean(values: Floats, *, unit: str = "ms") -> Quantity:
     """Return the mean of finite values [n] in order."""
     if not len(values):
-        return Quantity(value=None, unit=unit, n=0, missing="no request has it")
+        return Quantity(value=None, unit=unit, n=0, missing="there is no value")
     middle, low, high = intervals.mean(values)
     return Quantity(value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values")
 
@@ -63,14 +63,13 @@ def number(value: float | None, unit: str, *, n: int | None = None, missing: str
     return Quantity(value=float(value), unit=unit, n=n, method=method)
 
 
+def columns(titles: Mapping[str, str], *, exact: Collection[str] = ()) -> tuple[Column, ...]:
+    """Return columns by name and heading; those that are `exact` are shown as they are."""
+    return tuple(Column(name=name, title=title, digits=None if name in exact else 3) for name, title in titles.items())
+
+
 #: Of a table with a result a row.
-METRIC_COLUMNS = (
-    Column(name="metric", title="Metric"),
-    Column(name="value", title="Value"),
-    Column(name="unit", title=""),
-    Column(name="ci95_low", title="95 % from"),
-    Column(name="ci95_high", title="to"),
-)
+METRIC_COLUMNS = columns({"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"})
 
 
 def metric_row(title: str, quantity: Quantity) -> tuple[Cell, ...]:

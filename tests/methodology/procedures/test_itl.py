@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from virtual_study import play, run_step
 
 from loadgen.requests.metrics import request_metrics
+from loadgen.requests.table import RequestLog
 from methodology.measures.gaps import with_prefill
 from methodology.procedures.itl import ITL
 from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Step
+from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SimulatorSettings
 from simulator.virtual import VirtualServer
@@ -77,6 +80,27 @@ def test_gaps_with_a_prefill_are_those_that_the_engine_had():
     nearest = np.abs(ended_ns[None, :] - (metrics.itl_end_ns[:, None] - 1_500_000)).argmin(axis=1)
     assert np.mean(seen == prefilled[nearest]) >= 0.99
     assert 0.02 < seen.mean() < 0.3
+
+
+def in_pairs(log: RequestLog) -> RequestLog:
+    """The same requests with two tokens in each chunk."""
+    place = np.arange(len(log.chunk_ns)) - np.repeat(log.chunk_start[:-1], np.diff(log.chunk_start))
+    even = place % 2 == 0
+    starts = np.concatenate([[0], np.cumsum((np.diff(log.chunk_start) + 1) // 2)])
+    return replace(log, chunk_ns=log.chunk_ns[even], chunk_chars=log.chunk_chars[even], chunk_start=starts)
+
+
+def test_chunks_of_several_tokens_have_time_between_chunks():
+    """Which is not called an inter-token latency, and the method is stated."""
+    step = Step(kind="level", label="x", load="open", level=3, share=0.5, duration=20.0, seed=2)
+    data = run_step(step, VirtualServer(SimulatorSettings(), network_s=0.003))
+    data = replace(data, requests=in_pairs(data.requests))
+    finished = [Finished(number=1, run="steps/1", step=step, outcome=outcome(step, data))]
+    findings = ITL.findings(asked(levels=(0.5,)), finished, lambda _: data)
+    assert findings.results["time_between_chunks_p50_ms_50"].value == pytest.approx(19, rel=0.3)
+    assert not [name for name in findings.results if name.startswith("itl_")]
+    assert "Time Between Chunks Results" in [table.title for table in findings.tables]
+    assert any(note.startswith("Measurement method: the time between chunks") for note in findings.notes)
 
 
 def test_short_replies_are_counted_and_left_out():

@@ -9,7 +9,7 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.ttft import TTFT, parse_until, with_ramp
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Step
+from methodology.study.model import Asked, Done, Findings, Finished, Outcome, Parameters, Step
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings
 
@@ -71,7 +71,7 @@ def test_slow_requests_are_those_that_queued():
     findings = played(load=0.9)[1]
     assert findings.results["ttft_p99_queue_ratio"].value > 0.7
     assert findings.results["ttft_queue_from_waiting"].value <= 4
-    assert "part queue" in findings.answer[2]
+    assert "in the queue" in findings.answer[2]
 
 
 def test_a_study_goes_on_until_the_interval_is_narrow():
@@ -104,6 +104,18 @@ def test_a_width_that_cannot_be_reached_ends_after_five_looks():
     ended = decide(TTFT, wanted, finished)
     assert isinstance(ended, Done)
     assert ended.reason.startswith("after 5 looks")
+
+
+def test_a_server_that_fails_every_request_ends_the_looks():
+    """There is nothing to look at, and the reason says so."""
+    wanted = asked(capacity=5.9, until="ttft_p99±10%")
+    step = decide(TTFT, wanted, [])
+    assert isinstance(step, Step)
+    failed = Finished(number=1, run="steps/1", step=step, outcome=Outcome(status="complete", sent=300))
+    ended = decide(TTFT, wanted, [failed])
+    assert isinstance(ended, Done)
+    assert not ended.complete
+    assert TTFT.findings(wanted, [failed], lambda _: pytest.fail("it has no tables")).results["ttft_p99_ms"].missing
 
 
 @pytest.mark.parametrize("text", ["ttft_p99", "tpot_p99±10%", "ttft_p99±0%", "ttft_p98±10%", "ttft_p99±1000%", ""])
