@@ -61,7 +61,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return _level(asked, levels, min(first, most))
     if _is_short(asked, levels[-1]):
         return _level(asked, levels, round(levels[-1].step.level))
-    passed, failed = _bracket(asked, levels)
+    passed, failed = bracket(asked, levels)
     if passed is None:
         return Done(reason=f"not even {first} requests in flight, the lowest level, meet the criteria")
     low = round(passed.step.level)
@@ -124,7 +124,7 @@ def _failures(asked: Asked, outcome: Outcome) -> list[str]:
     return failures
 
 
-def _bracket(asked: Asked, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
+def bracket(asked: Asked, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
     """Return the highest level that passed below all that failed, and the lowest that failed; the last run counts."""
     latest = {each.step.level: each for each in levels}
     failed = min((each for each in latest.values() if not _passes(asked, each.outcome)), key=_level_of, default=None)
@@ -197,7 +197,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
             answer=("The capacity is not known: no level was completed.",), results={"max_concurrency": missing}
         )
     held = {each.number: _held(each, read(each)) for each in levels}
-    passed, failed = _bracket(asked, levels)
+    passed, failed = bracket(asked, levels)
     results = _results(passed, held)
     return Findings(
         answer=tuple(_answer(asked, levels, passed, failed)),

@@ -12,6 +12,7 @@ from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
 from methodology import search
 from methodology.measures.paired import BOUNDS, absent, grid, of_quantile
+from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.model import (
     Asked,
     Done,
@@ -34,17 +35,17 @@ from rundir.columns import Floats
 from scraper.exposition import histograms
 from scraper.series.resets import restarts_of, rising, rising_histogram
 
-LEVEL = "level"
+LEVEL, SEARCHED = "level", "capacity"
 HISTOGRAM = "request_num_preemptions"
 FULL = 0.95  # KV cache usage from which on memory is short
 EXACT_UP_TO = 5  # preemptions of a request, which have buckets of their own
 # SGLang's counters of prefill: all that was computed, and what of it was for the first time.
 RECOMPUTED = (("realtime_tokens_total", "prefill_compute"), ("prefill_effective_tokens_total", "input"))
-OUT_OF_MEMORY = ("out of memory", "out-of-memory", "outofmemory", "oom")
 NOTES = (
     (
-        "The draft takes the capacity of another test's workload; it was measured again with this one, and what bound "
-        "it is stated: where seats did, more requests in flight only queue, and memory is not under pressure."
+        "The draft takes the capacity of another test's workload. It was measured again with this one: as many "
+        "requests as the full engine ran at once, unless objectives or a number were given. Where its seats bound "
+        "that, more requests in flight only queue, and memory is not under pressure."
     ),
     "Memory pressure can make a system fail: the test is for systems that serve nobody else.",
 )
@@ -79,15 +80,26 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
-    """Return how many requests in flight are 100 %: as stated, else as many as the saturated engine ran at once."""
+    """Return how many requests in flight are 100 %, or the step that will tell.
+
+    What was stated; with objectives what the capacity test finds by them; else as many as the full engine ran at once.
+    """
     if asked.parameters.concurrency:
         return asked.parameters.concurrency
-    saturated = [each for each in finished if each.step.kind == search.SATURATE]
-    limit = search.capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), finished)
+    if asked.parameters.slo:
+        searched = [
+            replace(each, step=replace(each.step, kind=LEVEL)) for each in finished if each.step.kind == SEARCHED
+        ]
+        decided = CAPACITY.next_step(asked, searched)
+        passed = bracket(asked, searched)[0] if searched and isinstance(decided, Done) else None
+        if passed is not None:
+            return round(passed.step.level)
+        return replace(decided, kind=SEARCHED) if isinstance(decided, Step) else replace(decided, complete=False)
+    limit = search.saturated(asked, finished)
     if isinstance(limit, Step | Done):
         return limit
-    running = saturated[-1].outcome.running_max
-    return round(running) if running else int(saturated[-1].step.level)
+    best = search.fullest(finished)
+    return round(best.outcome.running_max or best.step.level) if best else round(limit.step.level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +164,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     results: dict[str, Quantity] = {}
     for each in levels:
         results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}
-    pressure = _pressure(levels, results)
+    pressure = _pressure(levels)
     return Findings(
         answer=_answer(levels, results, pressure),
         results=results,
@@ -179,16 +191,14 @@ def _percents(each: Finished) -> str:
 
 
 def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
-    requests, sent, usage = data.requests, each.outcome.sent, each.outcome.kv_cache_max
-    errors = [error.lower() for error in requests.error.tolist()]
-    memory = sum(any(text in error for text in OUT_OF_MEMORY) for error in errors)
+    sent, usage = each.outcome.sent, each.outcome.kv_cache_max
     ttft = each.outcome.percentiles.get("ttft_ms", {}).get("p99")
     results = {
         "completion_ratio": _ratio(each.outcome.ok, sent),
         "failure_ratio": _ratio(sent - each.outcome.ok, sent),
         "in_flight": Quantity(value=each.step.level, unit="requests"),
         "kv_cache_max": Quantity(value=usage, unit="ratio", missing=NO_PAGE if usage is None else ""),
-        "out_of_memory": Quantity(value=float(memory), unit="requests", n=sent),
+        "out_of_memory": Quantity(value=float(each.outcome.out_of_memory), unit="requests", n=sent),
         "ttft_p99_ms": of_quantile(ttft, "ms", each.outcome.ok) if ttft else absent("ms", "no request gave a token"),
     }
     times = preempted(data, each.outcome.preemptions)
@@ -259,13 +269,13 @@ def _bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") 
     return Quantity(value=None, unit=unit, ci95=(low, high), n=n, method=BOUNDS, missing=reason)
 
 
-def _pressure(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> str:
+def _pressure(levels: Sequence[Finished]) -> str:
     """Say whether memory was short at the highest level, or only seats."""
     if not levels:
         return "no level has been measured"
-    out_of_memory = [each for each in levels if results[f"out_of_memory_{_percents(each)}"].value]
+    out_of_memory = [each for each in levels if each.outcome.out_of_memory]
     if out_of_memory:
-        count = sum(results[f"out_of_memory_{_percents(each)}"].value or 0 for each in out_of_memory)
+        count = sum(each.outcome.out_of_memory for each in out_of_memory)
         return f"memory ran out from {_percents(out_of_memory[0])} % on: {count:,.0f} requests failed for want of it"
     outcome = levels[-1].outcome
     usage = max((each.outcome.kv_cache_max or 0.0 for each in levels), default=0.0)
@@ -362,4 +372,5 @@ MEMORY_PRESSURE = Procedure(
     },
     next_step=next_step,
     findings=findings,
+    optional=("concurrency", "slo", "min", "max", "per_slot", "completion"),
 )

@@ -87,3 +87,14 @@ def test_more_preemptions_than_buckets_leave_bounds() -> None:
     counts = np.array([0, 0, 1, 1, 2, 7, 30])
     low, high = several(BOUNDS, np.histogram(counts, [-1, *(BOUNDS[:-1] + 0.5), 1e9])[0], counts.sum())
     assert low <= 5 <= high
+
+
+def test_the_capacity_is_what_the_full_engine_ran_or_what_meets_objectives() -> None:
+    """Without a number the engine's seats are 100 %; with objectives the capacity test is played first."""
+    engine = EngineSettings(max_num_seqs=6)
+    studied = study(MEMORY_PRESSURE, asked(concurrency=None, levels=(1.0,), duration=5.0), engine)
+    assert [(each.step.kind, each.step.level) for each in studied.finished] == [("saturate", 64), ("level", 6)]
+    searched = asked(concurrency=None, levels=(1.5,), duration=3.0, slo="ttft_p99<400ms", min=4, max=16, per_slot=2)
+    studied = study(MEMORY_PRESSURE, searched, engine)
+    assert studied.kinds[:-1] == ["capacity"] * (len(studied.kinds) - 1)
+    assert 1.5 * 4 <= studied.finished[-1].step.level <= 1.5 * 8
