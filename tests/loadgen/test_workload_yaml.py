@@ -266,3 +266,19 @@ def test_no_text_of_lengths_breaks_anything(text: str):
     """It is read, or refused."""
     with contextlib.suppress(WorkloadError):
         parse_lengths(text)
+
+
+def test_a_truncated_distribution_is_drawn_again_outside_its_bounds():
+    """Its bounds gather nothing, and bounds that hold next to nothing of it are refused."""
+    given = {"mu": 5.5, "sigma": 1.0, "min": 1024, "max": 4096}
+    bounds = custom.Bounds(least=1)
+    drawn, clipped = (
+        custom.read_distribution({"log-normal": given | {"truncated": truncated}}, "input", bounds)
+        for truncated in (True, False)
+    )
+    lengths = distributions.whole(drawn, np.random.default_rng(1), 2000)
+    assert 1024 <= lengths.min() < lengths.max() <= 4096
+    assert (lengths == 1024).mean() < 0.01
+    assert (distributions.whole(clipped, np.random.default_rng(1), 2000) == 1024).mean() > 0.9
+    with pytest.raises(WorkloadError, match=r"input\.log-normal\.truncated: only 0 % .* widen"):
+        custom.read_distribution({"log-normal": given | {"mu": 0.0, "sigma": 0.1, "truncated": True}}, "input", bounds)

@@ -183,3 +183,17 @@ async def test_shared_pieces_are_fitted_once(server: tokenizers.ServerTokenizer)
     server.encode = counting  # type: ignore[method-assign]
     await planned([request(300 + n, prefix=PREFIX) for n in range(30)], server)
     assert asked.count(tokenizers.reference().text(PREFIX.token_ids)) == 1
+
+
+async def test_each_request_has_fields_and_a_number_of_its_own():
+    """What a class adds to its bodies stands above what all requests have; {request} is the request's number."""
+    extra = {"cache_salt": "a-{request}", "user": "all", "top_k": 3}
+    order = fitter.PlanOrder(phase="measure", first_index=7)
+    target = Target(model="m", extra=extra)
+    wanted = [request(10), request(10, body={"user": "class", "priority": 1}), *(request(10) for _ in range(20))]
+    plan = fitter.plan(wanted, target=target, tokenizer=tokenizers.reference(), order=order)
+    bodies = [json.loads(each.request.body) async for each in plan]
+    assert [body["cache_salt"] for body in bodies] == [f"a-{number}" for number in range(7, 29)]
+    assert [body["user"] for body in bodies[:3]] == ["all", "class", "all"]
+    assert [body.get("priority") for body in bodies[:3]] == [None, 1, None]
+    assert bodies[0]["top_k"] == 3
