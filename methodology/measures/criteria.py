@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from methodology.study.model import Finished, Quantity
-from methodology.study.quantities import number
+from methodology.study.quantities import latency, number
 
 LEAST_COMPLETED = 0.9
 TIMES_P50 = 10.0
@@ -44,7 +44,7 @@ def completed_ratio(each: Finished) -> float | None:
 
 def ttft_ms(each: Finished, name: str) -> float | None:
     """Return a percentile of the TTFT."""
-    interval = each.outcome.percentiles.get("ttft_ms", {}).get(name)
+    interval = latency(each.outcome, "ttft", name)
     return interval.estimate if interval else None
 
 

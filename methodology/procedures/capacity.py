@@ -32,7 +32,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import number
+from methodology.study.quantities import latency, latency_line, number
 
 LEVEL = "level"
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
@@ -320,7 +320,7 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> 
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(levels, key=_level_of):
         came, of = each.outcome, held[each.number]
-        tpot = came.percentiles.get("tpot_ms", {}).get("p99")
+        tpot = latency(came, "tpot", "p99")
         low, high = _wilson(came)
         rows.append((each.step.level, came.ok / came.sent if came.sent else None, criteria.ttft_ms(each, "p99"),
                      tpot.estimate if tpot else None, came.sent - came.ok,
@@ -347,20 +347,13 @@ def _plots(levels: Sequence[Finished]) -> Iterator[Plot]:
         y_title="Requests in flight",
         lines=(Line(name="level", x=steps, y=tuple(each.step.level for each in levels)),),
     )
-    intervals = [each.outcome.percentiles.get("ttft_ms", {}).get("p99") for each in ordered]
     yield Plot(
         name="ttft-concurrency",
         title="TTFT P99 over requests in flight",
         kind="line",
         x_title="Requests in flight",
         y_title="TTFT P99 (ms)",
-        lines=(
-            Line(
-                name="TTFT P99",
-                x=tuple(each.step.level for each in ordered),
-                y=tuple(each.estimate if each else None for each in intervals),
-            ),
-        ),
+        lines=(latency_line(ordered, [each.step.level for each in ordered], "ttft", "p99"),),
         log_y=True,
     )
 

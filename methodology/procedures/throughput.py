@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from methodology.measures import criteria
 from methodology.search import (
@@ -36,7 +35,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import counting
-from methodology.study.quantities import LABELS, METRIC_COLUMNS, metric_row, number, percentile
+from methodology.study.quantities import LABELS, METRIC_COLUMNS, latency, latency_line, metric_row, number, percentile
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
@@ -76,7 +75,8 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     steps = counting(finished)
     limit = measured_capacity(steps)
     if limit is None:
-        reason = "no closed loop completed a request"
+        void = next((each.outcome.void for each in reversed(finished) if each.outcome.void), "")
+        reason = f"no step counts, since {void}" if void else "no closed loop completed a request"
         names = ("max_output_tokens_per_s", "max_requests_per_s", "limit_requests_per_s")
         missing = {name: number(None, _unit(name), missing=reason) for name in names}
         return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
@@ -174,9 +174,9 @@ def _limit(limit: Capacity, value: float | None, ci95: tuple[float, float] | Non
 
 
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
-    interval = outcome.percentiles.get(f"{metric}_ms", {}).get(name)
+    interval = latency(outcome, metric, name)
     if interval is None:
-        return number(None, "ms", missing="no request has it")
+        return Quantity(value=None, unit="ms", ci95=(None, None), missing="no request has it")
     return percentile(
         interval, name, round((outcome.realised_per_s or 0) * (outcome.window.duration_s if outcome.window else 0))
     )
@@ -292,23 +292,20 @@ def _latency_table(study: _Study) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for metric, title in METRICS.items():
         quantities = [_latency(study.best.outcome, metric, name) for name in NAMES]
-        ends = [end for each in quantities for end in each.ci95 or (None, None)]
-        rows.append((title, *(each.value for each in quantities), *ends))
-    between = [
-        Column(name=f"{name}_{end}_ms", title=f"{LABELS[name]} from" if end == "low" else "to")
-        for name in NAMES
-        for end in ("low", "high")
-    ]
+        rows.append(
+            (title, *(each.value for each in quantities), *(end for each in quantities for end in each.ci95 or ()))
+        )
+    names = ((name, end) for name in NAMES for end in ("low", "high"))
     return Table(
         name="latency-at-maximum-throughput",
         title="Latency at Maximum Throughput",
         columns=(
             Column(name="metric", title="Metric"),
             *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in NAMES),
-            *between,
+            *(Column(name=f"{name}_{end}_ms", title=f"{LABELS[name]} {end}") for name, end in names),
         ),
         rows=tuple(rows),
-        note=f"Of step {study.best.number}, {study.best.step.label}.",
+        note=f"Of step {study.best.number}, {study.best.step.label}; low and high: ends of 95 % intervals.",
     )
 
 
@@ -347,50 +344,33 @@ def _search_table(study: _Study) -> Table:
 
 def _path(study: _Study) -> Plot:
     """Return the search: what each step served or realised, by number, marked by what came of it."""
-    groups: dict[str, list[tuple[float, float]]] = {}
+    groups: dict[str, dict[float, float]] = {}
     for each in study.steps:
         if each.step.kind == SATURATE:
-            groups.setdefault("closed loop, completed", []).append((each.number, each.outcome.completed_per_s or 0.0))
+            groups.setdefault("closed loop, completed", {})[each.number] = each.outcome.completed_per_s or 0.0
         elif each.outcome.stability and each.outcome.stability.verdict:
             name = f"open loop, {each.outcome.stability.verdict}"
-            groups.setdefault(name, []).append((each.number, load_of(each, study.limit)))
-    lines = [Line(name=name, x=_column(points, 0), y=_column(points, 1)) for name, points in groups.items()]
+            groups.setdefault(name, {})[each.number] = load_of(each, study.limit)
     return Plot(
         name="search-path",
         title="Search path",
         kind="marks",
         x_title="Step",
         y_title="requests/s",
-        lines=tuple(lines),
+        lines=tuple(Line(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items()),
     )
-
-
-def _column(points: Sequence[tuple[Any, ...]], at: int) -> tuple[Any, ...]:
-    return tuple(point[at] for point in points)
 
 
 def _latency_plot(study: _Study) -> Plot:
     levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
-    lines = []
-    for name in NAMES:
-        quantities = [_latency(each.outcome, "ttft", name) for each in levels]
-        ends = [each.ci95 or (None, None) for each in quantities]
-        lines.append(
-            Line(
-                name=f"TTFT {LABELS[name]}",
-                x=tuple(load_of(each, study.limit) for each in levels),
-                y=tuple(each.value for each in quantities),
-                low=_column(ends, 0),
-                high=_column(ends, 1),
-            )
-        )
+    loads = [load_of(each, study.limit) for each in levels]
     return Plot(
         name="throughput-latency",
         title="TTFT over load",
         kind="line",
         x_title="Load (requests/s)",
         y_title="TTFT (ms)",
-        lines=tuple(lines),
+        lines=tuple(latency_line(levels, loads, "ttft", name) for name in NAMES),
         log_y=True,
     )
 

@@ -33,7 +33,7 @@ from methodology.study.model import (
 )
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import LABELS, number
+from methodology.study.quantities import LABELS, latency, latency_line, number
 from rundir.columns import take
 
 LEVEL = "level"
@@ -94,7 +94,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     stated = Capacity(per_s=asked.parameters.capacity) if asked.parameters.capacity else None
     limit = stated or measured_capacity(steps)
     if not levels or limit is None:
-        reason = "no level was completed"
+        reason = "no level counts"
         missing = {f"{name}_requests_per_s": number(None, "requests/s", missing=reason) for name in _DERIVED}
         return Findings(answer=(f"There is no curve: {reason}.",), results=missing)
     study = _Study(asked=asked, levels=levels, limit=limit, loads=tuple(load_of(each, limit) for each in levels))
@@ -239,11 +239,6 @@ def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]
             yield Evidence(claim=title, quantity="offered_per_s", run=run, value=value)
 
 
-def _estimate(each: Finished, metric: str, name: str) -> float | None:
-    interval = each.outcome.percentiles.get(f"{metric}_ms", {}).get(name)
-    return interval.estimate if interval else None
-
-
 def _table(study: _Study) -> Table:
     times = [(metric, name) for metric in METRICS for name in NAMES]
     p50_ms = criteria.lowest_p50_ms(study.levels)
@@ -270,7 +265,7 @@ def _table(study: _Study) -> Table:
             came.slo.met if came.slo else None,
         )
         rows.append((each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s,
-                     *(_estimate(each, *time) for time in times), *judged))  # fmt: skip
+                     *(getattr(latency(came, *time), "estimate", None) for time in times), *judged))  # fmt: skip
     return Table(
         name="throughput-latency",
         title="Throughput-Latency Table",
@@ -302,7 +297,7 @@ def _derived_table(results: dict[str, Quantity]) -> Table:
 def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
     served = tuple(each.outcome.output_tokens_per_s or 0.0 for each in study.levels)
     for metric, title in METRICS.items():
-        lines = [_line(study, served, metric, name) for name in NAMES]
+        lines = [latency_line(study.levels, served, metric, name) for name in NAMES]
         yield Plot(
             name="throughput-latency" if metric == "ttft" else f"throughput-{metric}",
             title=f"{title} over throughput",
@@ -313,17 +308,6 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
             log_y=True,
         )
     yield from _server_plots(study, read)
-
-
-def _line(study: _Study, x: tuple[float, ...], metric: str, name: str) -> Line:
-    intervals = [each.outcome.percentiles.get(f"{metric}_ms", {}).get(name) for each in study.levels]
-    return Line(
-        name=LABELS[name],
-        x=x,
-        y=tuple(each.estimate if each else None for each in intervals),
-        low=tuple(each.low if each else None for each in intervals),
-        high=tuple(each.high if each else None for each in intervals),
-    )
 
 
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:

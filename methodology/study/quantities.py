@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.model import Cell, Column, Quantity
+from methodology.study.model import Cell, Column, Finished, Line, Outcome, Quantity
 from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
 
@@ -54,6 +54,23 @@ def mean(values: Floats, *, unit: str = "ms") -> Quantity:
         return Quantity(value=None, unit=unit, n=0, missing="there is no value")
     middle, low, high = intervals.mean(values)
     return Quantity(value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values")
+
+
+def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval | None:
+    """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; None where unknown."""
+    return outcome.percentiles.get(f"{metric}_ms", {}).get(name)
+
+
+def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> Line:
+    """Return a percentile of several steps, with its intervals, over x."""
+    known = [latency(each.outcome, metric, name) for each in steps]
+    return Line(
+        name=LABELS[name],
+        x=tuple(x),
+        y=tuple(each.estimate if each else None for each in known),
+        low=tuple(each.low if each else None for each in known),
+        high=tuple(each.high if each else None for each in known),
+    )
 
 
 def number(value: float | None, unit: str, *, n: int | None = None, missing: str = "", method: str = "") -> Quantity:

@@ -1,0 +1,172 @@
+"""The search for the maximum throughput, against servers that are a function of the level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from loadgen.requests.slo import ObjectiveResult, SloResult
+from methodology.search import Capacity, bracket, capacity, crossing_of, measured_capacity, next_step
+from methodology.stability import Stability, Verdict
+from methodology.steady import SteadyWindow
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
+
+LIMIT = 10.0
+WINDOW = SteadyWindow(start_ns=0, end_ns=54 * 10**9, left_out=0.1, enough=True)
+Server = Callable[[Step], dict[str, Any]]
+
+
+def asked(**parameters: Any) -> Asked:
+    return Asked(test="throughput", scale="letter", parameters=Parameters(**{"duration": 60.0, **parameters}), seed=1)
+
+
+def closed(step: Step, places: float = 32) -> dict[str, Any]:
+    """What a closed loop gives of a server with so many places."""
+    share = min(1.0, step.level / places)
+    return {
+        "completed_per_s": LIMIT * share,
+        "output_tokens_per_s": 100 * LIMIT * share,
+        "throughput_ci95": (0.98 * LIMIT * share, 1.02 * LIMIT * share),
+        "queued_ratio": 1.0 if step.level > places else 0.0,
+        "running_mean": min(step.level, places),
+        "limit": "seats" if step.level > places else "client",
+    }
+
+
+def opened(step: Step, verdict: Verdict | None = None, bound_ms: float = 500) -> dict[str, Any]:
+    """What an open loop gives: its TTFT P99 is 100 ms over the share of the limit that is free."""
+    p99 = 100 / max(1e-3, 1 - step.level / LIMIT)
+    judged = verdict or ("stable" if step.level < LIMIT else "growing")
+    objective = ObjectiveResult(
+        text="ttft_p99<500ms", metric="ttft", statistic="p99", unit="ms", bound=bound_ms, value=p99, bound_ms=bound_ms,
+        value_ms=p99, count=100, requests=100, failed_requests=0, left_out_requests=0, met=p99 < bound_ms,
+    )  # fmt: skip
+    return {
+        "realised_per_s": step.level,
+        "completed_per_s": min(step.level, LIMIT),
+        "stability": Stability(verdict=judged, reason="as it is"),
+        "queued_ratio": 1.0 if judged == "growing" else 0.3,
+        "slo": SloResult(
+            text="ttft_p99<500ms", met=p99 < bound_ms, good_requests=1, undetermined_requests=0, objectives=[objective]
+        ),
+    }
+
+
+def usual(step: Step) -> dict[str, Any]:
+    return closed(step) if step.load == "closed" else opened(step)
+
+
+def searched(given: Asked, server: Server = usual) -> tuple[list[Finished], Done]:
+    """Play the search to its end."""
+    finished: list[Finished] = []
+    while isinstance(step := next_step(given, finished), Step):
+        number = len(finished) + 1
+        assert number < 25, "the search does not end"
+        came = Outcome(status="complete", window=WINDOW, **server(step))
+        finished.append(Finished(number=number, run=f"steps/{number:04d}", step=step, outcome=came))
+    return finished, step
+
+
+def test_the_limit_is_enclosed_in_six_steps():
+    """Two closed loops, then open ones on both sides of what they served."""
+    steps, done = searched(asked())
+    assert done.complete
+    assert len(steps) <= 6
+    limit = measured_capacity(steps)
+    assert limit is not None
+    assert limit.per_s == pytest.approx(LIMIT, rel=0.02)
+    verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
+    assert verdicts.stable is not None and verdicts.growing is not None  # noqa: PT018
+    assert 0.9 * LIMIT < verdicts.stable.step.level < LIMIT <= verdicts.growing.step.level < 1.1 * LIMIT
+
+
+def test_the_objective_is_reached_where_latency_reaches_it():
+    """P99 is 500 ms at 80 % of the limit."""
+    steps, _ = searched(asked(slo="ttft_p99<500ms"))
+    limit = measured_capacity(steps)
+    assert limit is not None
+    crossing = crossing_of(asked(slo="ttft_p99<500ms"), steps, limit)
+    assert crossing is not None
+    assert crossing.at == pytest.approx(0.8 * LIMIT, rel=0.02)
+    assert sum(each.step.kind == "slo" for each in steps) <= 8
+
+
+@pytest.mark.parametrize(
+    ("bound_ms", "reason"),
+    [(50, "fail even at the lowest load"), (1e9, "hold up to the highest load")],
+    ids=["lowest fails", "highest passes"],
+)
+def test_an_objective_outside_the_levels_is_said(bound_ms: float, reason: str):
+    """It fails at each level, or holds at each."""
+    steps, done = searched(
+        asked(slo="ttft_p99<500ms"),
+        lambda step: closed(step) if step.load == "closed" else opened(step, bound_ms=bound_ms),
+    )
+    assert reason in done.reason
+    assert len(steps) <= 10
+
+
+def test_undecided_levels_are_run_longer_once():
+    """Three times as long, and no longer."""
+    steps, done = searched(
+        asked(), lambda step: closed(step) if step.load == "closed" else opened(step, verdict="undecided")
+    )
+    durations = [each.step.duration for each in steps if each.step.load == "open"]
+    assert durations == [60.0, 180.0, 60.0, 180.0]
+    assert done.complete
+
+
+def test_contradicting_verdicts_open_the_bracket_once():
+    """A load that is stable above one that grew, as chance realised them: one more level, and it is said."""
+
+    def contradicting(step: Step) -> dict[str, Any]:
+        if step.load == "closed":
+            return closed(step)
+        return {**opened(step), "realised_per_s": 0.9 * LIMIT if step.level > LIMIT else step.level}
+
+    steps, done = searched(asked(), contradicting)
+    limit = measured_capacity(steps)
+    assert limit is not None
+    assert bracket([each for each in steps if each.step.load == "open"], limit).contradictions
+    assert len(steps) <= 6
+    assert done.complete
+
+
+def test_a_server_that_is_never_full_has_no_capacity():
+    """The load generator's own limit ends the search, and other tests ask for a stated capacity."""
+    given = asked(concurrency=16)
+    steps, done = searched(given)
+    assert [each.step.level for each in steps] == [16]
+    assert "never filled the server" in done.reason
+    refused = capacity(given, steps)
+    assert isinstance(refused, Done)
+    assert not refused.complete
+    assert "--capacity" in refused.reason
+
+
+def test_without_a_page_a_doubling_that_gains_nothing_is_enough():
+    """No queue is seen, but the throughput shows that the server is full."""
+
+    def unseen(step: Step) -> dict[str, Any]:
+        return {**usual(step), "queued_ratio": None, "running_mean": None, "limit": "unknown"}
+
+    steps, _ = searched(asked(), unseen)
+    assert [each.step.level for each in steps if each.step.load == "closed"] == [64, 128]
+    limit = measured_capacity(steps)
+    assert limit is not None
+    assert limit.filled
+
+
+def test_a_step_shorter_than_a_request_ends_the_search():
+    """Nothing ended in it: the cure is named."""
+    steps, done = searched(asked(), lambda step: {**usual(step), "completed_per_s": 0.0})
+    assert len(steps) == 1
+    assert not done.complete
+    assert "--duration" in done.reason
+
+
+def test_a_stated_capacity_needs_no_step():
+    """As for the levels of other tests."""
+    assert capacity(asked(capacity=3.0), []) == Capacity(per_s=3.0)
