@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from loadgen.requests.warmup import AFTER
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
 from methodology.compliance.system import System
@@ -78,8 +79,8 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
     """
     finished, facts = step
     value: Any = {
-        **facts.about, "step": finished.step, "outcome": finished.outcome, "asked": case.asked, "facts": facts,
-        "system": case.system.of(finished.step.variant), "study": case.study,
+        **facts.about, "warmup": _warm_up(case, facts), "step": finished.step, "outcome": finished.outcome,
+        "asked": case.asked, "facts": facts, "system": case.system.of(finished.step.variant), "study": case.study,
         "results": case.findings.results if case.findings else {},
         "in_flight_ratio": (facts.in_flight_mean or 0.0) / (finished.step.level or 1.0),
         "lasting_s": max(finished.step.duration or 0.0, _load_s(finished.outcome.window)),
@@ -88,6 +89,13 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
     return value
+
+
+def _warm_up(case: Case, facts: StepFacts) -> Any:
+    """Return what is stated of a step's warm-up, or of that of the earlier step which had warmed the system up."""
+    asked = str((facts.about.get("config") or {}).get("warmup"))
+    earlier = (each for finished, each in case.steps if asked == f"{AFTER}{finished.run.rpartition('/')[2]}")
+    return next(earlier, facts).about.get("warmup")
 
 
 def _load_s(window: SteadyWindow | None) -> float:

@@ -243,6 +243,20 @@ def test_nothing_undeclared_is_taken_for_granted():
     assert {"sut-boundary", "ttft-params", "ttft-summary", "guardrail-accounted", "guardrail-disclosure"} <= missing
 
 
+def test_a_step_is_as_warm_as_the_one_that_warmed_the_system_up():
+    """Of several steps the first alone has a warm-up; where that fell short, it did so for all."""
+    for is_enough in (True, False):
+        given = study("itl")
+        first, *later = given["facts"]
+        about("warmup", {"meets_draft": is_enough, "stable": True, "cold_start": False})(given)
+        for run in later:
+            config = given["facts"][run].about["config"] | {"warmup": f"after:{first.rpartition('/')[2]}"}
+            without = {"meets_draft": None, "stable": None, "cold_start": False}
+            changed = given["facts"][run].about | {"config": config, "warmup": without}
+            given["facts"][run] = studies.replaced(given["facts"][run], about=changed)
+        assert ("unconditional" if is_enough else "not compliant") == comply(**given).verdict
+
+
 def test_a_study_without_steps_is_not_compliant():
     """Nor is one whose only step was void."""
     given = study("ttft")
