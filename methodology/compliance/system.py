@@ -15,12 +15,14 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, read_text, read_yaml
-from rundir.fields import Amount, Count, doc
+from rundir.fields import doc
 
 Boundary = Literal["model engine", "application gateway", "compound system"]
 Standing = Literal["declared", "seen", "missing"]
-Text = Annotated[str, Meta(pattern=r"\S")]
-Positive = Annotated[int, Meta(ge=1)]
+Text = Annotated[str, Meta(pattern=r"^\S([^\x00-\x1f\x7f]*\S)?$", max_length=200)]
+Amount = Annotated[float, Meta(ge=0, le=1e9)]
+Number = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Positive = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class Declaration(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,7 +44,7 @@ class Declaration(Struct, frozen=True, kw_only=True, omit_defaults=True):
     accelerator: Annotated[
         Text | None, doc("Type of its accelerators, as in NVIDIA H100 SXM; none of a system on CPUs.")
     ] = None
-    accelerator_count: Annotated[Count | None, doc("Their number.", "accelerators")] = None
+    accelerator_count: Annotated[Number | None, doc("Their number.", "accelerators")] = None
     accelerator_memory_gb: Annotated[Amount | None, doc("Memory of each.", "GB")] = None
     prefix_caching: Annotated[bool | None, doc("Whether the engine caches prefixes: true or false.")] = None
     input_filtering: Annotated[bool | None, doc("Whether inputs pass a content filter: true or false.")] = None
