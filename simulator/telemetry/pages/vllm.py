@@ -8,6 +8,8 @@ after every step, so an idle engine keeps its last values. Aborted requests neve
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import Counter as Counted
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -119,6 +121,7 @@ class VllmPage:
             started = "Start time of the process since unix epoch in seconds."
             Gauge("process_start_time_seconds", started, registry=self._process).set(start_s)
         self._heads: list[str] = []  # what stands before each number of the page
+        self._state: StepOutcome | None = None
         self._blocks = settings.kv_blocks
         self._caching = settings.prefix_caching
         labels = (model, "0")
@@ -168,15 +171,17 @@ class VllmPage:
         if not self._heads:
             text = generate_latest(self.registry).decode()
             self._heads = re.findall(r"((?:#.*\n)*[^#\n].* )\S+\n", text)
+        if (state := self._state) is not None:
+            self._gauges["num_requests_running"].set(state.running)
+            self._gauges["num_requests_waiting"].set(state.waiting)
+            self._gauges["kv_cache_usage_perc"].set(state.used_blocks / self._blocks)
+            self._waiting_for_capacity.set(state.waiting)
         texts = map(_number_text, chain.from_iterable(map(_numbers, self._families)))
         lines = [f"{head}{text}\n" for head, text in zip(self._heads, texts, strict=True)]
         return generate_latest(self._process) + "".join(lines).encode(), CONTENT_TYPE
 
     def observe(self, outcome: StepOutcome) -> None:
-        self._gauges["num_requests_running"].set(outcome.running)
-        self._gauges["num_requests_waiting"].set(outcome.waiting)
-        self._gauges["kv_cache_usage_perc"].set(outcome.used_blocks / self._blocks)
-        self._waiting_for_capacity.set(outcome.waiting)
+        self._state = outcome
         if self._caching:
             self._counters["prefix_cache_queries"].inc(sum(admitted.prompt_tokens for admitted in outcome.admissions))
         self._counters["prefix_cache_hits"].inc(sum(admitted.cached_tokens for admitted in outcome.admissions))
@@ -187,10 +192,12 @@ class VllmPage:
             self._histograms["iteration_tokens_total"].observe(computed + len(outcome.tokens))
             self._counters["generation_tokens"].inc(len(outcome.tokens))
         self._observe_first_tokens(outcome.first_tokens)
-        inter_token_latency = self._histograms["inter_token_latency_seconds"]
-        for token in outcome.tokens:
-            if token.interval_ns is not None:
-                inter_token_latency.observe(token.interval_ns / 1e9)
+        # Those that had a token in the step before, too, have the same interval.
+        buckets, total = _buckets_of(self._histograms["inter_token_latency_seconds"])
+        intervals = Counted(token.interval_ns for token in outcome.tokens if token.interval_ns is not None)
+        for interval_ns, count in intervals.items():
+            buckets[bisect_left(TOKEN_GAP_S, interval_ns / 1e9)].inc(count)
+            total.inc(count * interval_ns / 1e9)
         for record in outcome.finished:
             self._observe_finish(record)
 
