@@ -15,7 +15,7 @@ from methodology.compliance.observed import observed
 from methodology.compliance.requirements import Level, Requirement, applying
 from methodology.compliance.system import System
 from methodology.study.model import Asked, Cell, Findings, Finished
-from methodology.study.planning import counting
+from methodology.study.planning import POPULATE, counting
 from rundir.fields import doc
 
 Verdict = Literal["unconditional", "conditional", "not compliant"]
@@ -70,7 +70,7 @@ def comply(
     `findings` is None of a plain run, which reports no test. `system` is as declared: what the steps show of it is
     filled in here, and what contradicts it is said.
     """
-    steps = [(each, facts[each.run]) for each in counting(finished) if each.run in facts]
+    steps = [(each, facts[each.run]) for each in counting(finished) if each.run in facts and each.step.kind != POPULATE]
     shown = observed(system, steps)
     case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings)
     judgements = [_judged(requirement, case) for requirement in applying(test)]

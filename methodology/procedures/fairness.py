@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from loadgen.plan.fitting import TEMPLATE_TOKENS
 from loadgen.plan.workloads import custom
 from loadgen.plan.workloads.distributions import whole
-from loadgen.plan.workloads.fields import read_yaml
+from loadgen.plan.workloads.fields import WorkloadError, read_yaml
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology import search
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
@@ -32,7 +32,6 @@ from methodology.measures.paired import (
 )
 from methodology.study.model import (
     Asked,
-    Column,
     Done,
     Evidence,
     Findings,
@@ -45,6 +44,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row
 from rundir.columns import Bools, Floats, Texts, take
 
 NAME = "synthetic-skewed"
@@ -108,7 +108,9 @@ def traffic(asked: Asked) -> Traffic:
     longest = sum(most for _, most in RANGES["long"])
     room = max(1, asked.max_model_len - TEMPLATE_TOKENS) if asked.max_model_len else longest
     scale = min(1.0, room / longest)
-    mix = asked.parameters.mix or 0.8
+    mix = 0.8 if asked.parameters.mix is None else asked.parameters.mix
+    if not 0 < mix < 1:
+        raise WorkloadError(f"--mix {mix:.0%}: both classes need a share of the requests; give one between 0 and 100 %")
     classes = [
         {"name": name, "weight": weight, "content": "random-tokens"}
         | {
@@ -156,7 +158,10 @@ def _traffic(name: str, workload: Mapping[str, Any], scale: float = 1.0) -> Traf
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the saturated step of the mixed load, then each class alone, then all together."""
-    classes = traffic(asked)
+    try:
+        classes = traffic(asked)
+    except WorkloadError as error:
+        return Done(reason=f"{error}", complete=False)
     limit = search.capacity(asked, [each for each in finished if each.step.kind == search.SATURATE])
     if isinstance(limit, Done):
         return limit
@@ -239,25 +244,24 @@ def _served(finished: Finished, read: Reader) -> _Served:
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return what the classes cost each other; what has not been measured is missing."""
     names = traffic(asked).names
-    steps = {each.step.label: each for each in counting(finished)}
-    alone = {name: _served(step, read) for name in names if (step := steps.get(f"{ALONE}-{_slug(name)}"))}
-    mixed = _served(steps[MIXED], read) if MIXED in steps else None
+    steps = [each for each in counting(finished) if each.step.kind in (ALONE, MIXED)]
+    alone = {name: _served(step, read) for name, step in zip(names, steps, strict=False)}
+    mixed = _served(steps[-1], read) if len(steps) > len(names) else None
     results = _class_results(names, alone, mixed) | _index_results(names, alone, mixed)
     rule = _scheduling(names, mixed)
     curves = {f"{name}, mixed": mixed.of(name).ttft_ms for name in names if mixed}
     curves |= {f"{name}, alone": served.ttft_ms for name, served in alone.items()}
-    notes = [*NOTES, *_notes(asked, names, steps, mixed)]
     return Findings(
         answer=_answer(names, results, rule),
         results=results,
         evidence=tuple(
-            Evidence(claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[MIXED].run, value=quantity.value)
+            Evidence(claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[-1].run, value=quantity.value)
             for name in names
-            if MIXED in steps and (quantity := results.get(f"queue_mean_ms_{name}")) is not None
+            if mixed and (quantity := results.get(f"queue_mean_ms_{name}")) is not None
         ),
         tables=_tables(names, results),
         plots=plot_cumulative("fairness-ttft-cdf", "TTFT by class, mixed and alone", curves),
-        notes=tuple(notes),
+        notes=(*NOTES, *_notes(asked, names, steps, mixed)),
     )
 
 
@@ -275,20 +279,13 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
                     results[f"{metric}_{label}_ms_{suffix}"] = quantity
             for part, values in (("queue", served.queue_ms), ("prefill", served.prefill_ms)):
                 known = values[np.isfinite(values)]
-                if len(known):
-                    ends = bootstrapped([known], lambda samples: [float(samples[0].mean())])[0]
-                    results[f"{part}_mean_ms_{suffix}"] = of_ends(clipped(ends, 0.0, float("inf")), "ms", len(known))
+                results[f"{part}_mean_ms_{suffix}"] = mean(known)
     return results
 
 
 def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _Served | None) -> dict[str, Quantity]:
     """Return inflation, Jain's index and starvation, with intervals over blocks of all steps."""
-    whole_study = mixed is not None and len(alone) == len(names)
-    if (
-        mixed is None
-        or not whole_study
-        or any(not len(mixed.of(n).ttft_ms) or not len(alone[n].ttft_ms) for n in names)
-    ):
+    if mixed is None or any(not len(mixed.of(name).ttft_ms) or not len(alone[name].ttft_ms) for name in names):
         reason = "needs each class alone and the mixed load"
         return {name: absent("1", reason) for name in ("jain_index", "jain_index_requests")}
     place = {name: at for at, name in enumerate(names)}
@@ -296,8 +293,7 @@ def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
     samples = [both, *(alone[name].ttft_ms for name in names)]
 
     def ratios(drawn: Sequence[Floats]) -> list[float]:
-        """Inflation of P50, P95 and P99 of each class."""
-        qs = (0.5, 0.95, 0.99)
+        qs = list(PERCENTILES.values())
         classes = [drawn[0][drawn[0][:, 1] == at, 0] for at in range(len(names))]
         pairs = zip(classes, drawn[1:], strict=True)
         return [float(r) for a, b in pairs for r in _quantiles(a, qs) / _quantiles(b, qs)]
@@ -311,7 +307,7 @@ def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
 
     inflation, indices = bootstrapped(samples, ratios, logs=True), bootstrapped(samples, shares)
     count = len(mixed.ttft_ms)
-    labels = [f"ttft_inflation_{q}_{name}" for name in names for q in ("p50", "p95", "p99")]
+    labels = [f"ttft_inflation_{q}_{name}" for name in names for q in PERCENTILES]
     results = {label: of_ends(ends, "ratio", count) for label, ends in zip(labels, inflation, strict=True)}
     ones = ["jain_index", "jain_index_requests", *(f"starvation_ratio_{name}" for name in names)]
     for label, ends in zip(ones, indices, strict=True):
@@ -380,9 +376,8 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
     columns |= {f"{key}_alone": f"Alone {title}" for key, title in percentiles.items()}
     columns |= {f"ttft_inflation_{q}": f"Inflation {q.upper()}" for q in PERCENTILES}
     columns |= {"queue_mean_ms": "Queue, mean (ms)", "prefill_mean_ms": "Prefill, mean (ms)"}
-    metrics = {"jain_index": "Jain's Fairness Index", "jain_index_requests": "Jain's index over requests"}
-    metrics |= {f"starvation_ratio_{name}": f"{name.capitalize()} Class Starvation (ratio)" for name in names}
-    heads = {"metric": "Metric", "value": "Value", "low": "95 % from", "high": "95 % to"}
+    rows = {"jain_index": "Jain's Fairness Index", "jain_index_requests": "Jain's index over requests"}
+    rows |= {f"starvation_ratio_{name}": f"{name.capitalize()} Class Starvation (ratio)" for name in names}
     return (
         grid(
             "fairness-per-class",
@@ -395,27 +390,25 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
         Table(
             name="fairness-metrics",
             title="Fairness Metrics",
-            columns=tuple(Column(name=name, title=title) for name, title in heads.items()),
-            rows=tuple(
-                (title, results[key].value, *(results[key].ci95 or (None, None)))
-                for key, title in metrics.items()
-                if key in results
-            ),
+            columns=METRIC_COLUMNS,
+            rows=tuple(metric_row(title, results[key]) for key, title in rows.items() if key in results),
         ),
     )
 
 
-def _notes(asked: Asked, names: Sequence[str], steps: Mapping[str, Finished], mixed: _Served | None) -> list[str]:
+def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed: _Served | None) -> list[str]:
     notes = []
     if (scale := traffic(asked).scale) < 1:
         notes.append(
             f"The model takes {asked.max_model_len:,} tokens: the lengths of both classes are {scale:.2f} times the "
             "draft's."
         )
-    for label, step in steps.items():
-        judged = step.outcome.stability
+    for each in steps:
+        judged = each.outcome.stability
         if judged is not None and judged.verdict == "growing":
-            notes.append(f"Step {label} was overloaded: its latencies, and what follows, depend on how long it ran.")
+            notes.append(
+                f"Step {each.step.label} was overloaded: its latencies, and what follows, depend on how long it ran."
+            )
     wanted = asked.parameters.requests or 500
     few = [name for name in names if mixed and len(mixed.of(name).ttft_ms) < wanted]
     if few:

@@ -40,12 +40,12 @@ from methodology.study.model import (
     Step,
     StepData,
 )
-from methodology.study.planning import content_seed, counting
+from methodology.study.planning import POPULATE, content_seed, counting
 from methodology.study.server_side import increase
 from rundir.columns import Floats
 
 NAME = "code-completion"
-OFF, COLD, WARM, POPULATE = "off", "cold", "warm", "populate"
+OFF, COLD, WARM = "off", "cold", "warm"
 CONFIGURATIONS = {OFF: "Cache Disabled", COLD: "Cache (Cold)", WARM: "Cache (Warm)"}
 VARIANTS = ("off", "on")
 SATURATED = "saturated"

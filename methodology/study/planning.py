@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from methodology.study.model import Asked, Done, Finished, Procedure, Step
 
 SENTINEL = "sentinel"
+POPULATE = "populate"  # of a step that fills a cache for the next one, and that no result is of
 
 
 def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
