@@ -339,8 +339,10 @@ def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str
     if rule.policy == "fcfs" and queue and before and queue.value is not None and before.value is not None:
         blocked = queue.value > 1.5 * before.value
         cost = f"a {first} request waits {queue.value:.0f} ms in the queue, alone {before.value:.0f} ms"
-        held = "head-of-line blocking by what stands before it" if blocked else "no head-of-line blocking"
-        return f"The engine serves first come, first served: {cost}, which is {held}; {rule.reason}."
+        held = (
+            "it is held up by what stands before it (head-of-line blocking)" if blocked else "nothing holds it up more"
+        )
+        return f"The engine serves first come, first served: {cost}, so that {held}; {rule.reason}."
     words = {
         "fcfs": "The engine serves first come, first served",
         "shortest-first": "The engine serves shorter requests first",
@@ -354,17 +356,17 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
     index = results["jain_index"]
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
-    costs = ", ".join(f"{name} {results[f'ttft_inflation_p50_{name}'].value:.2f}" for name in names)
+    costs = ", ".join(f"{results[f'ttft_inflation_p50_{name}'].value:.2f} ({name})" for name in names)
     low, high = index.ci95 or (None, None)
     sure = "its interval is not known" if low is None or high is None else f"95 % interval {low:.3f} to {high:.3f}"
-    verdict = "significant unfairness" if index.value < UNFAIR else "no significant unfairness"
+    verdict = "less than" if index.value < UNFAIR else "not less than"
     starving = ", ".join(f"{name} {100 * (results[f'starvation_ratio_{name}'].value or 0):.1f} %" for name in names)
     return (
         (
-            f"Beside the others a class's median TTFT is as many times that alone: {costs}; Jain's index over the "
-            f"classes is {index.value:.3f}, by the draft's bound of {UNFAIR} {verdict}."
+            f"Beside each other the classes' median TTFT is {costs} times what it is alone; Jain's index over them is "
+            f"{index.value:.3f}, {verdict} the {UNFAIR} below which the draft speaks of significant unfairness."
         ),
-        f"The index: {sure}; requests that waited over {STARVED:g} times their class's median: {starving}.",
+        f"Jain's index: {sure}; requests that waited over {STARVED:g} times their class's median: {starving}.",
         _rule_sentence(rule, results, names[0]),
     )
 
