@@ -12,7 +12,7 @@ from methodology.compliance.case import Case, State, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
-from methodology.compliance.requirements import Level, Requirement, applying
+from methodology.compliance.requirements import Level, Requirement, applying, requirements
 from methodology.compliance.system import System
 from methodology.study.model import Asked, Cell, Findings, Finished
 from methodology.study.planning import POPULATE, counting
@@ -113,14 +113,16 @@ def _applies(judgement: Judgement) -> bool:
 
 
 def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], counts: Mapping[str, int]) -> str:
+    has_test = any(each.scope == test for each in requirements())
+    whose = f"The {test} test is" if has_test else f"The draft has no test {test}; as a measurement, it is"
     musts, shoulds, missed = counts["must"], counts["should"], len(failing["should"])
-    unmet = ", ".join(failing["must" if verdict == "not compliant" else "should"])
-    why = {
-        "unconditional": f"all {musts} MUSTs and {shoulds} SHOULDs that apply are met",
-        "conditional": f"all {musts} MUSTs that apply are met, but {missed} of {shoulds} SHOULDs are not",
-        "not compliant": f"{len(failing['must'])} of the {musts} MUSTs that apply are not met",
-    }
-    adverb = {"unconditional": "unconditionally compliant", "conditional": "conditionally compliant"}
-    return f"The {test} test is {adverb.get(verdict, verdict)} with the draft: {why[verdict]}" + (
-        f" ({unmet})." if unmet else "."
-    )
+    says = {
+        "unconditional": f"unconditionally compliant with the draft: all {musts} MUSTs and {shoulds} SHOULDs that "
+                         "apply are met",
+        "conditional": f"conditionally compliant with the draft: all {musts} MUSTs that apply are met, but {missed} of "
+                       f"{shoulds} SHOULDs are not",
+        "not compliant": f"not compliant with the draft: {len(failing['must'])} of the {musts} MUSTs that apply are "
+                         "not met",
+    }  # fmt: skip
+    unmet = ", ".join(failing["must" if failing["must"] else "should"])
+    return f"{whose} {says[verdict]}" + (f" ({unmet})." if unmet else ".")

@@ -56,6 +56,6 @@ def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> R
     )
     return RunStatement(
         verdict=statement.verdict,
-        sentence=statement.sentence,
+        sentence=statement.sentence.replace(f"The {TEST} test is", f"As a {TEST} test, this run is"),
         requirements={each.id: each.state for each in statement.requirements},
     )

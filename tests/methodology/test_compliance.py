@@ -339,6 +339,13 @@ def test_what_the_server_shows_fills_what_was_not_declared():
     assert "declared" == next(each for each in statement.requirements if each.id == "guardrail-accounted").state
 
 
+def test_a_sweep_is_no_test_of_the_draft():
+    """It is judged by what every test has to meet, and said so."""
+    given = study("ttft") | {"test": "sweep"}
+    sentence = comply(**given).sentence
+    assert sentence.startswith("The draft has no test sweep; as a measurement, it is unconditionally compliant with")
+
+
 def test_a_plain_run_says_what_it_lacks():
     """Without findings nothing is reported."""
     given = study("ttft")
@@ -357,6 +364,7 @@ def test_a_plain_run_is_judged_as_the_test_ttft(count: int, unmet: set[str]):
     assert ("met" if not unmet else "not met") == states["ttft-percentiles"] == states["ttft-count"]
     assert ("declared", "not met") == (states["sut-boundary"], states["report-full"])
     assert ("not compliant" if unmet else "conditional") == statement.verdict
+    assert statement.sentence.startswith("As a ttft test, this run is ")
     lacks_boundary = comply_run(studies.facts(), describe(np.ones(1), ""), closed_loop=False)
     assert "sut-boundary" in lacks_boundary.sentence
 
