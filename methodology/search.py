@@ -34,7 +34,7 @@ MOST_LEVELS, MOST_SLO_LEVELS = 4, {"letter": 8, "short": 4}
 LONGER = 3  # times the duration, of a level that was undecided
 SLO_SHARES = (0.8, 0.5, 0.2, 0.1)  # of the limit: levels tried until one meets the objectives
 NARROW = 0.03  # of the load at the objective: half its interval, that ends the search
-UNKNOWN_SD = 0.3  # of the logarithm of a percentile whose interval is not known
+UNKNOWN_SD = 0.4  # of the logarithm of a percentile whose interval is not known
 DEFAULT_S = 60.0
 Z95 = 1.96
 
@@ -414,12 +414,8 @@ def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> 
 
 
 def log_deviation(outcome: Outcome, metric: str, statistic: str) -> float:
-    """Return the standard deviation of the logarithm of a percentile, by its interval as far as that is known."""
+    """Return the standard deviation of the logarithm of a percentile, by its interval where that is known."""
     interval = outcome.percentiles.get(f"{metric}_ms", {}).get(statistic)
-    if interval is None or not interval.estimate:
+    if interval is None or not interval.low or not interval.high:
         return UNKNOWN_SD
-    if interval.low and interval.high:
-        return max((math.log(interval.high) - math.log(interval.low)) / 3.92, 0.01)
-    if interval.low:
-        return max((math.log(interval.estimate) - math.log(interval.low)) / 1.96, UNKNOWN_SD / 3)
-    return UNKNOWN_SD
+    return max((math.log(interval.high) - math.log(interval.low)) / (2 * Z95), 0.01)

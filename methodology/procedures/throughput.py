@@ -289,23 +289,19 @@ def _summary_table(results: dict[str, Quantity]) -> Table:
 
 
 def _latency_table(study: _Study) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for metric, title in METRICS.items():
-        quantities = [_latency(study.best.outcome, metric, name) for name in NAMES]
-        rows.append(
-            (title, *(each.value for each in quantities), *(end for each in quantities for end in each.ci95 or ()))
-        )
-    names = ((name, end) for name in NAMES for end in ("low", "high"))
+    rows = tuple(
+        (title, *(_latency(study.best.outcome, metric, name).value for name in NAMES))
+        for metric, title in METRICS.items()
+    )
     return Table(
         name="latency-at-maximum-throughput",
         title="Latency at Maximum Throughput",
         columns=(
             Column(name="metric", title="Metric"),
             *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in NAMES),
-            *(Column(name=f"{name}_{end}_ms", title=f"{LABELS[name]} {end}") for name, end in names),
         ),
-        rows=tuple(rows),
-        note=f"Of step {study.best.number}, {study.best.step.label}; low and high: ends of 95 % intervals.",
+        rows=rows,
+        note=f"Of step {study.best.number}, {study.best.step.label}; intervals stand with the results.",
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.throughput import THROUGHPUT
-from methodology.study.model import Asked, Parameters
+from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
 from simulator.settings import EngineSettings
 
 
@@ -35,3 +35,35 @@ def test_what_binds_is_said(settings: EngineSettings, parameters: dict[str, obje
     saturated = [each for each in steps if each.step.kind == "saturate"]
     assert limit in {each.outcome.limit for each in saturated}
     assert findings.answer[2].startswith(sentence)
+
+
+#: Requests/s of a closed loop of 4,000 requests, 256 of them in flight, whose first and last tenth are left out.
+TRUE_LIMIT = 5.835
+
+
+def test_the_limit_and_where_the_objective_is_reached():
+    """The limit is the throughput of a long saturated run; the objective binds before it."""
+    steps, findings = play(THROUGHPUT, asked(slo="ttft_p99<500ms", duration=40.0), EngineSettings(), parts="none")
+    results = findings.results
+    assert abs((results["limit_requests_per_s"].value or 0) / TRUE_LIMIT - 1) < 0.03
+    assert sum(each.step.kind != "slo" for each in steps) <= 6
+    assert (results["slo_requests_per_s"].value or 99) < TRUE_LIMIT
+    assert "within ttft_p99<500ms the objective binds before" in findings.answer[2]
+    assert [table.name for table in findings.tables] == [
+        "throughput-summary",
+        "latency-at-maximum-throughput",
+        "throughput-search",
+    ]
+    assert len(findings.tables[2].rows) == len(steps)
+
+
+def test_a_study_whose_steps_are_all_void_says_why():
+    """There is no number of it, and the reason is that of the steps."""
+    void = Outcome(status="complete", void="the engine restarted during the step")
+    step = Step(kind="saturate", label="closed-64", load="closed", level=64, seed=1)
+    finished = [Finished(number=1, run="steps/0001-closed-64", step=step, outcome=void)]
+    findings = THROUGHPUT.findings(asked(), finished, lambda _: pytest.fail("a void step is not read"))
+    assert findings.answer == (
+        "The maximum throughput is not known: no step counts, since the engine restarted during the step.",
+    )
+    assert findings.results["max_output_tokens_per_s"].value is None
