@@ -24,6 +24,7 @@ from sidecar.options.load import RunOptions
 from sidecar.study.asking import with_values
 
 DEMO_PER_S, DEMO_SEATS, DEMO_E2E_S = 5.95, 8, 1.34  # the simulated engine of the profile `demo`
+AT_SLO = 90.0  # requests in flight
 OVERHEAD_S = 3.0  # of a step: processes, probes, settling
 MOST_STEPS = 500  # of a plan: a test that decides on more would never end
 _SAMPLE = 50  # requests that the mean lengths are taken of
@@ -41,7 +42,7 @@ class Expected:
 
 
 def _expected_slo(text: str, use: float) -> SloResult | None:
-    """Return objectives that are reached at seven tenths of the capacity."""
+    """Return objectives that are reached at seven tenths of the capacity, and at so much of AT_SLO in flight."""
     if not text:
         return None
     over = math.exp(4 * (use - 0.7))
@@ -183,7 +184,7 @@ def _outcome(step: Step, per_s: float) -> Outcome:
         stability=Stability(verdict=verdict, reason="expected", capacity_per_s=per_s if use > 1 else None)
         if step.load == "open"
         else None,
-        slo=_expected_slo(str(step.options.get("slo") or ""), use),
+        slo=_expected_slo(str(step.options.get("slo") or ""), use if step.load == "open" else step.level / AT_SLO),
         percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
         queued_ratio=1.0 if full else 0.0,
         running_max=float(DEMO_SEATS) if full else min(step.level, DEMO_SEATS),

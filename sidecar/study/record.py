@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
@@ -61,7 +61,7 @@ class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
 
     at_ns: StampNs
     number: int
-    run: str
+    run: Annotated[str, Meta(pattern=r"^steps/\d{4,}-[^/\0]+$")]
     warmed_by: str = ""
     engine_start_ns: int | None = None
     notes: tuple[str, ...] = ()
@@ -159,6 +159,8 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
         elif isinstance(frame, Judged) and frame.number in decided and frame.number in begun:
             step, run = decided[frame.number].step, begun[frame.number].run
             finished[frame.number] = Finished(number=frame.number, run=run, step=step, outcome=frame.outcome)
+    if sorted(finished) != list(range(1, len(finished) + 1)):
+        raise ConfigurationError(f"{path / LOG}: is damaged: verdicts of steps are missing; restore it from a copy")
     pending = [frame for number, frame in decided.items() if number not in finished]
     last = frames[-1] if frames else None
     return Study(

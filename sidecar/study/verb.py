@@ -20,6 +20,7 @@ from methodology.compliance import satisfies
 from methodology.compliance.system import System, as_text, read_system
 from methodology.search import Capacity, capacity
 from methodology.study.model import Asked, Finished, Parameters, Procedure
+from methodology.study.planning import counting
 from methodology.study.result import StudyResult
 from rundir.access import MASK, masked
 from sidecar import VERSION
@@ -96,7 +97,7 @@ def _system(options: StudyOptions) -> System:
 def capacity_of(path: Path) -> Capacity:
     """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
     study = record.open_study(path)
-    stated = capacity(study.record.asked, study.finished)
+    stated = capacity(study.record.asked, counting(study.finished))
     if not isinstance(stated, Capacity):
         raise ConfigurationError(
             f"--from {path}: its {len(study.finished)} steps do not show the capacity; give --capacity"

@@ -17,7 +17,7 @@ from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Step, StepData
-from sidecar.errors import CannotWrite, SidelightError, TargetNotMeasured, TargetUnreachable
+from sidecar.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.options.load import RunOptions
 from sidecar.progress import Progress
 from sidecar.study.asking import Variant
@@ -25,6 +25,7 @@ from sidecar.study.data import step_data
 from sidecar.study.derive import Derived, derive_study
 from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
 from sidecar.study.runner import Conduct, conduct
+from sidecar.study.verb import capacity_of
 
 SOUND, DISTRUSTED = "two_engines", "vllm_plain"
 Measure = Callable[[RunOptions, list[str], Progress], StepData]
@@ -206,3 +207,11 @@ def test_a_command_that_fails_or_hangs_ends_a_study(tmp_path: Path, url: str, va
     assert said in str(error)
     assert "\n" not in str(error)
     assert [] == derived.result.steps
+
+
+def test_a_void_step_is_never_a_capacity(tmp_path: Path, url: str):
+    """Nor is it handed on to another test."""
+    study = begun(tmp_path / "study", capacity=None)
+    led(study, url, copying(DISTRUSTED))
+    with pytest.raises(ConfigurationError, match="its 2 steps do not show the capacity; give --capacity"):
+        capacity_of(study.path)

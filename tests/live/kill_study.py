@@ -1,0 +1,78 @@
+"""Kill a study of the simulated engine at random moments and go on with it until it ends, beside an undisturbed one.
+
+    python tests/live/kill_study.py [--kills 20] [--test throughput] [-- OPTIONS of sidelight test]
+
+Each study is of `--scale short` with short steps. Printed are the steps of both, and how many kills cost a step. Exits
+with 1 where the steps differ in kind, or a kill cost more than one. By hand; not by `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import processes
+
+from sidecar.study.record import TORN, open_study
+
+SHORT = ("--scale", "short", "--duration", "6s")
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the command line of a study whose load generator is trusted, on however busy a machine."""
+    return [sys.executable, str(Path(__file__).parents[1] / "tiny_study.py"), "test", *map(str, arguments), "--quiet"]
+
+
+def kinds(path: Path) -> list[str]:
+    """Return the steps that count, in order."""
+    return [each.step.kind for each in open_study(path).finished if not each.outcome.void]
+
+
+def killed(test: str, url: str, path: Path, options: list[str], kills: int, rng: random.Random) -> int:
+    """Run a study, killing it so often; return how many steps were set aside."""
+    begin = command(test, url, "--out", path, *options)
+    for _ in range(kills):
+        arguments = command(test, "--resume", path) if (path / "study.json").exists() else begin
+        if not (path / "study.json").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(3.0, 25.0))
+                break
+            process.send_signal(signal.SIGKILL)
+        time.sleep(1.0)  # what it had started ends
+    subprocess.run(command(test, "--resume", path), stdout=subprocess.DEVNULL, check=False)
+    return sum(TORN in each.name for each in (path / "steps").iterdir())
+
+
+def main() -> int:
+    """Run both studies and print what they have in common."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--test", default="throughput")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("options", nargs="*", default=SHORT)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, processes.engine() as (url, _):
+        whole, broken = Path(scratch) / "whole", Path(scratch) / "broken"
+        subprocess.run(command(asked.test, url, "--out", whole, *asked.options), stdout=subprocess.DEVNULL, check=False)
+        torn = killed(asked.test, url, broken, list(asked.options), asked.kills, random.Random(asked.seed))
+        print(f"undisturbed: {' '.join(kinds(whole))}")
+        print(f"killed:      {' '.join(kinds(broken))}; {torn} of {asked.kills} kills cost a step")
+        for name, path in (("undisturbed", whole), ("killed", broken)):
+            print(f"{name}: {(path / 'report.txt').read_text().splitlines()[5]}")
+        return int(kinds(whole) != kinds(broken) or torn > asked.kills)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

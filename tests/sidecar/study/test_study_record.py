@@ -1,0 +1,106 @@
+"""The directory of a study, read back: whole, cut short, damaged, and of somebody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from methodology.study.model import Asked, Outcome, Parameters, Step
+from sidecar.errors import ConfigurationError
+from sidecar.study.record import (
+    LOG,
+    Begun,
+    Decided,
+    Ended,
+    Frame,
+    Judged,
+    Stopped,
+    Study,
+    StudyRecord,
+    append,
+    create,
+    is_whole,
+    open_study,
+    set_aside,
+)
+
+STEP = Step(kind="level", label="open-1", load="open", level=1.0, duration=1.0, seed=1)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """A study that has begun."""
+    record = StudyRecord(
+        study_id="20261122-120000-000000",
+        tool={"name": "sidelight", "version": "0.1.0"},
+        command=[],
+        started_at="2026-11-22T12:00:00.000Z",
+        asked=Asked(test="tiny", scale="short", parameters=Parameters(), seed=1),
+        options={},
+        seen={},
+        host={},
+    )
+    return create(tmp_path / "study", record)
+
+
+def frames(number: int, *, run: str = "steps/0001-open-1") -> list[Frame]:
+    """Return what is written of a step."""
+    return [
+        Decided(at_ns=1, number=number, step=STEP),
+        Begun(at_ns=2, number=number, run=run),
+        Ended(at_ns=3, number=number, status="complete"),
+        Judged(at_ns=4, number=number, outcome=Outcome(status="complete", sent=3)),
+    ]
+
+
+@pytest.mark.parametrize("written", range(6))
+def test_a_step_counts_from_its_verdict_on(study: Study, written: int):
+    """Killed anywhere before that, it is pending."""
+    whole: list[Frame] = [*frames(1), Stopped(at_ns=5, status="complete", reason="done")]
+    if written:
+        append(study.path, *whole[:written])
+    again = open_study(study.path)
+    assert study.record == again.record
+    assert (written >= 4) == bool(again.finished)
+    assert (0 < written < 4) == (again.pending is not None)
+    assert (written == 5) == (again.stopped is not None)
+
+
+def test_a_torn_frame_is_passed_over_and_the_log_goes_on(study: Study):
+    """As after kill -9 or on a full disk."""
+    append(study.path, *frames(1))
+    log = study.path / LOG
+    log.write_bytes(log.read_bytes() + b"\xf5SLr\x09\0\0\0\xff")
+    append(study.path, *frames(2, run="steps/0002-open-1"))
+    assert [1, 2] == [each.number for each in open_study(study.path).finished]
+
+
+def test_a_damaged_log_is_refused(study: Study):
+    """Decisions would differ without a verdict in the middle."""
+    append(study.path, *frames(2, run="steps/0002-open-1"))
+    with pytest.raises(ConfigurationError, match=r"steps\.log: is damaged: verdicts of steps are missing"):
+        open_study(study.path)
+
+
+@pytest.mark.parametrize("run", ["../../etc", "steps/../../x", "/etc", "steps/..", ""])
+def test_a_step_is_inside_its_study(study: Study, run: str):
+    """A directory from elsewhere names no other place."""
+    append(study.path, *frames(1, run=run))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        open_study(study.path)
+
+
+def test_a_step_that_was_cut_short_is_set_aside(study: Study):
+    """Under another name each time; one whose manifest says that it ended is whole."""
+    run = study.path / "steps" / "0001-open-1"
+    for name in ("0001-open-1.torn", "0001-open-1.torn-2"):
+        run.mkdir()
+        assert not is_whole(run)
+        aside = set_aside(run)
+        assert aside is not None
+        assert name == aside.name
+    assert set_aside(run) is None
+    (run / "raw").mkdir(parents=True)
+    (run / "manifest.json").write_text('{"status": "complete"}')
+    assert is_whole(run)
