@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from virtual_study import play
 
 from methodology.study.model import Asked, Findings, Finished, Procedure, Reader, StepData
@@ -50,6 +51,7 @@ def study(
 
     watched = dataclasses.replace(procedure, findings=findings)
     finished, concluded = play(watched, asked, settings or EngineSettings(), **given)
+    msgspec.json.encode(concluded)  # as result.json has it
     return Studied(finished=finished, data=data, findings=concluded)
 
 

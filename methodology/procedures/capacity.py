@@ -302,7 +302,7 @@ def _evidence(passed: Finished | None, failed: Finished | None) -> Iterator[Evid
             yield Evidence(claim="what makes more fail", quantity=name, run=failed.run, value=value)
 
 
-def _wilson(outcome: Outcome) -> tuple[float, float]:
+def wilson(outcome: Outcome) -> tuple[float, float]:
     from scipy.stats import binomtest  # noqa: PLC0415  half a second, and most commands need none of SciPy
 
     interval = binomtest(outcome.ok, max(outcome.sent, 1)).proportion_ci(method="wilson")
@@ -321,7 +321,7 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> 
     for each in sorted(levels, key=_level_of):
         came, of = each.outcome, held[each.number]
         tpot = latency(came, "tpot", "p99")
-        low, high = _wilson(came)
+        low, high = wilson(came)
         rows.append((each.step.level, came.ok / came.sent if came.sent else None, criteria.ttft_ms(each, "p99"),
                      tpot.estimate if tpot else None, came.sent - came.ok,
                      "Pass" if _passes(asked, came) else "Fail", low, high, of.first_wave_ms, came.running_max,
@@ -362,7 +362,7 @@ def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
     if (asked.parameters.per_slot or 0) < 100:
         yield f"{asked.parameters.per_slot} completions a slot were asked for; the draft wants 100, or 60 s if longer."
     for each in levels:
-        low, high = _wilson(each.outcome)
+        low, high = wilson(each.outcome)
         wanted = asked.parameters.completion or LEAST_COMPLETION
         if low < wanted < high:
             yield (

@@ -12,7 +12,7 @@ from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
 from methodology import search
 from methodology.measures.paired import BOUNDS, absent, grid, of_quantile
-from methodology.procedures.capacity import CAPACITY, bracket
+from methodology.procedures.capacity import CAPACITY, bracket, wilson
 from methodology.study.model import (
     Asked,
     Done,
@@ -111,26 +111,23 @@ class Preempted:
     finished: float | None
     source: str
 
-    @property
-    def exact(self) -> bool:
-        return self.low == self.high
-
 
 def preempted(data: StepData, preemptions: float | None) -> Preempted | None:
     """Return the preempted requests of a step: by the histogram of preemptions per request, else by their counter.
 
     The histogram's first bucket holds 0 and 1: n1 = sum - 2 n2 - 3 n3 ..., exact where no request had more than five.
     """
+    bounds: tuple[float, ...] = ()
     counts, total = np.zeros(0), 0.0
     for page, _ in leading_endpoints(data.endpoints):
         row = reference(page, data.start_ns)
         for columns in (group for group in histograms(page.series) if group.family.endswith(HISTOGRAM)):
-            rising = rising_histogram(page, columns, restarts_of(page))
-            buckets = np.diff(rising.buckets[-1] - rising.buckets[row], prepend=0.0)
-            counts = buckets if not len(counts) else counts + buckets
-            total += float(rising.sum[-1] - rising.sum[row])
-            bounds = columns.bounds
-    if len(counts):
+            shown = rising_histogram(page, columns, restarts_of(page))
+            buckets = np.diff(shown.buckets[-1] - shown.buckets[row], prepend=0.0)
+            # Of several engines the buckets are those of one version, or they say nothing together.
+            total += float(shown.sum[-1] - shown.sum[row]) if bounds in ((), columns.bounds) else np.nan
+            counts, bounds = (counts + buckets if len(counts) == len(buckets) else buckets), columns.bounds
+    if len(counts) and np.isfinite(total):
         low, high = several(np.asarray(bounds), counts, total)
         return Preempted(low=low, high=high, finished=float(counts.sum()), source="the engine's histogram")
     if preemptions is None:
@@ -192,10 +189,11 @@ def _percents(each: Finished) -> str:
 
 def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
     sent, usage = each.outcome.sent, each.outcome.kv_cache_max
+    complete, (low, high) = each.outcome.ok / max(1, sent), wilson(each.outcome)
     ttft = each.outcome.percentiles.get("ttft_ms", {}).get("p99")
     results = {
-        "completion_ratio": _ratio(each.outcome.ok, sent),
-        "failure_ratio": _ratio(sent - each.outcome.ok, sent),
+        "completion_ratio": Quantity(value=complete, unit="ratio", ci95=(low, high), n=sent, method="Wilson"),
+        "failure_ratio": Quantity(value=1 - complete, unit="ratio", ci95=(1 - high, 1 - low), n=sent, method="Wilson"),
         "in_flight": Quantity(value=each.step.level, unit="requests"),
         "kv_cache_max": Quantity(value=usage, unit="ratio", missing=NO_PAGE if usage is None else ""),
         "out_of_memory": Quantity(value=float(each.outcome.out_of_memory), unit="requests", n=sent),
@@ -250,15 +248,6 @@ def _recovered(times: Preempted, failed: int) -> Quantity:
         return Quantity(value=1.0, unit="ratio", ci95=(1.0, 1.0), n=round(times.high), method=times.source)
     ended = times.low if times.finished is not None else max(0.0, times.low - failed)
     return _bounded(ended / (ended + failed), 1.0, round(times.high), times.source)
-
-
-def _ratio(count: int, size: int) -> Quantity:
-    if not size:
-        return absent("ratio", "no request was sent")
-    from scipy.stats import binomtest  # noqa: PLC0415  slow to import, and few runs need it
-
-    ends = binomtest(count, size).proportion_ci(method="wilson")
-    return Quantity(value=count / size, unit="ratio", ci95=(ends.low, ends.high), n=size, method="Wilson")
 
 
 def _bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") -> Quantity:
