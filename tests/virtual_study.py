@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from virtual_runs import PartsSource, VirtualLoad, step_data, workload_of
 
 from loadgen.plan.arrivals import Arrival, schedule
@@ -55,7 +56,9 @@ def play(
         came = outcome(step, data[number])
         finished.append(Finished(number=number, run=f"steps/{number:04d}-{step.label}", step=step, outcome=came))
     assert isinstance(step, Done)
-    return finished, procedure.findings(asked, finished, lambda each: data[each.number])
+    findings = procedure.findings(asked, finished, lambda each: data[each.number])
+    msgspec.json.encode(findings)  # they can be written: nothing in them is numpy's
+    return finished, findings
 
 
 def run_step(

@@ -4,7 +4,7 @@
 const STUDY = JSON.parse(document.getElementById("data").textContent);
 const MANY = 40; // points of a line that are too many for a mark each
 
-/* What a plot draws of each line: its points, those below it in a stack added, its colour and its dashes. */
+/* What a plot draws of each line: its points, in a stack from left to right on those below, its colour and its dashes. */
 function curvesOf({ kind, lines }) {
   const below = new Map();
   return lines.map((line, at) => {
@@ -14,6 +14,7 @@ function curvesOf({ kind, lines }) {
       if (kind === "stack") below.set(x, lift(line.y[i]) ?? base);
       return { x, y: lift(line.y[i]), low: lift(line.low[i]), high: lift(line.high[i]), base, value: line.y[i] };
     });
+    if (kind === "stack") points.sort((a, b) => a.x - b.x);
     const part = /^[a-z]+$/.test(line.name) && colour(line.name) ? line.name : null;
     return { name: line.name, points, hue: part ?? HUES[at % HUES.length], dash: kind === "stack" ? undefined : DASHES[Math.floor(at / (part ? 1 : HUES.length)) % DASHES.length || (kind === "line" && !part ? at % DASHES.length : 0)] };
   });
