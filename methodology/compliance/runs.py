@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from methodology.compliance import Verdict, comply
 from methodology.compliance.case import State
@@ -24,6 +24,9 @@ class RunStatement(Struct, frozen=True, kw_only=True):
 
     verdict: Annotated[Verdict, doc("unconditional, conditional or not compliant: docs/reference/compliance.md")]
     sentence: Annotated[str, doc("the verdict in words, with the requirements that are not met")]
+    contradictions: Annotated[
+        list[str] | UnsetType, doc("what the server shows that was declared otherwise; absent where there is nothing")
+    ] = UNSET
     requirements: Annotated[
         dict[str, State],
         doc("met, not met, not applicable, or declared: met by what was declared alone; by requirement"),
@@ -57,5 +60,6 @@ def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> R
     return RunStatement(
         verdict=statement.verdict,
         sentence=statement.sentence.replace(f"The {TEST} test is", f"As a {TEST} test, this run is"),
+        contradictions=statement.contradictions or UNSET,
         requirements={each.id: each.state for each in statement.requirements},
     )

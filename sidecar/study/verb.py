@@ -8,7 +8,7 @@ import os
 import platform
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 from msgspec.structs import replace as replaced
 
+from loadgen.plan.workloads.fields import nearest
 from methodology.compliance import satisfies
 from methodology.compliance.system import System, as_text, read_system
 from methodology.search import Capacity, capacity
@@ -72,7 +73,7 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
         if parameters.capacity is not None:
             raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
         parameters = replaced(parameters, capacity=capacity_of(options.capacity_from).per_s)
-    system = _system(options)
+    system = _system(options, variants)
     asked = Asked(
         test=procedure.name,
         scale=options.scale,
@@ -86,12 +87,19 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     return (asked, []) if options.budget is None else within(procedure, asked, common, options.budget)
 
 
-def _system(options: StudyOptions) -> System:
+def _system(options: StudyOptions, variants: Collection[str]) -> System:
+    """Return what is declared of the system. Raises ConfigurationError; also for the name of a variant with a slip."""
     try:
         system = read_system(options.sut)
     except ValueError as error:
         raise ConfigurationError(f"--sut {error}") from error
-    return replaced(system, isolated=True) if options.isolated and system.isolated is None else system
+    if options.isolated and system.isolated is False:
+        raise ConfigurationError("--isolated: --sut declares `isolated: false`; correct one of them")
+    undeclared = [name for name in variants if name not in system.variants]
+    for name in system.variants:
+        if name not in variants and (near := nearest(name, undeclared)):
+            raise ConfigurationError(f"--sut variants.{name}: there is no such --variant{near}")
+    return replaced(system, isolated=True) if options.isolated else system
 
 
 def capacity_of(path: Path) -> Capacity:

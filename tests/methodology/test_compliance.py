@@ -365,6 +365,11 @@ def test_a_plain_run_is_judged_as_the_test_ttft(count: int, unmet: set[str]):
     assert ("declared", "not met") == (states["sut-boundary"], states["report-full"])
     assert ("not compliant" if unmet else "conditional") == statement.verdict
     assert statement.sentence.startswith("As a ttft test, this run is ")
+    other = studies.replaced(facts, cache_config=PAGE_OFF)
+    contradicted = comply_run(other, describe(np.ones(1), ""), closed_loop=False).contradictions
+    assert [
+        "prefix caching is declared on, but is off in this run by enable_prefix_caching on its page"
+    ] == contradicted
     lacks_boundary = comply_run(studies.facts(), describe(np.ones(1), ""), closed_loop=False)
     assert "sut-boundary" in lacks_boundary.sentence
 

@@ -57,6 +57,12 @@ test_of.__test__ = False  # type: ignore[attr-defined]
         (("tiny", "--variant", '{"a": {"uri": "http://h"}}'), "--variant a: Object contains unknown field `uri`"),
         (("tiny", "--variant", f"a={URL}"), "--variant a: the test tiny measures a single configuration"),
         (("tiny", URL, "--sut", "absent.yaml"), "--sut absent.yaml: No such file or directory"),
+        (("tiny", URL, "--sut", '{"boundry": 1}'), "--sut boundry: unknown field (did you mean 'boundary'?)"),
+        (("tiny", URL, "--isolated", "--sut", '{"isolated": false}'), "--isolated: --sut declares `isolated: false`"),
+        (
+            ("guardrail", "--variant", f"baseline={URL}", "--sut", '{"variants": {"base-line": {}}}'),
+            "--sut variants.base-line: there is no such --variant (did you mean 'baseline'?)",
+        ),
         (("tiny", URL, "--from", "absent"), "absent: no study.json here; give the directory of a study"),
         (("tiny", "--resume", "absent"), "absent: no study.json here; give the directory of a study"),
         (("tiny", URL, "--until", "p99"), "--until: the test tiny has no such number"),
