@@ -27,6 +27,7 @@ LEAST_SCRAPES = 10
 INTERVALS = 40  # of the judged time
 # Shares of the arrivals: less left over is not called growing, less left over at most is called stable.
 LEAST_GROWTH, TOLERATED_GROWTH = 0.02, 0.05
+UNSEEN_GROWTH = 0.1  # less, of requests of which none waited in the engine, is not called growing
 # Kendall's tau: of what grows at least the first, of what is stable below the second.
 RISING, STEADY = 0.6, 0.5
 LONGER = 0.1  # by how much of the first requests' time in flight the later ones' must grow
@@ -201,8 +202,10 @@ def _judge(flow: _Flow, evidence: Stability, in_flight: Trend) -> tuple[Verdict,
     together = longer and residence is not None and min(rising, residence.rising) >= RISING
     always = queued is not None and queued >= ALWAYS
     by_page = always and (longer or rising >= RISING)
-    # A growing batch is not a queue: where none waited in the engine, times in flight must have risen steadily.
-    walked = walked and (queued is None or queued >= NEVER)
+    # A growing batch is not a queue: where none waited in the engine, it must have grown much, and times in flight with
+    # it, as of an engine whose seats are not yet taken.
+    may_queue = queued is None or queued >= NEVER
+    walked, together = walked and may_queue, together and (may_queue or growth >= UNSEEN_GROWTH)
     if growth >= LEAST_GROWTH and (walked or (in_flight.low > 0 and (together or by_page))):
         return "growing", f"requests in flight rose {slope} for as long as the load lasted"
     if always:

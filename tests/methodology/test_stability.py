@@ -7,8 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 from queues import Served, loaded, took
+from virtual_study import run_step
 
+from methodology.load import stability_of
 from methodology.stability import Stability, verdict
+from methodology.study.model import Step
+from simulator.settings import EngineSettings, SimulatorSettings
+from simulator.virtual import VirtualServer
 
 SEEDS = range(20)
 
@@ -170,3 +175,18 @@ def test_a_batch_that_fills_while_none_waits_is_no_overload():
     ended_s = np.add(arrived_s, took_s)
     at_s = np.arange(0.0, 7.8, 0.25)
     assert verdict(at_s, np.zeros_like(at_s), arrived_s, ended_s).verdict == "undecided"
+
+
+def test_a_batch_that_grows_a_little_by_chance_is_no_overload():
+    """An engine of 64 seats at 89 % load, of whose requests none waited: its batch rose by 5 % of the arrivals."""
+    step = Step(kind="level", label="open", load="open", level=7.75, duration=60.0, seed=6)
+    engine = SimulatorSettings(engine_settings=EngineSettings(max_num_seqs=64))
+    data = run_step(step, VirtualServer(engine, network_s=0.002), scrape_s=1.0, parts="none")
+    judgement = stability_of(data.requests, data.endpoints, closed_loop=False)
+    assert (judgement.queued_ratio, judgement.verdict) == (0, "undecided")
+
+
+def test_an_overload_is_seen_although_none_waits_in_the_engine():
+    """What queues may do so elsewhere, as in a gateway; the page shows nothing of it."""
+    queue = loaded(1.5, seconds=60)
+    assert verdict(np.arange(60.0), np.zeros(60), queue.arrived_s, queue.ended_s).verdict == "growing"
