@@ -82,10 +82,11 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
     parameters = asked.parameters
     rate = max((each.outcome.completed_per_s or 0.0 for each in levels), default=0.0)
     count = max((parameters.per_slot or 1) * concurrency, math.ceil(1.3 * rate * (parameters.duration or LEAST_S)))
+    again = any(each.step.level == concurrency for each in levels)
     options = {"output_tokens": str(parameters.output_tokens)} if parameters.output_tokens else {}
     return Step(
         kind=LEVEL,
-        label=f"closed-{concurrency}",
+        label=f"closed-{concurrency}" + ("-longer" if again else ""),
         load="closed",
         level=concurrency,
         requests=count,
@@ -361,14 +362,14 @@ def _plots(levels: Sequence[Finished]) -> Iterator[Plot]:
 def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
     if (asked.parameters.per_slot or 0) < 100:
         yield f"{asked.parameters.per_slot} completions a slot were asked for; the draft wants 100, or 60 s if longer."
-    for each in levels:
-        low, high = wilson(each.outcome)
-        wanted = asked.parameters.completion or LEAST_COMPLETION
-        if low < wanted < high:
-            yield (
-                f"{each.step.label}: {each.outcome.sent:,} requests cannot tell whether completion reaches "
-                f"{100 * wanted:g} % ({100 * low:.1f} to {100 * high:.1f} %)."
-            )
+    wanted = asked.parameters.completion or LEAST_COMPLETION
+    intervals = [(each.step.label, *wilson(each.outcome)) for each in levels]
+    unsure = [label for label, low, high in intervals if low < wanted < high]
+    if unsure:
+        yield (
+            f"Too few requests to be sure on which side of {100 * wanted:g} % completion lies, by its interval: "
+            f"{', '.join(unsure)}."
+        )
 
 
 CAPACITY = Procedure(

@@ -313,12 +313,13 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     """Yield what the engine adds: the parts of the TTFT, its places and its KV cache, each over the load."""
     means = [_part_means(each, read) for each in study.levels]
+    offered = tuple(each.step.level for each in study.levels)
     layers = [
-        Line(name=part.label, x=study.loads, y=tuple(mean.get(part.name) for mean in means))
+        Line(name=part.label, x=offered, y=tuple(mean.get(part.name) for mean in means))
         for part in TTFT_PARTS
         if any(part.name in mean for mean in means)
     ]
-    shared: dict[str, Any] = {"x_title": "Load (requests/s)"}
+    shared: dict[str, Any] = {"x_title": "Offered load (requests/s)"}
     if layers:
         yield Plot(
             name="ttft-parts",
@@ -331,7 +332,7 @@ def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     outcomes = [each.outcome for each in study.levels]
     seats = {"running": [each.running_mean for each in outcomes], "waiting": [each.waiting_mean for each in outcomes]}
     if any(value is not None for value in seats["running"]):
-        lines = [Line(name=name, x=study.loads, y=tuple(values)) for name, values in seats.items()]
+        lines = [Line(name=name, x=offered, y=tuple(values)) for name, values in seats.items()]
         yield Plot(
             name="seats",
             title="Requests in the engine over load",
@@ -342,7 +343,7 @@ def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
         )
     usage = tuple(None if each.kv_cache_max is None else 100 * each.kv_cache_max for each in outcomes)
     if any(value is not None for value in usage):
-        line = Line(name="highest usage", x=study.loads, y=usage)
+        line = Line(name="highest usage", x=offered, y=usage)
         yield Plot(name="kv-cache", title="KV cache over load", kind="line", y_title="%", lines=(line,), **shared)
 
 
