@@ -17,7 +17,6 @@ from methodology.study.model import (
     Line,
     Plot,
     Quantity,
-    Reader,
     StepData,
     Table,
 )
@@ -170,13 +169,12 @@ def plot_cumulative(
     return (plot,) if lines else ()
 
 
-def measured(step: Finished, read: Reader) -> StepData:
-    """Return the tables of a step of its requests that were submitted in its window, in that order.
+def measured(step: Finished, data: StepData) -> StepData:
+    """Return the tables of a step for its requests that were submitted in its window, in that order.
 
     `index` is then a request's place in the plan, from 0.
     """
-    data, window = read(step), step.outcome.window
-    log = data.requests
+    window, log = step.outcome.window, data.requests
     rows = np.flatnonzero(submitted_within(log, window)) if window else np.zeros(0, np.int64)
     rows = rows[np.argsort(log.submit_ns[rows], kind="stable")]
     places = dataclasses.replace(log, index=log.index - log.index.min(initial=2**62))
@@ -219,3 +217,13 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     ends = (change - half, change + half) if len(halves) == 2 else None
     method = "batch means, their relative errors added in squares"
     return results | {names[1]: Quantity(value=change, unit="ratio", ci95=ends, n=step.outcome.ok, method=method)}
+
+
+def overloaded(steps: Sequence[Finished]) -> list[str]:
+    """Return a note for each step whose requests piled up."""
+    growing = [each for each in steps if each.outcome.stability and each.outcome.stability.verdict == "growing"]
+    return [
+        f"Step {each.number} ({each.step.label}) was overloaded: its latencies, and what follows, depend on how long "
+        "it ran."
+        for each in growing
+    ]

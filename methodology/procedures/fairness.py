@@ -27,6 +27,7 @@ from methodology.measures.paired import (
     grid,
     measured,
     of_ends,
+    overloaded,
     percentile_quantities,
     plot_cumulative,
 )
@@ -225,7 +226,7 @@ class _Served:
 
 
 def _served(finished: Finished, read: Reader) -> _Served:
-    data = measured(finished, read)
+    data = measured(finished, read(finished))
     rows = (data.requests.status == "ok") & (data.requests.first_token_ns >= 0)
     requests, parts = take(data.requests, rows), take(data.parts, rows)
     metrics = request_metrics(requests)
@@ -405,12 +406,7 @@ def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed:
             f"The model takes {asked.max_model_len:,} tokens: the lengths of both classes are {scale:.2f} times the "
             "draft's."
         )
-    for each in steps:
-        judged = each.outcome.stability
-        if judged is not None and judged.verdict == "growing":
-            notes.append(
-                f"Step {each.step.label} was overloaded: its latencies, and what follows, depend on how long it ran."
-            )
+    notes += overloaded(steps)
     wanted = asked.parameters.requests or 500
     few = [name for name in names if mixed and len(mixed.of(name).ttft_ms) < wanted]
     if few:

@@ -14,6 +14,7 @@ from methodology.measures.paired import (
     grid,
     measured,
     of_ends,
+    overloaded,
     paired,
     percentile_quantities,
     plot_cumulative,
@@ -84,13 +85,14 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     differences: dict[str, list[Floats]] = {name: [] for name in names}
     refused = dict.fromkeys(names, 0)
     for share in shares:
-        base = measured(levels[BASELINE, share], read) if (BASELINE, share) in levels else None
+        base = measured(levels[BASELINE, share], read(levels[BASELINE, share])) if (BASELINE, share) in levels else None
         for name in (each for each in names if (each, share) in levels):
-            data = measured(levels[name, share], read)
+            whole = read(levels[name, share])
+            data = measured(levels[name, share], whole)
             suffix = f"{name}_{round(100 * share)}"
             metrics = request_metrics(data.requests)
             ok = data.requests.status == "ok"
-            refused[name] += int((data.requests.status == "refused").sum())
+            refused[name] += int((whole.requests.status == "refused").sum())
             times.setdefault(name, metrics.ttft_ms[ok])
             for metric, values in (("ttft", metrics.ttft_ms), ("e2e", metrics.e2e_ms)):
                 for label, quantity in percentile_quantities(values[ok]).items():
@@ -127,7 +129,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             grid("guardrail-throughput", "Throughput Impact", by_name, heading | impact, results),
         ),
         plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
-        notes=(*NOTES, *_notes(asked, results, names)),
+        notes=(*NOTES, *_notes(asked, results, names), *overloaded(steps)),
     )
 
 
@@ -163,7 +165,7 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
     last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
     if not last or f"overhead_e2e_ms_{last}" not in results:
         return ("The overhead of guardrails is not known: no configuration was measured beside the baseline.",)
-    sentences = [f"The {last} configuration adds {words(f'overhead_e2e_ms_{last}')} end to end to a request."]
+    sentences = [f"The {last} configuration adds {words(f'overhead_e2e_ms_{last}')} to a request, end to end."]
     if "input" in names:
         sentences.append(f"Input filtering adds {words('overhead_ttft_ms_input')} to the TTFT.")
     change = results[f"throughput_change_ratio_{last}"].value

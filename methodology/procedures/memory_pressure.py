@@ -276,10 +276,11 @@ def _pressure(levels: Sequence[Finished]) -> str:
             if outcome.preemptions
             else ""
         )
-    queued = (
-        "seats queued" if outcome.limit == "seats" else "requests queued" if outcome.queued_ratio else "none queued"
-    )
-    return f"KV cache usage never passed {100 * usage:.0f} %: {queued}, memory was not under pressure"
+    queued = "none queued"
+    if outcome.queued_ratio:
+        places = "its seats were taken" if outcome.limit == "seats" else "it took no more"
+        queued = f"with {outcome.running_max or 0:.0f} requests running {places}, and the others queued"
+    return f"KV cache usage never passed {100 * usage:.0f} %: {queued}; memory was not under pressure"
 
 
 def _percent(quantity: Quantity | None, digits: int = 1) -> str:

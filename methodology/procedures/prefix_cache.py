@@ -21,6 +21,7 @@ from methodology.measures.paired import (
     grid,
     measured,
     of_ends,
+    overloaded,
     paired,
     percentile_quantities,
     plot_cumulative,
@@ -57,6 +58,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
     },
     "conversation": {"content": "words", "system_prompt": {"tokens": 200, "share": 0.5}},
 }
+OTHER_CONTENT = ("dataset", "prompts", "replay_requests", "trace")  # whose shared pieces are not known by themselves
 POPULATING = 100  # requests, evenly over the shared prefixes
 NEEDS = "a workload whose requests share prefixes: code-completion, conversation, or a mapping with prefixes"
 EMULATED = (
@@ -138,7 +140,7 @@ def _shared(asked: Asked) -> dict[str, Any] | None:
         given = json.loads(given)
     name = given if isinstance(given, str) else given.get("name", POPULATE)
     mapping: dict[str, Any] | None = SHARED.get(given) if isinstance(given, str) else dict(given)
-    if not mapping or "classes" in mapping or asked.options.get("dataset"):
+    if not mapping or "classes" in mapping or any(asked.options.get(name) for name in OTHER_CONTENT):
         return None
     fields = {field: mapping[field] for field in ("content", "prefixes", "system_prompt") if mapping.get(field)}
     pieces: dict[str, Any] = {
@@ -152,13 +154,14 @@ def _shared(asked: Asked) -> dict[str, Any] | None:
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return TTFT, reduction, hit rates and throughput with the cache off, cold and warm."""
     steps = {each.step.kind: each for each in counting(finished)}
-    data = {name: measured(steps[name], read) for name in CONFIGURATIONS if name in steps}
+    whole = {name: read(steps[name]) for name in CONFIGURATIONS if name in steps}
+    data = {name: measured(steps[name], step) for name, step in whole.items()}
     ttft = {name: request_metrics(each.requests).ttft_ms for name, each in data.items()}
     results: dict[str, Quantity] = {}
     for name, step in data.items():
         quantities = percentile_quantities(ttft[name][step.requests.status == "ok"])
         results |= {f"ttft_{label}_ms_{name}": quantity for label, quantity in quantities.items()}
-        results |= {f"{key}_{name}": quantity for key, quantity in _hits(asked, steps[name], read(steps[name])).items()}
+        results |= {f"{key}_{name}": quantity for key, quantity in _hits(asked, steps[name], whole[name]).items()}
         if name != OFF and OFF in data:
             results |= {f"{key}_{name}": quantity for key, quantity in _reductions(data[OFF], step).items()}
     base = fullest(counting(finished))
@@ -183,7 +186,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             "TTFT with the cache off, cold and warm",
             {CONFIGURATIONS[name]: ttft[name] for name in data},
         ),
-        notes=(*NOTES, *_notes(asked, results)),
+        notes=(*NOTES, *_notes(asked, results), *overloaded(counting(finished))),
     )
 
 
@@ -249,7 +252,7 @@ def _prefix_tokens(asked: Asked, step: Finished, index: Any) -> Floats | None:
     """Return the tokens of each request's shared pieces, as its workload draws them again from the step's seed."""
     given = step.step.options.get("workload", asked.options.get("workload", NAME))
     name = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-    if asked.options.get("dataset") or not len(index):
+    if asked.options.get("sessions") or not len(index):
         return None
     places = index - index.min()
     drawn = itertools.islice(workloads.build(name, seed=step.step.seed).requests, int(places.max()) + 1)

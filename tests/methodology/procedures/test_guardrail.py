@@ -56,7 +56,7 @@ def test_refusals_are_counted_and_in_no_latency(guarded: Studied) -> None:
         for each, data in guarded.of_kind("level")
         if each.step.variant == "full"
     )
-    assert 0 < guarded.value("refused_full") <= refused
+    assert 0 < guarded.value("refused_full") == refused
     assert guarded.value("refused_baseline") == 0
     assert any("refused" in note for note in guarded.findings.notes)
 
