@@ -103,7 +103,7 @@ class _Level:
 
 def _level(finished: Finished, read: Reader) -> _Level:
     data, window = read(finished), finished.outcome.window
-    log = measured(finished, lambda _: data).requests
+    log = measured(finished, data).requests
     ok = take(log, log.status == "ok")
     enough = ok.output_tokens >= LEAST_TOKENS
     metrics = request_metrics(take(ok, enough))
