@@ -77,8 +77,14 @@ def quantile(values_in_order: npt.ArrayLike, q: float, level: float = 0.95) -> Q
     return quantiles(values_in_order, [q], level)[0]
 
 
-def quantiles(values_in_order: npt.ArrayLike, qs: Sequence[float], level: float = 0.95) -> list[QuantileInterval]:
-    """Return several quantiles as `quantile` does, sorting once."""
+def quantiles(
+    values_in_order: npt.ArrayLike, qs: Sequence[float], level: float = 0.95, *, of_itself: bool = False
+) -> list[QuantileInterval]:
+    """Return several quantiles as `quantile` does, sorting once.
+
+    of_itself  take tau of whether a value is above each quantile alone: where what is beyond it is of another kind, and
+               does not follow the slow changes of the others
+    """
     values = np.asarray(values_in_order, np.float64).ravel()
     for q in qs:
         if not (0 < q < 1 and 0 < level < 1):
@@ -92,7 +98,7 @@ def quantiles(values_in_order: npt.ArrayLike, qs: Sequence[float], level: float 
             for count in needed
         ]
     ascending = np.sort(values)
-    least_tau = max(_most_tau(values <= np.median(ascending)), _most_tau(_ranked(values)))
+    least_tau = 1.0 if of_itself else max(_most_tau(values <= np.median(ascending)), _most_tau(_ranked(values)))
     return [_interval(values, ascending, q, level, least_tau) for q in qs]
 
 

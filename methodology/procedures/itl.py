@@ -176,6 +176,9 @@ def _results(name: str, level: _Level) -> dict[str, Quantity]:
     """Return the results of a level."""
     gaps_ms = level.gaps_ms
     results = percentiles(gaps_ms, f"{name}_{{}}_ms", least=1)
+    # Gaps that long are of steps with a prefill in them, however the load changed: of 60 s at 50 to 90 % of capacity
+    # such intervals of P99 hold the truth in 97 to 100 %; with tau of the median too there would be none.
+    results |= percentiles(gaps_ms, f"{name}_{{}}_ms", ("p99", "p99_9"), least=1, of_itself=True)
     results |= {
         f"{name}_mean_ms": mean(gaps_ms),
         f"{name}_sd_ms": number(float(gaps_ms.std(ddof=1)) if len(gaps_ms) > 1 else None, "ms", n=len(gaps_ms)),
@@ -281,7 +284,7 @@ def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]
             ends = quantity.ci95 or (None, None)
             rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *ends, quantity.tau))
     titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
-              "ci95_high_ms": "to", "tau": "Gaps that say as much as one"}  # fmt: skip
+              "ci95_high_ms": "to", "tau": "tau (gaps)"}  # fmt: skip
     return Table(name="itl-intervals", title="95 % Intervals", columns=columns(titles), rows=tuple(rows))
 
 

@@ -38,10 +38,16 @@ def percentile(
 
 
 def percentiles(
-    values: Floats, of: str, names: tuple[str, ...] = tuple(QUANTILES), *, unit: str = "ms", least: int = LEAST_BEYOND
+    values: Floats,
+    of: str,
+    names: tuple[str, ...] = tuple(QUANTILES),
+    *,
+    unit: str = "ms",
+    least: int = LEAST_BEYOND,
+    of_itself: bool = False,
 ) -> dict[str, Quantity]:
     """Return percentiles of finite values [n] in order, by result name: `of` has {} in place of the percentile."""
-    estimates = intervals.quantiles(values, [QUANTILES[name] for name in names])
+    estimates = intervals.quantiles(values, [QUANTILES[name] for name in names], of_itself=of_itself)
     return {
         of.format(name): percentile(interval, name, len(values), unit=unit, least=least)
         for name, interval in zip(names, estimates, strict=True)

@@ -67,6 +67,19 @@ def test_the_second_mode_is_of_steps_with_a_prefill(study: tuple[list[Finished],
     assert "a prefill ran in 100 % of its steps" in study[1].answer[2]
 
 
+def test_long_gaps_are_known_though_the_load_changes():
+    """P99 of a minute has both ends, by its own autocorrelation; that of the median follows the load for longer."""
+    results = play(ITL, asked(levels=(0.75,), duration=60.0), EngineSettings())[1].results
+    p50, p99 = results["itl_p50_ms_75"], results["itl_p99_ms_75"]
+    assert p50.tau is not None
+    assert p99.tau is not None
+    assert p99.tau < 0.1 * p50.tau
+    low, high = p99.ci95 or (None, None)
+    assert low is not None
+    assert high is not None
+    assert 60 < low < high < 130
+
+
 def test_gaps_with_a_prefill_are_those_that_the_engine_had():
     """By what each of its steps did: at least 99 % of the gaps are put down to the right kind."""
     step = Step(kind="level", label="x", load="open", level=4.5, duration=30.0, seed=2)
