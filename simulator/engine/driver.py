@@ -10,6 +10,9 @@ from typing import NoReturn
 from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
 from simulator.engine.scheduler import Engine
 
+#: A longer pause of the process stays in the truth.
+_MOST_CAUGHT_UP_NS = 10_000_000
+
 
 def anchored_clock() -> Callable[[], int]:
     """Return a clock of int64 ns since the Unix epoch that is monotonic: its distance to the epoch is taken once."""
@@ -94,6 +97,7 @@ class EngineDriver:
         self._streams: dict[int, TokenStream] = {}
         self._work = asyncio.Event()
         self._stopped = False
+        self._due_ns = 0  # when the last step was to end
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; false, and nothing forgotten, while a request holds blocks."""
@@ -127,9 +131,11 @@ class EngineDriver:
     async def run(self) -> NoReturn:
         """Run steps until cancelled; then, or if the engine fails, every stream is closed.
 
-        A step ends when the event loop wakes up, which is up to a millisecond late (the resolution of epoll): the
-        engine gets the actual time, so that its reports match what happened.
+        A step ends when the event loop wakes up, which is up to a millisecond late (the resolution of epoll), and later
+        on a busy machine: the engine gets the actual time, so that its reports match what happened. The next step is
+        shorter by as much, so that in the mean steps take what the engine says.
         """
+        self._due_ns = self._clock()
         try:
             while True:
                 await self._run_step()
@@ -146,8 +152,10 @@ class EngineDriver:
         if duration_s is None:
             self._work.clear()
             await self._work.wait()
+            self._due_ns = self._clock()
             return
-        await asyncio.sleep(duration_s - (self._clock() - begin_ns) / 1e9)
+        self._due_ns = max(self._due_ns, begin_ns - _MOST_CAUGHT_UP_NS) + round(duration_s * 1e9)
+        await asyncio.sleep((self._due_ns - self._clock()) / 1e9)
         outcome = self._engine.finish_step(self._clock())
         self._on_step(outcome)
         for number, lost in outcome.lost:
