@@ -71,7 +71,7 @@ def comply(
     filled in here, and what contradicts it is said.
     """
     steps = [(each, facts[each.run]) for each in counting(finished) if each.run in facts and each.step.kind != POPULATE]
-    shown = observed(system, steps)
+    shown = observed(system, steps, finished)
     case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings)
     judgements = [_judged(requirement, case) for requirement in applying(test)]
     failing = {level: [each.id for each in judgements if each.level == level and each.state == "not met"]

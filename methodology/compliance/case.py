@@ -57,7 +57,7 @@ class Case:
         steps = [finished.step for finished, _ in self.measuring]
         variants = [self.system.of(name) for name in {step.variant for step in steps}]
         levels = [step.level for step in steps if step.kind == "level"]
-        sizes = [facts.about.get("tokenizer", {}).get("vocab_size") for _, facts in self.steps]
+        sizes: list[Any] = [(facts.about.get("tokenizer") or {}).get("vocab_size") for _, facts in self.steps]
         tables = (f"table {table.name}" for table in (self.findings.tables if self.findings else ()) if table.rows)
         plots = (f"plot {plot.name}" for plot in (self.findings.plots if self.findings else ()))
         return {

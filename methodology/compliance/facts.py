@@ -106,8 +106,9 @@ def facts_of(
     protocol, label = PROTOCOLS.get(config.get("endpoint", "")), str(stated.get("label") or config.get("workload"))
     cached = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
     cached_ratio = float(ok.cached_tokens[cached].sum() / ok.input_tokens[cached].sum()) if cached.any() else None
-    shares = any(
-        each.get("system_prompt") or each.get("shared_prefix") for each in (stated, *stated.get("classes", ()))
+    classes = (stated, *(stated.get("classes") or ()))
+    shares = any(each.get("system_prompt") or each.get("shared_prefix") for each in classes) or bool(
+        (ok.session >= 0).any()
     )
     round_trips = [each["median"] for each in about.get("network_rtt_ms") or () if each.get("median") is not None]
     recorded = np.array([ok.submit_ns, ok.first_token_ns, ok.last_token_ns, ok.input_tokens, ok.output_tokens])
@@ -123,7 +124,7 @@ def facts_of(
         arrivals=get_args(arrivals.Kind),
         ok=len(ok),
         refused=int((requests.status == "refused").sum()),
-        stamp_ns=int(np.gcd.reduce(ok.submit_ns)) if len(ok) else 0,
+        stamp_ns=int(np.gcd.reduce(recorded[:3], axis=None)) if len(ok) else 0,
         unrecorded=int((recorded < 0).any(axis=0).sum()),
         held=int((requests.held_ns > 0).sum()),
         in_flight_mean=_in_flight_mean(requests),

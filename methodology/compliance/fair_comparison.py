@@ -69,7 +69,7 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
     for line, name in (
         ("Equivalent SUT boundary", "boundary"),
         ("Comparable hardware, or normalised", "accelerator"),
-        ("Production-representative configuration", "production_representative"),
+        ("Production-representative configuration", "production"),
     ):
         declared = asked.system.get(name)
         yield line, DECLARED if declared else NOT_MET, str(declared or f"not declared: sut.{name}")

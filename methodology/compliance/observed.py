@@ -9,8 +9,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from methodology.compliance.facts import StepFacts
-from methodology.compliance.system import FIELDS, System
+from methodology.compliance.system import System
 from methodology.study.model import Finished
+from scraper.engines import catalogue
 
 FOREIGN_RATIO = 0.02
 # How the names of quantized models say so; from a name without any of these nothing follows.
@@ -20,10 +21,11 @@ _QUANTIZED = re.compile(
 _WHOLE = ("none", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
 
 
-def observed(system: System, steps: Sequence[tuple[Finished, StepFacts]]) -> System:
+def observed(system: System, steps: Sequence[tuple[Finished, StepFacts]], finished: Sequence[Finished] = ()) -> System:
     """Return a system with what the steps tell where nothing was declared, and with what contradicts the declaration.
 
-    Values that differ between variants are not filled: they are to be declared of each.
+    Values that differ between variants are not filled: they are to be declared of each. `finished` are all steps, void
+    ones too: a step may be void for what contradicts the declaration.
     """
     shown: dict[str, dict[str, Any]] = {}
     for _, facts in steps:
@@ -35,12 +37,11 @@ def observed(system: System, steps: Sequence[tuple[Finished, StepFacts]]) -> Sys
         if getattr(system, name) is None and len(set(values.values())) == 1
     }
     filled = replace(system, **{name: shown[name][source] for name, source in seen.items()}, seen=system.seen | seen)
-    contradicting = {
-        name: sentence
-        for finished, facts in reversed(steps)
-        for name, sentence in _contradictions(system.of(finished.step.variant), finished, facts)
-    }
-    return replace(filled, contradictions={name: contradicting[name] for name in FIELDS if name in contradicting})
+    contradicting = [
+        *(each for step in finished for each in _by_outcome(system.of(step.step.variant), step)),
+        *(each for step, facts in steps for each in _by_facts(system.of(step.step.variant), step, facts)),
+    ]
+    return replace(filled, contradictions=dict(reversed(contradicting)))
 
 
 def _shown(facts: StepFacts) -> Iterator[tuple[str, Any, str]]:
@@ -77,36 +78,50 @@ def _caching(facts: StepFacts) -> tuple[bool, str] | None:
     return (stated == "true", "enable_prefix_caching on its page") if stated in ("true", "false") else None
 
 
-def _contradictions(system: System, finished: Finished, facts: StepFacts) -> Iterator[tuple[str, str]]:
+def _by_facts(system: System, finished: Finished, facts: StepFacts) -> Iterator[tuple[str, str]]:
     """Yield what a step shows that was declared otherwise: the field, and a sentence."""
-    where = f"in {finished.run}" if finished.run else "in this run"
+    where = _where(finished)
     caching = _caching(facts)
     if caching and system.prefix_caching is not None and system.prefix_caching != caching[0]:
         stated, shown = ("on", "off") if system.prefix_caching else ("off", "on")
         yield "prefix_caching", f"prefix caching is declared {stated}, but is {shown} {where} by {caching[1]}"
     target = facts.about.get("target") or {}
     served = str(target.get("model") or "")
-    if system.model and served and _short(system.model) != _short(served):
-        yield "model", f"the model is declared as {system.model}, but {where} {served} is served"
+    listed = system.served_as or system.model
+    if listed and served and _short(listed) != _short(served):
+        cure = "" if system.served_as else "; declare `served_as` where these are one"
+        yield "model", f"the model is declared as {listed}, but {where} {served} is served{cure}"
     marks = _QUANTIZED.findall(served.lower())
     if system.quantization and marks and _is_other(system.quantization.lower(), marks):
         yield "quantization", f"quantization is declared as {system.quantization}, but {where} {served} is served"
-    if system.engine and facts.engine and facts.engine not in re.sub(r"[^a-z]", "", system.engine.lower()):
+    if system.engine and facts.engine and not _is_alike(system.engine, facts.engine):
         yield "engine", f"the engine is declared as {system.engine}, but {where} the page is that of {facts.engine}"
-    version = facts.engine_version or target.get("version")
-    if system.engine_version and version and system.engine_version.lstrip("v") != str(version).lstrip("v"):
+    version = str(facts.engine_version or target.get("version") or "").lstrip("v")
+    if system.engine_version and version and not version.startswith(system.engine_version.lstrip("v")):
         yield "engine_version", f"version {system.engine_version} is declared, but {version} serves {where}"
-    foreign = finished.outcome.foreign_ratio
-    if system.isolated and foreign is not None and foreign > FOREIGN_RATIO:
-        yield (
-            "isolated",
-            f"the system is declared isolated, but {100 * foreign:.0f} % of its requests are not ours {where}",
-        )
     if facts.refused and system.input_filtering is False and system.output_filtering is False:
         yield "output_filtering", f"filters are declared off, but {facts.refused:,} requests were refused {where}"
-    running = finished.outcome.running_max
-    if system.largest_batch and running is not None and running > system.largest_batch:
-        yield "largest_batch", f"the largest batch is declared as {system.largest_batch}, but {running:.0f} ran {where}"
+
+
+def _by_outcome(system: System, finished: Finished) -> Iterator[tuple[str, str]]:
+    """Yield the same of what came of a step."""
+    foreign, running = finished.outcome.foreign_ratio or 0.0, finished.outcome.running_max or 0.0
+    if system.isolated and foreign > FOREIGN_RATIO:
+        share = f"{100 * foreign:.0f} % of its requests"
+        yield "isolated", f"the system is declared isolated, but {share} were not ours {_where(finished)}"
+    if system.largest_batch and running > system.largest_batch:
+        batch = f"the largest batch is declared as {system.largest_batch}"
+        yield "largest_batch", f"{batch}, but {running:.0f} requests ran at once {_where(finished)}"
+
+
+def _where(finished: Finished) -> str:
+    return f"in {finished.run}" if finished.run else "in this run"
+
+
+def _is_alike(declared: str, engine: str) -> bool:
+    """Tell whether the name of an engine is one by which it is known here, or part of one."""
+    name, *known = (re.sub(r"[^a-z]", "", text.lower()) for text in (declared, engine, catalogue(engine).title))
+    return any(each in name or name in each for each in known)
 
 
 def _short(name: str) -> str:

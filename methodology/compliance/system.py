@@ -32,6 +32,7 @@ class Declaration(Struct, frozen=True, kw_only=True, omit_defaults=True):
         Boundary | None, doc("What is measured: model engine, application gateway or compound system.")
     ] = None
     model: Annotated[Text | None, doc("Name of the model.")] = None
+    served_as: Annotated[Text | None, doc("Name by which the server lists it, where that is another.")] = None
     model_version: Annotated[Text | None, doc("Its version: a revision, a date or a commit.")] = None
     quantization: Annotated[
         Text | None, doc("Its quantization, as in fp8 or awq-int4; none of a model that is not quantized.")

@@ -315,6 +315,33 @@ def test_a_quantization_other_than_the_models_name_says_is_a_contradiction(
     assert contradicted == any("quantization" in sentence for sentence in comply(**given).contradictions)
 
 
+@pytest.mark.parametrize(
+    ("declaration", "changed"),
+    [
+        ({"model": "org/Llama-3", "served_as": "tiny-llama"}, {}),
+        ({"engine": "TensorRT-LLM"}, {"engine": "trtllm"}),
+        ({"engine": "text-generation-inference"}, {"engine": "tgi"}),
+        ({"engine": "llama.cpp"}, {"engine": "llamacpp"}),
+        ({"engine_version": "v0.11.2"}, {"engine_version": "0.11.2+cu128"}),
+    ],
+)
+def test_another_name_of_the_same_is_no_contradiction(declaration: Study, changed: Study):
+    """Of a model, an engine and a version."""
+    given = study("ttft")
+    given["system"] = studies.system(**declaration)
+    fact(**changed)(given)
+    assert [] == comply(**given).contradictions
+
+
+def test_a_step_that_others_spoilt_contradicts_that_the_system_is_isolated():
+    """Also where it is void for just that."""
+    given = study("throughput")
+    spoilt = Outcome(status="complete", void="foreign traffic", foreign_ratio=0.3)
+    given["finished"][0] = replace(given["finished"][0], outcome=spoilt)
+    words = "the system is declared isolated, but 30 % of its requests were not ours in steps/0001"
+    assert [words] == comply(**given).contradictions
+
+
 def test_a_variant_is_judged_by_its_own_declaration():
     """Hits where a variant is declared with caching contradict nothing; those of the one without do."""
     given = study("prefix-cache")
