@@ -58,11 +58,12 @@ def run_test(
         _print("\n".join(verb.plan(options, name)))
         return 0
     with Progress(_mode(options)) as progress:
-        became = verb.all_tests(options, _command(options), progress)
-        progress.close()
-        for test, ended in became:
-            _print(f"{test:16} {ended if isinstance(ended, str) else ' '.join(ended.result.answer)}")
-        return max((ended.code for _, ended in became if not isinstance(ended, str)), default=0)
+        codes = [0]
+        for test, said, code in verb.all_tests(options, _command(options), progress):
+            progress.close()
+            _print(f"{test:16} {said}")
+            codes.append(code)
+        return max(codes)
 
 
 def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noqa: B008  as above

@@ -25,7 +25,7 @@ from methodology.study.planning import counting
 from methodology.study.result import StudyResult
 from rundir.access import MASK, masked
 from sidecar import VERSION
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
 from sidecar.options.fields import flag_of
@@ -275,29 +275,33 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
     return study, then
 
 
-def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> list[tuple[str, Ended | str]]:
+def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> Iterator[tuple[str, str, int]]:
     """Run every test in the order of what needs what, each into a directory of its own; the capacity is handed on.
 
-    Returns what became of each: how it ended, or why it was left out. Raises Interrupted where the user stopped one.
+    Yields what became of each, in words and as an exit code: its answer, why it was left out, or why it ended. None
+    follows one that the user stopped, or whose target cannot be reached.
     """
     root = options.resume or options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-all"
-    became: list[tuple[str, Ended | str]] = []
     for name in TESTS:
         each = replace(_that_it_has(options, procedure_named(name)), out=root / name, resume=None)
         if options.resume is not None and (root / name / record.STUDY).exists():
             each = replace(each, resume=root / name, out=None)
         if why := _left_out(name, each):
-            became.append((name, why))
+            yield name, why, 0
             continue
         progress.stage(f"{name}: {procedure_named(name).objective}")
-        ended = test(each, name, command, progress)
-        became.append((name, ended))
-        if isinstance(ended.error, Interrupted):
-            break
+        try:
+            ended = test(each, name, command, progress)
+        except SidelightError as error:
+            yield name, str(error), error.exit_code
+            if not isinstance(error, ConfigurationError):
+                return
+            continue
+        yield name, " ".join(ended.result.answer), ended.code
+        if ended.error is not None:
+            return
         if options.capacity is None and options.capacity_from is None:
-            with_capacity = _capacity_shown(ended)
-            options = replace(options, capacity=with_capacity) if with_capacity else options
-    return became
+            options = replace(options, capacity=_capacity_shown(ended))
 
 
 def _capacity_shown(ended: Ended) -> float | None:

@@ -118,3 +118,11 @@ def test_the_schemas_of_a_study_are_valid():
     """Of its result, of its configuration file, of the declaration of a system."""
     for described in (schema.study_result(), schema.declaration()):
         Draft202012Validator.check_schema(json.loads(json.dumps(described)))
+
+
+def test_all_tests_say_what_became_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The first that cannot reach its target ends them, with its exit code."""
+    assert 3 == test_of("all", URL, "--out", str(tmp_path / "all"), "--quiet")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split(maxsplit=1)[0] == "throughput"
+    assert "cannot connect to 127.0.0.1:9" in line
