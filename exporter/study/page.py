@@ -50,7 +50,7 @@ def _plot(plot: Plot) -> dict[str, Any]:
 
 
 def _line(line: Line) -> dict[str, Any]:
-    """Return a line as JSON has it: without places that are no number, and thinned where points are many."""
+    """Return a line as JSON has it: without places that are not numbers, and thinned where points are many."""
     count = len(line.x)
     places = [
         at

@@ -37,13 +37,20 @@ def as_csv(table: Table) -> str:
 
 
 def _inert(value: Cell) -> Cell:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return _known(value)
+
+
+def _known(value: Cell) -> Cell:
+    """Return a cell, None where it is not a number."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
     """Yield a table for people and its note; one that is wider than `width` in pieces that repeat its first column."""
     if content.rows:
-        columns = list(zip(*content.rows, strict=True))[: len(content.columns)]
+        columns = list(zip(*content.rows, strict=True))
         cells = [[number(value, column.digits) for value in values[:MOST_ROWS]]
                  for column, values in zip(content.columns, columns, strict=True)]  # fmt: skip
         is_text = [any(isinstance(value, str) for value in values) for values in columns]
@@ -102,6 +109,7 @@ def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
 
 def number(value: Cell, digits: int | None = 3) -> str:
     """Return a cell for people: so many significant digits or more, None: as it is; "-" where missing."""
+    value = _known(value)
     if value is None:
         return "-"
     if isinstance(value, bool):

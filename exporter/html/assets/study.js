@@ -16,7 +16,8 @@ function curvesOf({ kind, lines }) {
     });
     if (kind === "stack") points.sort((a, b) => a.x - b.x);
     const part = /^[a-z]+$/.test(line.name) && colour(line.name) ? line.name : null;
-    return { name: line.name, points, hue: part ?? HUES[at % HUES.length], dash: kind === "stack" ? undefined : DASHES[Math.floor(at / (part ? 1 : HUES.length)) % DASHES.length || (kind === "line" && !part ? at % DASHES.length : 0)] };
+    const dash = kind === "line" || kind === "steps" ? DASHES[at % DASHES.length] : undefined;
+    return { name: line.name, points, hue: part ?? HUES[at % HUES.length], dash };
   });
 }
 
@@ -31,6 +32,7 @@ function span(values, log, fromZero) {
   return { low: low === 0 ? 0 : low - room, high: high + room, log };
 }
 
+/* Return how a place along the axis becomes a pixel. */
 function drawPlot(context, box, plot, curves) {
   const all = curves.flatMap(({ points }) => points);
   const places = all.map((point) => point.x), whole = places.every(Number.isInteger);
@@ -54,7 +56,7 @@ function drawPlot(context, box, plot, curves) {
     drawIntervals(context, curve.points, across, up, plot.kind === "stack" ? 0 : 3 * (order - (curves.length - 1) / 2));
     if (plot.kind === "marks" || (plot.kind === "line" && curve.points.length <= MANY)) drawDots(context, curve.points, across, up, order % 2);
   }
-  return { across, up };
+  return across;
 }
 
 const isShown = (point) => point.y !== null;
@@ -120,7 +122,7 @@ function studyPlot(place, plot) {
   const whole = figure(place, `${plot.title}${hasIntervals ? "; bars: 95 % intervals, an arrow: no upper end is known" : ""}`);
   let toX = null;
   const view = canvas(whole, 320, `${plot.title}. ${plot.y_title} by ${plot.x_title}: ${curves.map(({ name }) => name).join(", ")}. The tables below have the numbers.`, (context, width, height) => {
-    toX = drawPlot(context, { left: 64, right: width - 16, top: 24, bottom: height - 44 }, plot, curves).across;
+    toX = drawPlot(context, { left: 64, right: width - 16, top: 24, bottom: height - 44 }, plot, curves);
   });
   const reading = element("p", { class: "note" }, "\u00a0");
   if (curves.length > 1) whole.append(legend(curves.map(({ hue, name, dash, points }) => [hue, points.some(isShown) ? name : `${name} (not known)`, dash])));

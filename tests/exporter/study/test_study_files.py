@@ -126,10 +126,15 @@ def test_a_partial_study_and_one_that_drifted_say_so_before_the_answer():
 def test_tables_hold_numbers_in_full_and_nothing_that_a_spreadsheet_computes():
     """A text that begins as a formula does gets an apostrophe; numbers below zero stay numbers."""
     columns = (Column(name="name", title="Name"), Column(name="value", title="Value"))
-    table = Table(name="odd", title="Odd", columns=columns, rows=(("=1+1", -0.1 - 0.2), ("+x", None), ("plain", True)))
+    table = Table(
+        name="odd",
+        title="Odd",
+        columns=columns,
+        rows=(("=1+1", -0.1 - 0.2), ("+x", None), ("plain", True), ("nan", float("nan"))),
+    )
     text = files(derived=findings((table,)))["tables/odd.csv"]
     assert list(csv.reader(io.StringIO(text))) == [
-        ["name", "value"], ["'=1+1", "-0.30000000000000004"], ["'+x", ""], ["plain", "True"],
+        ["name", "value"], ["'=1+1", "-0.30000000000000004"], ["'+x", ""], ["plain", "True"], ["nan", ""],
     ]  # fmt: skip
 
 
@@ -170,7 +175,7 @@ def test_the_page_has_every_table_without_its_script(written: dict[str, str]):
 
 
 def test_plots_are_in_the_page_without_what_is_no_number():
-    """Gaps stay gaps, places that are no number go, and of many points as many as can be seen are left."""
+    """Gaps stay gaps, places that are not numbers go, and of many points as many as can be seen are left."""
     odd = Line(name="odd", x=(1.0, float("nan"), 3.0), y=(float("inf"), 2.0, 3.25))
     many = Line(name="many", x=tuple(map(float, range(9000))), y=tuple(map(float, range(9000))))
     plot = Plot(name="odd", title="Odd", kind="line", x_title="x", y_title="y", lines=(odd, many))
