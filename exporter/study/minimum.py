@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from exporter.report.format import ms
 from exporter.study.content import Study, load_model, shortcomings
 from exporter.study.system import system_in_words
@@ -35,6 +37,11 @@ Notes:
 === End Report ===
 """
 TIMES = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+# By the names that tests give them.
+RATES = (
+    ("max_output_tokens_per_s", "peak_output_tokens_per_s"),
+    ("slo_output_tokens_per_s", "optimal_output_tokens_per_s"),
+)
 DRAFT_SLO = "ttft_p99<500ms"
 
 
@@ -42,8 +49,8 @@ def minimum(study: Study) -> str:
     """Return the report; what was not measured says so."""
     result = study.result
     system = system_in_words(study.system, result.reproduction)
-    values = {name: _value(result, name, "ms") for name in TIMES}
-    values |= {name: _value(result, name, "tok/s") for name in ("max_output_tokens_per_s", "slo_output_tokens_per_s")}
+    values = {name: _value(result, (name,), "ms") for name in TIMES}
+    values |= {names[0]: _value(result, names, "tok/s") for names in RATES}
     objective = (result.parameters.slo or "").replace(" ", "")
     if objective and objective != DRAFT_SLO:
         values["slo_output_tokens_per_s"] = f"not measured (the objective of this study was {result.parameters.slo})"
@@ -59,10 +66,10 @@ def minimum(study: Study) -> str:
     )
 
 
-def _value(result: StudyResult, name: str, unit: str) -> str:
-    quantity = result.results.get(name)
+def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
+    quantity = next((result.results[name] for name in names if name in result.results), None)
     if quantity is None:
-        return f"not measured (the test {result.test} does not measure it)"
+        return f"not measured (the test {result.test} has no such result)"
     if quantity.value is None:
         low = quantity.ci95[0] if quantity.ci95 else None
         value = "not measured" if low is None else f"at least {ms(low)} {unit}"

@@ -68,7 +68,7 @@ def test_the_minimum_report_has_the_drafts_headings_and_fields(written: dict[str
     assert lines[len(MINIMUM)] == f"- {NOTES[0]}"
     assert lines[-1] == "=== End Report ==="
     assert "- TTFT P99: 1,873.5 ms" in lines
-    assert "- TPOT P99: not measured (the test throughput does not measure it)" in lines
+    assert "- TPOT P99: not measured (the test throughput has no such result)" in lines
 
 
 def test_the_minimum_report_states_no_throughput_of_another_objective():
