@@ -79,14 +79,14 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if levels and until is None:
         return Done(reason="all requests were sent")
     if levels and until is not None:
-        if not levels[-1].outcome.ttft_counts:
+        if "ttft_ms" not in levels[-1].outcome.percentiles:
             return Done(reason=f"{levels[-1].step.label} has no request with a TTFT", complete=False)
-        width = _width(_pooled(levels, until[0]))
+        width = _width(levels, until[0])
         if width is not None and width <= until[1]:
             return Done(reason=f"{LABELS[until[0]]} is known within {_percent(width)}, by look {len(levels)}")
         if len(levels) == LOOKS:
-            reached = "no" if width is None else f"±{_percent(width)}"
-            return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached} interval")
+            reached = "no interval" if width is None else f"an interval of ±{_percent(width)}"
+            return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached}")
     load = asked.parameters.load or 0.7
     count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
     return Step(
@@ -139,8 +139,11 @@ def _tau(levels: Sequence[Finished], name: str) -> float:
     return sum(sizes) / effective if effective else 1.0
 
 
-def _width(interval: QuantileInterval) -> float | None:
-    """Return by how much the farther end of an interval is off, as a share of the estimate."""
+def _width(levels: Sequence[Finished], name: str) -> float | None:
+    """Return by how much the farther end of a percentile's interval is off, as a share of it; None: not known."""
+    if not any(each.outcome.ttft_counts for each in levels):
+        return None
+    interval = _pooled(levels, name)
     if interval.low is None or interval.high is None or not interval.estimate:
         return None
     return max(interval.high - interval.estimate, interval.estimate - interval.low) / interval.estimate
@@ -254,12 +257,12 @@ def _tail_results(tail: TailShares | Missing) -> dict[str, Quantity]:
 def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
     step = levels[0].step
     said = [
-        f"{LABELS[name]} of the TTFT is {value:.4g} ms"
+        f"{LABELS[name]} {value:.4g} ms"
         for name in ("p50", "p99")
         if (value := results[f"ttft_{name}_ms"].value) is not None
     ]
     head = f"At {step.level:.3g} requests/s ({100 * (step.share or 0):.3g} % of the capacity, Poisson arrivals)"
-    return f"{head} {' and '.join(said) or 'too few requests were measured for any percentile'}."
+    return f"{head} the TTFT has {' and '.join(said) or 'no percentile: too few requests were measured'}."
 
 
 def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quantity]) -> str:

@@ -118,6 +118,18 @@ def test_a_server_that_fails_every_request_ends_the_looks():
     assert TTFT.findings(wanted, [failed], lambda _: pytest.fail("it has no tables")).results["ttft_p99_ms"].missing
 
 
+def test_a_plan_shows_as_many_looks_as_there_can_be():
+    """Of steps that are only expected there are percentiles, and no counts."""
+    wanted = asked(capacity=5.9, until="ttft_p99±10%")
+    step, finished = decide(TTFT, wanted, []), []
+    while isinstance(step, Step):
+        expected = Outcome(status="complete", sent=300, ok=300, percentiles={"ttft_ms": {}})
+        finished.append(Finished(number=len(finished) + 1, run="", step=step, outcome=expected))
+        step = decide(TTFT, wanted, finished)
+    assert len(finished) == 5
+    assert "has no interval" in step.reason
+
+
 @pytest.mark.parametrize("text", ["ttft_p99", "tpot_p99±10%", "ttft_p99±0%", "ttft_p98±10%", "ttft_p99±1000%", ""])
 def test_a_width_is_a_percentile_and_a_percentage(text: str):
     """Else nothing is sent, and the reason names the option."""
