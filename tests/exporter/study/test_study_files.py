@@ -7,7 +7,9 @@ import csv
 import hashlib
 import io
 import json
+import re
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -189,3 +191,12 @@ def test_the_pages_script_and_styles_stay_small():
     """They are loaded with each page."""
     folder = resources.files("exporter.html") / "assets"
     assert sum(len((folder / name).read_bytes()) for name in (*SCRIPTS, *STYLES)) < 30_000
+
+
+def test_every_field_of_the_result_is_explained():
+    """Each Struct of `result.json` has a table in docs/reference/result.md, with all its fields."""
+    page = (Path(__file__).parents[3] / "docs/reference/result.md").read_text(encoding="utf-8")
+    structs = msgspec.json.schema(StudyResult)["$defs"]
+    assert set(structs) == set(re.findall(r"<!-- fields of (\w+)", page))
+    names = {name for struct in structs.values() for name in struct["properties"]}
+    assert set() == names - set(re.findall(r"`(\w+)` \|", page))
