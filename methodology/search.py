@@ -323,28 +323,25 @@ def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tu
     for each in verdicts.undecided:
         if (each.step.duration or 0) < LONGER * (parameters.duration or DEFAULT_S):
             return each.step.level, LONGER
-    floor = max((1 - AROUND) * limit.per_s, parameters.min or 0.0)
     ceiling = min((1 + AROUND) * limit.per_s, parameters.max or math.inf)
-    tried = [each.step.level for each in levels]
-    if verdicts.contradictions and len(levels) < MOST_LEVELS:
-        contradicting = [load_of(each, limit) for each in levels if each.outcome.stability]
-        return float(np.clip(np.median(contradicting), floor, ceiling)), 1
+    floor = min(max((1 - AROUND) * limit.per_s, parameters.min or 0.0), ceiling)
     low = load_of(verdicts.stable, limit) if verdicts.stable else None
     high = load_of(verdicts.growing, limit) if verdicts.growing else None
-    if low is None:
-        return _untried((floor + min(high or limit.per_s, limit.per_s)) / 2, tried, floor)
-    if high is None:
-        return _untried((max(low, limit.per_s) + ceiling) / 2, tried, ceiling)
-    if high - low <= max(parameters.increment or 0.0, INCREMENT * limit.per_s):
+    ends: tuple[float, ...] = ()
+    if verdicts.contradictions:
+        rate = float(np.median([load_of(each, limit) for each in levels if each.outcome.stability]))
+    elif low is None:
+        rate, ends = (floor + min(high or limit.per_s, limit.per_s)) / 2, (floor,)
+    elif high is None:
+        rate, ends = (max(low, limit.per_s) + ceiling) / 2, (ceiling,)
+    elif high - low <= max(parameters.increment or 0.0, INCREMENT * limit.per_s):
         return None
-    return _untried(float(np.clip((low + high) / 2, floor, ceiling)), tried, None)
-
-
-def _untried(rate: float, tried: Sequence[float], end: float | None) -> tuple[float, int] | None:
-    """Return a rate, else the end of the range, else None: no level is tried twice for the same question."""
-    for each in (rate, end):
-        if each and not any(abs(each - other) < SAME * each for other in tried):
-            return each, 1
+    else:
+        rate = (low + high) / 2
+    tried = [] if verdicts.contradictions else [each.step.level for each in levels]
+    for level in (min(max(rate, floor), ceiling), *ends):  # none is tried twice for the same question
+        if not any(abs(level - other) < SAME * level for other in tried):
+            return level, 1
     return None
 
 
@@ -397,10 +394,15 @@ def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> 
     """Return the load at which the first of the objectives is reached, by the open loops; None without two of them."""
     judged = [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
     crossings = []
-    for number, objective in enumerate(parse_slo(asked.parameters.slo or "").objectives):
+    for objective in parse_slo(asked.parameters.slo or "").objectives:
         if not objective.of_latency:
             continue
-        known = [(each, each.outcome.slo.objectives[number]) for each in judged if each.outcome.slo]
+        known = [
+            (each, result)
+            for each in judged
+            for result in (each.outcome.slo.objectives if each.outcome.slo else ())
+            if result.text == objective.text
+        ]
         points = [
             (load_of(each, limit), math.log(result.value), log_deviation(each.outcome, result.metric, result.statistic))
             for each, result in known

@@ -55,7 +55,7 @@ _NOTES = (
 
 def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     parameters = asked.parameters
-    first, most = round(parameters.min or 8), round(parameters.max or 512)
+    first, most = max(1, round(parameters.min or 8)), max(1, round(parameters.max or 512))
     levels = [each for each in finished if each.step.kind == LEVEL]
     if not levels:
         return _level(asked, levels, min(first, most))

@@ -69,13 +69,18 @@ def searched(given: Asked, server: Server = usual) -> tuple[list[Finished], Done
     return finished, step
 
 
+def measured(steps: list[Finished]) -> Capacity:
+    limit = measured_capacity(steps)
+    assert limit is not None
+    return limit
+
+
 def test_the_limit_is_enclosed_in_six_steps():
     """Two closed loops, then open ones on both sides of what they served."""
     steps, done = searched(asked())
     assert done.complete
     assert len(steps) <= 6
-    limit = measured_capacity(steps)
-    assert limit is not None
+    limit = measured(steps)
     assert limit.per_s == pytest.approx(LIMIT, rel=0.02)
     verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
     assert verdicts.stable is not None and verdicts.growing is not None  # noqa: PT018
@@ -85,8 +90,7 @@ def test_the_limit_is_enclosed_in_six_steps():
 def test_the_objective_is_reached_where_latency_reaches_it():
     """P99 is 500 ms at 80 % of the limit."""
     steps, _ = searched(asked(slo="ttft_p99<500ms"))
-    limit = measured_capacity(steps)
-    assert limit is not None
+    limit = measured(steps)
     crossing = crossing_of(asked(slo="ttft_p99<500ms"), steps, limit)
     assert crossing is not None
     assert crossing.at == pytest.approx(0.8 * LIMIT, rel=0.02)
@@ -108,6 +112,22 @@ def test_an_objective_outside_the_levels_is_said(bound_ms: float, reason: str):
     assert len(steps) <= 10
 
 
+def test_no_level_is_above_the_highest_that_was_asked_for():
+    """It passes, and more is not tried."""
+    steps, done = searched(asked(max=4.0))
+    assert [each.step.level for each in steps if each.step.load == "open"] == [4.0]
+    assert done.complete
+
+
+def test_an_objective_is_matched_by_its_words():
+    """Another one before it bounds no latency, and no step judges it."""
+    crossing = crossing_of(
+        asked(slo="goodput>3,ttft_p99<500ms"), (steps := searched(asked(slo="ttft_p99<500ms"))[0]), measured(steps)
+    )
+    assert crossing is not None
+    assert crossing.at == pytest.approx(0.8 * LIMIT, rel=0.02)
+
+
 def test_undecided_levels_are_run_longer_once():
     """Three times as long, and no longer."""
     steps, done = searched(
@@ -127,8 +147,7 @@ def test_contradicting_verdicts_open_the_bracket_once():
         return {**opened(step), "realised_per_s": 0.9 * LIMIT if step.level > LIMIT else step.level}
 
     steps, done = searched(asked(), contradicting)
-    limit = measured_capacity(steps)
-    assert limit is not None
+    limit = measured(steps)
     assert bracket([each for each in steps if each.step.load == "open"], limit).contradictions
     assert len(steps) <= 6
     assert done.complete
@@ -154,8 +173,7 @@ def test_without_a_page_a_doubling_that_gains_nothing_is_enough():
 
     steps, _ = searched(asked(), unseen)
     assert [each.step.level for each in steps if each.step.load == "closed"] == [64, 128]
-    limit = measured_capacity(steps)
-    assert limit is not None
+    limit = measured(steps)
     assert limit.filled
 
 
