@@ -26,6 +26,7 @@ from rundir.columns import Floats, Indices, take
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 BINOMIAL = "order statistics, with as many effective values as their autocorrelation leaves"
 BOOTSTRAP = "circular block bootstrap"
+COUNTED = "requests"
 BOUNDS = "bounds, not an interval"
 RESAMPLES = 500
 _POINTS = 200
@@ -135,14 +136,19 @@ def grid(
 
     def cell(key: str, suffix: str) -> Cell:
         quantity = results.get(f"{key}_{suffix}")
+        if quantity and quantity.unit == COUNTED and quantity.value is not None:
+            return round(quantity.value)
         if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
             return quantity.value if quantity else None
         return "{:.3g} to {:.3g}".format(*quantity.ci95)
 
+    counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}
     return Table(
         name=name,
         title=title,
-        columns=tuple(Column(name=key, title=columns[key]) for key in (rows_title, *keys)),
+        columns=tuple(
+            Column(name=key, title=columns[key], digits=None if key in counts else 3) for key in (rows_title, *keys)
+        ),
         rows=tuple((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items()),
         note=note,
     )

@@ -45,7 +45,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row
+from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row, number
 from rundir.columns import Bools, Floats, Texts, take
 
 NAME = "synthetic-skewed"
@@ -281,6 +281,12 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
             for part, values in (("queue", served.queue_ms), ("prefill", served.prefill_ms)):
                 known = values[np.isfinite(values)]
                 results[f"{part}_mean_ms_{suffix}"] = mean(known)
+        if mixed and mixed.exact.any():
+            waits = mixed.of(name).queue_ms
+            waits = waits[np.isfinite(waits)]
+            share = float(starved(waits).mean()) if len(waits) and np.median(waits) > 0 else None
+            reason = "the median queue time is 0, which has no five times"
+            results[f"queue_starvation_ratio_{name}"] = number(share, "ratio", n=len(waits), missing=reason)
     return results
 
 
@@ -381,6 +387,7 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
     columns |= {"queue_mean_ms": "Queue, mean (ms)", "prefill_mean_ms": "Prefill, mean (ms)"}
     rows = {"jain_index": "Jain's Fairness Index", "jain_index_requests": "Jain's index over requests"}
     rows |= {f"starvation_ratio_{name}": f"{name.capitalize()} Class Starvation (ratio)" for name in names}
+    rows |= {f"queue_starvation_ratio_{name}": f"{name.capitalize()} class, by queue time (ratio)" for name in names}
     return (
         grid(
             "fairness-per-class",
@@ -388,7 +395,7 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
             {name: name for name in names},
             columns,
             results,
-            note="in the mixed load, and beside it each class alone at the same offered tokens per second",
+            note="The mixed load, and beside it each class alone at the same offered tokens per second.",
         ),
         Table(
             name="fairness-metrics",

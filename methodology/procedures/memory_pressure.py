@@ -49,6 +49,7 @@ NOTES = (
     ),
     "Memory pressure can make a system fail: the test is for systems that serve nobody else.",
 )
+ISOLATED = "It was declared (--isolated) that the system served nobody else during this test."
 REFUSED = (
     "this test drives the system beyond its memory, and other users of it would suffer: declare with --isolated that "
     "it serves nobody else"
@@ -173,7 +174,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         plots=_plots(levels, results),
         notes=(
             *NOTES,
-            *([] if asked.isolated else [f"Not run: {REFUSED}."]),
+            ISOLATED if asked.isolated else f"Not run: {REFUSED}.",
             *(
                 f"At {_percents(each)} % the step was void: {each.outcome.void}."
                 for each in levels
