@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
@@ -61,7 +61,7 @@ class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
 
     at_ns: StampNs
     number: int
-    run: Annotated[str, Meta(pattern=r"^steps/\d{4,}-[^/\0]+$")]
+    run: str
     warmed_by: str = ""
     engine_start_ns: int | None = None
     notes: tuple[str, ...] = ()
@@ -192,10 +192,12 @@ def is_whole(run: Path) -> bool:
 def set_aside(run: Path) -> Path | None:
     """Rename the run directory of a step that did not come to its end; return its new name, None where there is none.
 
-    Raises CannotWrite.
+    Raises CannotWrite, and ConfigurationError for a directory that is not a step's.
     """
     if not run.exists():
         return None
+    if run.parent.name != STEPS or not (run.parent.parent / STUDY).is_file():
+        raise ConfigurationError(f"{run}: is not a step of a study, and is left as it is; {LOG} names it")
     number = 1
     while (aside := run.with_name(f"{run.name}{TORN}{'' if number == 1 else f'-{number}'}")).exists():
         number += 1
