@@ -39,6 +39,7 @@ from methodology.study.quantities import LABELS, METRIC_COLUMNS, latency, latenc
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
+RECOMMENDED_S = 300.0
 _LIMIT_METHOD = (
     "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
 )
@@ -382,6 +383,13 @@ def _deviations(study: _Study) -> Iterator[str]:
     for each in study.steps:
         if each.outcome.window and each.outcome.window.enough is False:
             yield f"{each.step.label}: MSER-5 would leave out more than the first tenth: the step is short."
+    duration_s = study.asked.parameters.duration or 0
+    if study.objective.value is not None and duration_s < RECOMMENDED_S:
+        yield (
+            f"Steps of {duration_s:g} s see few of the slow requests that a percentile of a long load has: the load at "
+            f"the objective may be too high (by a third in 60 s on the simulated engine). {RECOMMENDED_S:g} s are "
+            "recommended."
+        )
     tried = [each for each in study.levels if each.step.kind in (LEVEL, AT_SLO)]
     if study.limit.filled and tried and not study.verdicts.stable:
         yield "No level was shown stable: the lowest that was tried is not sustained."
