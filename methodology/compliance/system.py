@@ -43,7 +43,8 @@ class Declaration(Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: Annotated[Text | None, doc("The inference engine.")] = None
     engine_version: Annotated[Text | None, doc("Its version.")] = None
     accelerator: Annotated[
-        Text | None, doc("Type of its accelerators, as in NVIDIA H100 SXM; none of a system on CPUs.")
+        Text | None,
+        doc("Type of its accelerators, as in NVIDIA H100 SXM; none of a system on CPUs, which has 0 of them."),
     ] = None
     accelerator_count: Annotated[Number | None, doc("Their number.", "accelerators")] = None
     accelerator_memory_gb: Annotated[Amount | None, doc("Memory of each.", "GB")] = None
@@ -129,6 +130,8 @@ def _named(given: object, where: str) -> dict[str, Any]:
 
 def _declaration(given: object, where: str) -> Declaration:
     fields = {name.replace("-", "_"): value for name, value in _named(given, where).items()}
+    if fields.get("accelerator") == "none":
+        fields = {"accelerator_count": 0, "accelerator_memory_gb": 0} | fields
     try:
         return convert(fields, Declaration, "")
     except WorkloadError as error:

@@ -27,6 +27,12 @@ def test_a_file_and_a_mapping_and_a_text_declare_the_same(tmp_path: Path):
     assert system.of("unknown").boundary == "model engine"
 
 
+def test_a_system_without_accelerators_has_none_of_them():
+    """Their number and memory need not be declared."""
+    assert (0, 0) == ((system := read_system({"accelerator": "none"})).accelerator_count, system.accelerator_memory_gb)
+    assert read_system({"accelerator": "H100"}).accelerator_count is None
+
+
 def test_each_value_knows_where_it_is_from():
     """Declared, seen or missing; of several, what is worst."""
     system = read_system({"boundary": "model engine", "model": "m"})
