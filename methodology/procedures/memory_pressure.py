@@ -156,9 +156,9 @@ def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return completion, preemption and latency of each level; what no page tells is missing, or has bounds."""
     # A level that made the engine fail counts for nothing but that it did.
-    last = {each.step.level: each for each in finished if each.step.kind == LEVEL}
-    last |= {each.step.level: each for each in counting(finished) if each.step.kind == LEVEL}
-    levels = [last[level] for level in sorted(last)]
+    last = {each.step.share or 1.0: each for each in finished if each.step.kind == LEVEL}
+    last |= {each.step.share or 1.0: each for each in counting(finished) if each.step.kind == LEVEL}
+    levels = [last[share] for share in sorted(last)]
     results: dict[str, Quantity] = {}
     for each in levels:
         results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}

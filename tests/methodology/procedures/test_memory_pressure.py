@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from watched_study import records, study
@@ -98,3 +99,13 @@ def test_the_capacity_is_what_the_full_engine_ran_or_what_meets_objectives() -> 
     studied = study(MEMORY_PRESSURE, searched, engine)
     assert studied.kinds[:-1] == ["capacity"] * (len(studied.kinds) - 1)
     assert 1.5 * 4 <= studied.finished[-1].step.level <= 1.5 * 8
+
+
+def test_a_level_that_was_void_twice_is_reported_as_such() -> None:
+    """An engine that dies under pressure is a result: the level stands in the table, and the notes say why."""
+    studied = study(MEMORY_PRESSURE, asked(concurrency=4, levels=(1.0,), duration=3.0), EngineSettings())
+    (each, data) = studied.of_kind("level")[0]
+    failed = msgspec.structs.replace(each, outcome=msgspec.structs.replace(each.outcome, void="the engine restarted"))
+    findings = MEMORY_PRESSURE.findings(asked(concurrency=4, levels=(1.0,)), [failed, failed], lambda _: data)
+    assert [row[0] for row in findings.tables[0].rows] == ["100 % (base)"]
+    assert any("void: the engine restarted" in note for note in findings.notes)
