@@ -119,6 +119,7 @@ def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
         level=level,
         duration=asked.parameters.duration or DEFAULT_S,
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
     )
 
 
@@ -355,6 +356,7 @@ def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, ti
         level=rate,
         duration=duration_s,
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
         options=options,
     )
 

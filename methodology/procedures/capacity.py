@@ -91,6 +91,7 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
         level=concurrency,
         requests=count,
         seed=content_seed(asked, len(levels) + 1),
+        unpaired=True,
         options=options | ({"slo": parameters.slo} if parameters.slo else {}),
     )
 

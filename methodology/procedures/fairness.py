@@ -188,6 +188,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         share=load,
         duration=max(parameters.duration or 300.0, ROOM * wanted / (share * per_s)),
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
         options={"workload": workload},
     )
 

@@ -70,6 +70,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         share=share,
         duration=max(asked.parameters.duration or 60.0, float(math.ceil(least_s))),
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
     )
 
 

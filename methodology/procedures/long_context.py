@@ -67,6 +67,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         level=parameters.concurrency or CONCURRENCY,
         requests=parameters.requests or REQUESTS,
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
         options={
             "workload": asked.options.get("workload", "long-context"),
             "input_tokens": str(lengths[reached]),

@@ -77,6 +77,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         share=share,
         duration=asked.parameters.duration or 120.0,
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
     )
 
 

@@ -74,6 +74,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         share=share,
         duration=max(parameters.duration or 60.0, (parameters.requests or 0) / rate),
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
         options={"slo": parameters.slo} if parameters.slo else {},
     )
 

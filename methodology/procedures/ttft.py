@@ -97,6 +97,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         share=load,
         requests=with_ramp(count),
         seed=content_seed(asked, len(finished) + 1),
+        unpaired=True,
         options={"arrival": "poisson"},
     )
 

@@ -95,6 +95,9 @@ class Step(Struct, frozen=True, kw_only=True):
         doc("draft: warmed up if the engine has not been since it started; none: cold, on purpose."),
     ] = "draft"
     reset_cache: Annotated[bool, doc("Whether the prefix cache is emptied before.")] = False
+    unpaired: Annotated[
+        bool, doc("Whether no other step sends its requests: a repeat then sends others, which no cache holds.")
+    ] = False
     repeat: Annotated[Count, doc("1: the same step again, because the first was void.", NO_UNIT)] = 0
 
 

@@ -11,12 +11,14 @@ from methodology.study.model import Asked, Done, Finished, Procedure, Step
 
 SENTINEL = "sentinel"
 POPULATE = "populate"  # of a step that fills a cache for the next one, and that no result is of
+REPEATS = 10_000  # contents from this number on are those of repeated steps
 
 
 def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step of a study, a pure function of what was asked and of the steps so far.
 
-    - A void step is repeated once, with the same requests; where that is void too, the study is not complete.
+    - A void step is repeated once; where that is void too, the study is not complete. It sends other requests, which no
+      prefix cache holds from the first time, but where other steps have to send the same.
     - After a complete test whose parameters ask for a sentinel, its first level is run again.
     """
     if finished and finished[-1].outcome.void:
@@ -24,7 +26,8 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
         if last.step.repeat:
             reason = f"step {last.number} ({last.step.label}) was void twice: {last.outcome.void}"
             return Done(reason=reason, complete=False)
-        return replace(last.step, repeat=1)
+        seed = content_seed(asked, REPEATS + len(finished)) if last.step.unpaired else last.step.seed
+        return replace(last.step, repeat=1, seed=seed)
     decided = procedure.next_step(asked, counting(finished))
     first = next((each.step for each in counting(finished) if each.step.kind == "level"), None)
     if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from virtual_study import play
 
 from methodology.procedures.ttft import TTFT, parse_until, with_ramp
 from methodology.study.model import Asked, Done, Findings, Finished, Outcome, Parameters, Step
-from methodology.study.planning import decide
+from methodology.study.planning import content_seed, decide
 from simulator.settings import EngineSettings
 
 
@@ -116,6 +117,22 @@ def test_a_server_that_fails_every_request_ends_the_looks():
     assert isinstance(ended, Done)
     assert not ended.complete
     assert TTFT.findings(wanted, [failed], lambda _: pytest.fail("it has no tables")).results["ttft_p99_ms"].missing
+
+
+def test_a_void_step_is_repeated_with_other_requests():
+    """Those of the first time may be in the prefix cache; but where other steps send them too, they are the same."""
+    wanted = asked(capacity=5.9)
+    first = decide(TTFT, wanted, [])
+    assert isinstance(first, Step)
+    void = Outcome(status="complete", void="another client used the engine")
+    repeats = []
+    for step in (first, structs.replace(first, unpaired=False)):
+        repeat = decide(TTFT, wanted, [Finished(number=1, run="steps/1", step=step, outcome=void)])
+        assert isinstance(repeat, Step)
+        assert repeat.repeat == 1
+        repeats.append(repeat.seed)
+    assert repeats[0] not in {content_seed(wanted, number) for number in range(1, 100)}
+    assert repeats[1] == first.seed
 
 
 def test_a_plan_shows_as_many_looks_as_there_can_be():
