@@ -11,7 +11,9 @@ from pathlib import Path
 import processes
 import pytest
 from processes import answered, until
+from tiny_study import TINY
 
+from methodology.study.planning import decide
 from sidecar.study.record import open_study
 
 DERIVED = ("result.json", "compliance.json", "report.txt", "report-minimum.txt", "report.html", "tables/levels.csv")
@@ -51,6 +53,8 @@ def test_a_killed_study_is_resumed_with_the_same_steps(whole: Whole):
     names = sorted(path.name for path in (whole.path / "steps").iterdir())
     assert names == ["0001-closed-64", "0002-open-0.50", "0002-open-0.50.torn", "0003-sentinel-open-0.50"]
     study = open_study(whole.path)
+    for at, each in enumerate(study.finished):
+        assert each.step == decide(TINY, study.record.asked, study.finished[:at])
     assert ["saturate", "level", "sentinel"] == [each.step.kind for each in study.finished]
     assert study.stopped is not None
     assert "complete" == study.stopped.status
