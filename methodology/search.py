@@ -372,8 +372,8 @@ def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) ->
     lowest = min(load_of(each, limit) for each in failed)
     floor = asked.parameters.min or 0.0
     if not any(load_of(each, limit) < lowest for each in met):
-        rates = [max(share * limit.per_s, floor) for share in SLO_SHARES if share * limit.per_s < 0.95 * lowest]
-        if not rates:
+        rates = [rate for share in SLO_SHARES if (rate := max(share * limit.per_s, floor)) < 0.95 * lowest]
+        if not rates or len(tried) >= MOST_SLO_LEVELS[asked.scale]:
             return Done(reason="the objectives fail even at the lowest load that was tried")
         return rates[0]
     reached = crossing_of(asked, finished, limit)

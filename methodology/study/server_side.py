@@ -16,7 +16,7 @@ from rundir.stats import Missing
 from scraper.series.resets import START_TIME, restarts_of, rising
 from scraper.series.table import EndpointSeries
 
-ALWAYS, SELDOM = 0.95, 0.05  # share of the scrapes that saw requests wait
+SELDOM = 0.05  # share of the scrapes that saw requests wait
 FULL = 0.95  # KV cache usage
 NEAR_MOST = 0.9  # share of the most that ever ran; one less counts as well: it has just ended
 OFTEN = 0.5  # share of the scrapes
