@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from methodology.compliance.system import as_text, read_system
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
@@ -160,7 +161,8 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
         before = None
     warmed_by = before.run if before else ""
     options = step_options(common, step, study.path / run, warmed_by)
-    options = replace(options, requests=options.requests or prepared_requests(step, finished))
+    declared = as_text(read_system(study.record.asked.system).of(step.variant))
+    options = replace(options, requests=options.requests or prepared_requests(step, finished), sut=declared)
     append(
         study.path,
         Begun(

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import processes
 import pytest
@@ -44,9 +45,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
 
 
-def begun(path: Path, *, capacity: float | None = 4.0, variants: tuple[str, ...] = ()) -> Study:
+def begun(
+    path: Path,
+    *,
+    capacity: float | None = 4.0,
+    variants: tuple[str, ...] = (),
+    system: Mapping[str, object] = MappingProxyType({}),
+) -> Study:
     parameters = Parameters(duration=1.0, levels=(0.5, 0.8), capacity=capacity)
-    asked = Asked(test="tiny", scale="short", parameters=parameters, seed=1, variants=variants)
+    asked = Asked(test="tiny", scale="short", parameters=parameters, seed=1, variants=variants, system=dict(system))
     record = StudyRecord(
         study_id="20261122-120000-000000",
         tool={"name": "sidelight", "version": "0.1.0"},
@@ -188,6 +195,21 @@ def test_each_configuration_is_set_up_before_its_steps(tmp_path: Path, url: str)
     again = open_study(study.path)
     assert ["", ""] == [again.begun[number].warmed_by for number in (1, 2)]
     assert again.begun[1].notes[0].startswith("the prefix cache could not be emptied (/reset_prefix_cache: ")
+
+
+def test_each_step_records_what_is_declared_of_its_configuration(tmp_path: Path, url: str):
+    """So that the statement of its own run rests on it, too."""
+    declared: list[str | None] = []
+
+    def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
+        declared.append(options.sut)
+        return copying(SOUND)(options, command, progress)
+
+    system = {"boundary": "model engine", "variants": {"on": {"prefix_caching": True}}}
+    study = begun(tmp_path / "study", variants=("off", "on"), system=system)
+    variants = {name: Variant() for name in ("off", "on")}
+    led(study, url, measure, variants=variants, procedure=replace(TINY, next_step=by_variant))
+    assert ['{"boundary":"model engine"}', '{"boundary":"model engine","prefix_caching":true}'] == declared
 
 
 @pytest.mark.parametrize(
