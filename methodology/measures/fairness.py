@@ -15,8 +15,8 @@ from rundir.columns import Bools, Floats, Ints
 
 Policy = Literal["fcfs", "shortest-first", "priority", "unknown"]
 STARVED = 5.0  # times the median of its class
-LEAST_PAIRS = 30  # of requests that waited at the same time
-LEAST_WITHIN = 10  # of those, of the same class, the later one shorter
+LEAST_PAIRS = 10  # of requests that waited at the same time
+LEAST_WITHIN = 5  # of those, that tell one rule from another
 APART_S = 0.005  # what came or was begun within it is not known to be in order
 # Share of the pairs in which the later request went first: of a rule, and of none.
 OFTEN, SELDOM = 0.5, 0.1
@@ -59,13 +59,16 @@ def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Int
     same = class_of[earlier] == class_of[later]
     shorter = tokens[later] < tokens[earlier]
     within = _share(overtook[same & shorter]) - _share(overtook[same & (tokens[later] > tokens[earlier])])
-    between = {
-        (first, second): _share(overtook[(class_of[later] == first) & (class_of[earlier] == second)])
+    across = {
+        (first, second): overtook[(class_of[later] == first) & (class_of[earlier] == second)]
         for first in range(len(names))
         for second in range(len(names))
         if first != second
     }
-    (first, second), most = max(between.items(), key=lambda item: item[1])
+    # Few pairs of two classes tell nothing: a class that has priority may not have been the later one.
+    few = any(len(flags) < LEAST_WITHIN for flags in across.values())
+    known = {ways: _share(flags) for ways, flags in across.items() if len(flags) >= LEAST_WITHIN}
+    (first, second), most = max(known.items(), key=lambda item: item[1], default=((0, 0), 0.0))
     pairs = f"of {len(earlier):,} pairs that waited at the same time, the later went first in"
     alike = int((same & shorter).sum())
     if alike >= LEAST_WITHIN and within > OFTEN:
@@ -78,6 +81,8 @@ def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Int
             return Scheduling(policy="unknown", first=names[first], reason=reason)
         return Scheduling(policy="priority", first=names[first], reason=reason)
     reason = f"{pairs} {100 * _share(overtook):.0f} %"
+    if few or alike < LEAST_WITHIN:
+        return Scheduling(policy="unknown", reason=f"{reason}; too few pairs of each two classes to tell")
     return Scheduling(policy="fcfs" if max(within, most, _share(overtook)) < SELDOM else "unknown", reason=reason)
 
 
