@@ -62,11 +62,11 @@ EDGES = (0.0, 0.9, 0.97, 1.03, 1.1)
 
 
 def share(hits: int, count: int) -> str:
-    """Return a share in per cent with its standard error."""
+    """Return a share in per cent with its standard error, as of two more hits and misses: 3 of 3 are not certain."""
     if not count:
         return "-"
-    ratio = hits / count
-    return f"{100 * ratio:.1f} ± {100 * math.sqrt(max(ratio * (1 - ratio), 1e-9) / count):.1f}"
+    ratio = (hits + 2) / (count + 4)
+    return f"{100 * hits / count:.1f} ± {100 * math.sqrt(ratio * (1 - ratio) / (count + 4)):.1f}"
 
 
 def least(size: int, *values: int) -> int:
@@ -293,13 +293,13 @@ def limit(*, size: int) -> None:
         "steps, most",
         "time, min",
     )
-    totals: list[tuple[float, bool, int]] = []
+    totals: list[tuple[float, bool, int, float]] = []
     for settings in ENGINES if size else ENGINES[:2]:
         _, tokens_per_s = truth_of(settings, requests=least(size, 4000, 8000, 20_000))
         studies = [_study(settings, seed, tokens_per_s) for seed in range(3 * size or 2)]
-        totals += [study[:3] for study in studies]
+        totals += studies
         _limit_row(_name(settings), studies)
-    _limit_row("all", [(*total, 0.0) for total in totals])
+    _limit_row("all", totals)
 
 
 def _study(settings: EngineSettings, seed: int, truth: float) -> tuple[float, bool, int, float]:
