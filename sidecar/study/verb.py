@@ -50,6 +50,7 @@ from sidecar.study.runner import Conduct, conduct
 
 MISSED = 1
 LEAST_FOR_P99 = 100
+CACHES = ("off", "on")  # configurations of the test prefix-cache
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
 
@@ -320,11 +321,16 @@ def _left_out(name: str, options: StudyOptions) -> str:
 
 
 def _that_it_has(options: StudyOptions, procedure: Procedure) -> StudyOptions:
-    """Return options without the numbers that a test does not have: given for all tests, they are of some."""
+    """Return options without what a test does not have: given for all tests, they are of some. The configurations off
+    and on are of the prefix cache, others of guardrails.
+    """
+    wanted = {"prefix-cache": (True,), "guardrail": (False,)}.get(procedure.name, ())
+    names = {text: text.partition("=")[0] in CACHES for text in options.variant}
     has = options_of(procedure)
     default = StudyOptions()
     dropped = [name for name in Parameters.__struct_fields__ if hasattr(default, name) and name not in has]
-    return replace(options, **{name: getattr(default, name) for name in dropped if name != "output_tokens"})
+    without = {name: getattr(default, name) for name in dropped if name != "output_tokens"}
+    return replace(options, **without, variant=tuple(text for text, of_cache in names.items() if of_cache in wanted))
 
 
 def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:

@@ -126,3 +126,12 @@ def test_all_tests_say_what_became_of_each(tmp_path: Path, capsys: pytest.Captur
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split(maxsplit=1)[0] == "throughput"
     assert "cannot connect to 127.0.0.1:9" in line
+
+
+def test_each_of_all_tests_is_asked_what_it_has(capsys: pytest.CaptureFixture[str]):
+    """Configurations off and on are of the prefix cache, others of guardrails, and none of a test of a single one."""
+    variants = [f"--variant={name}={URL}" for name in ("baseline", "input", "off", "on")]
+    assert 0 == test_of("all", URL, "--plan", "--scale", "short", "--capacity", "6", "--isolated", *variants)
+    lines = capsys.readouterr().out.splitlines()
+    assert [*study.TESTS[:-1]] == [line.split()[0] for line in lines]
+    assert all(" about " in line for line in lines), lines
