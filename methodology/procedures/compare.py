@@ -103,6 +103,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
                     requests=parameters.requests,
                     seed=seed,
                     variant=variants[place],
+                    reset_cache=True,
                 )
     return Done(reason=f"{pairs} runs of each configuration were measured")
 

@@ -18,7 +18,7 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
     """Return the next step of a study, a pure function of what was asked and of the steps so far.
 
     - A void step is repeated once; where that is void too, the study is not complete. It sends other requests, which no
-      prefix cache holds from the first time, but where other steps have to send the same.
+      prefix cache holds from the first time; where other steps have to send the same, the cache is emptied.
     - After a complete test whose parameters ask for a sentinel, its first level is run again.
     """
     if finished and finished[-1].outcome.void:
@@ -27,7 +27,8 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
             reason = f"step {last.number} ({last.step.label}) was void twice: {last.outcome.void}"
             return Done(reason=reason, complete=False)
         seed = content_seed(asked, REPEATS + len(finished)) if last.step.unpaired else last.step.seed
-        return replace(last.step, repeat=1, seed=seed)
+        empties = last.step.reset_cache or not last.step.unpaired
+        return replace(last.step, repeat=1, seed=seed, reset_cache=empties)
     decided = procedure.next_step(asked, counting(finished))
     first = next((each.step for each in counting(finished) if each.step.kind == "level"), None)
     if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):
