@@ -62,7 +62,7 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Do
     it, so that levels that are shares of it stay.
     """
     if asked.parameters.capacity:
-        return Capacity(per_s=asked.parameters.capacity)
+        return Capacity(per_s=asked.parameters.capacity, tokens_per_s=asked.parameters.capacity_tokens)
     steps = [each for each in finished if each.step.kind == SATURATE]
     if (decided := saturation(asked, steps, confirm=False)) is not None:
         return decided

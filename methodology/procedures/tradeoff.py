@@ -92,8 +92,8 @@ class _Study:
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     steps = counting(finished)
     levels = sorted((each for each in steps if each.step.kind == LEVEL), key=lambda each: each.step.level)
-    stated = Capacity(per_s=asked.parameters.capacity) if asked.parameters.capacity else None
-    limit = stated or measured_capacity(steps)
+    stated = capacity(asked, ()) if asked.parameters.capacity else None
+    limit = stated if isinstance(stated, Capacity) else measured_capacity(steps)
     if not levels or limit is None:
         reason = "no level counts"
         missing = {f"{name}_requests_per_s": number(None, "requests/s", missing=reason) for name in _DERIVED}
@@ -151,12 +151,12 @@ def _results(study: _Study) -> dict[str, Quantity]:
             "not reached: achieved throughput never decreased",
         ),
         "peak": (peak, "level of the highest throughput", ""),
-        "stable": (verdicts.stable, "highest level shown stable", "no level was shown stable"),
-        "growing": (verdicts.growing, "lowest level at which requests piled up", "not reached: none piled up"),
+        "stable": (verdicts.stable, f"highest {_REALISED} shown stable", "no level was shown stable"),
+        "growing": (verdicts.growing, f"lowest {_REALISED} at which requests piled up", "not reached: none piled up"),
     }
     results = {
         f"{name}_requests_per_s": number(
-            each.step.level if each else None, "requests/s", method=method, missing=missing
+            _load(study, name, each) if each else None, "requests/s", method=method, missing=missing
         )
         for name, (each, method, missing) in points.items()
     }
@@ -181,10 +181,16 @@ def _results(study: _Study) -> dict[str, Quantity]:
     return results
 
 
+_REALISED = "load that was realised, by the output tokens that its requests asked for,"
 _FIT = (
     "where a monotone fit of log TTFT P99 over realised load (PAVA, PCHIP) reaches twice its least; interval by "
     "resampling the percentiles"
 )
+
+
+def _load(study: _Study, point: str, each: Finished) -> float:
+    """Return a point's load: by what was realised where a verdict rests on it, else as it was offered."""
+    return load_of(each, study.limit) if point in ("stable", "growing") else each.step.level
 
 
 def _knee_fit(study: _Study) -> Crossing | None:
@@ -235,7 +241,7 @@ def _percent(study: _Study, rate: float) -> str:
 def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
     for name, title in _DERIVED.items():
         value = results[f"{name}_requests_per_s"].value
-        run = next((each.run for each in study.levels if each.step.level == value), "")
+        run = next((each.run for each in study.levels if _load(study, name, each) == value), "")
         if run:
             yield Evidence(claim=title, quantity="offered_per_s", run=run, value=value)
 

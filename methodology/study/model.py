@@ -37,6 +37,10 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max: Annotated[float | None, doc("Highest level of the search.", NO_UNIT)] = None
     increment: Annotated[float | None, doc("Least difference of two levels of the search.", NO_UNIT)] = None
     capacity: Annotated[Amount | None, doc("Known capacity of the system.", "requests/s")] = None
+    capacity_tokens: Annotated[
+        Amount | None,
+        doc("The same in output tokens: of it, the requests of a step are more or less load.", "tokens/s"),
+    ] = None
     slo: Annotated[str | None, doc("Objectives that a level must meet, as `--slo` of `run`.")] = None
     completion: Annotated[Ratio | None, doc("Least share of the requests that must end ok.", "ratio")] = None
     per_slot: Annotated[Count | None, doc("Completions per request in flight that a step needs.", "requests")] = None

@@ -137,6 +137,9 @@ class StudyOptions(RunOptions):
         Positive | None,
         option(NUMBERS, "Capacity of the system, requests/s. Default: that of --from, else one saturated step first."),
     ] = None
+    capacity_tokens: Annotated[
+        Positive | None, option(NUMBERS, "The same in output tokens/s; with --from it comes from there.")
+    ] = None
     capacity_from: Annotated[
         Path | None, option(NUMBERS, "Take the capacity from the study in this directory.", name=("--from",))
     ] = None

@@ -116,7 +116,8 @@ def options_of(procedure: Procedure) -> list[str]:
         for name in Parameters.__struct_fields__
         if name in procedure.optional or any(getattr(preset, name) is not None for preset in presets)
     ]
-    return [*has, "capacity"] if {"load", "levels"} & set(has) and "capacity" not in has else has
+    of_capacity = {"load", "levels"} & set(has)
+    return [*has, *(name for name in ("capacity", "capacity_tokens") if of_capacity and name not in has)]
 
 
 def _whole_tokens(text: str) -> int:

@@ -9,6 +9,7 @@ import platform
 import secrets
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,7 +74,8 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     if options.capacity_from is not None:
         if parameters.capacity is not None:
             raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
-        parameters = replaced(parameters, capacity=capacity_of(options.capacity_from).per_s)
+        shown = capacity_of(options.capacity_from)
+        parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
     system = _system(options, variants)
     asked = Asked(
         test=procedure.name,
@@ -277,20 +279,27 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
 
 
 def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> Iterator[tuple[str, str, int]]:
-    """Run every test in the order of what needs what, each into a directory of its own; the capacity is handed on.
+    """Run every test in the order of what needs what, each into a directory of its own.
+
+    A capacity that one has shown is handed on to those of the same workload: in requests/s it says nothing of others.
 
     Yields what became of each, in words and as an exit code: its answer, why it was left out, or why it ended. None
     follows one that the user stopped, or whose target cannot be reached.
     """
     root = options.resume or options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-all"
+    shown: dict[str, Capacity] = {}
     for name in TESTS:
-        each = replace(_that_it_has(options, procedure_named(name)), out=root / name, resume=None)
+        procedure = procedure_named(name)
+        each = replace(_that_it_has(options, procedure), out=root / name, resume=None)
+        workload = options.workload or procedure.workload
+        if options.capacity is None and options.capacity_from is None and "capacity" in options_of(procedure):
+            each = _with_capacity(each, shown.get(workload))
         if options.resume is not None and (root / name / record.STUDY).exists():
             each = replace(each, resume=root / name, out=None)
         if why := _left_out(name, each):
             yield name, why, 0
             continue
-        progress.stage(f"{name}: {procedure_named(name).objective}")
+        progress.stage(f"{name}: {procedure.objective}")
         try:
             ended = test(each, name, command, progress)
         except SidelightError as error:
@@ -301,15 +310,14 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
         yield name, " ".join(ended.result.answer), ended.code
         if ended.error is not None:
             return
-        if options.capacity is None and options.capacity_from is None:
-            options = replace(options, capacity=_capacity_shown(ended))
+        with suppress(ConfigurationError):  # it does not show any
+            shown.setdefault(workload, capacity_of(ended.path))
 
 
-def _capacity_shown(ended: Ended) -> float | None:
-    try:
-        return capacity_of(ended.path).per_s
-    except ConfigurationError:
-        return None
+def _with_capacity(options: StudyOptions, shown: Capacity | None) -> StudyOptions:
+    if shown is None:
+        return options
+    return replace(options, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
 
 
 def _left_out(name: str, options: StudyOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from virtual_study import play
 
 from methodology.procedures.tradeoff import TRADEOFF
@@ -27,3 +28,21 @@ def test_the_curve_of_an_engine():
     assert results["optimal_requests_per_s"].value in [0.5 * 5.85, 0.8 * 5.85]
     assert [plot.name for plot in findings.plots][3:] == ["ttft-parts", "seats", "kv-cache"]
     assert findings.answer[2].startswith("The engine's places for running requests bind")
+
+
+def test_a_verdict_is_of_the_load_that_was_realised():
+    """What counts are the tokens that requests ask for: those of a short step are shorter or longer by chance."""
+    parameters = Parameters(
+        capacity=5.85, capacity_tokens=936.0, levels=(0.5, 0.9, 1.0, 1.1, 1.2), duration=20.0, requests=10
+    )
+    steps, findings = play(
+        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=5), EngineSettings()
+    )
+    loads: dict[str | None, list[float]] = {}
+    for each in steps:
+        verdict = each.outcome.stability.verdict if each.outcome.stability else None
+        loads.setdefault(verdict, []).append((each.outcome.realised_tokens_per_s or 0) / 936 * 5.85)
+    growing = min(loads["growing"])
+    assert findings.results["growing_requests_per_s"].value == pytest.approx(growing)
+    stable = max(load for load in loads["stable"] if load < growing)
+    assert findings.results["stable_requests_per_s"].value == pytest.approx(stable)
