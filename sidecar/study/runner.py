@@ -112,9 +112,9 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
     except SidelightError as stopping:
         error, status, reason = stopping, "partial", str(stopping)
         if isinstance(stopping, Interrupted):
-            status, reason = "interrupted", "it was interrupted"
+            status, reason = "interrupted", "a signal stopped it"
     except KeyboardInterrupt:
-        error, status, reason = Interrupted("interrupted"), "interrupted", "it was interrupted"
+        error, status, reason = Interrupted("interrupted"), "interrupted", "a signal stopped it"
     stopped = Stopped(at_ns=_now_ns(), status=status, reason=reason)
     with suppress(CannotWrite):  # a full disk is what stopped it
         append(study.path, stopped)
