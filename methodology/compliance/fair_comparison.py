@@ -12,7 +12,7 @@ Facts = Mapping[str, Any]
 CHECKED, DECLARED, NOT_MET = "checked", "declared", "not met"
 _LOAD = ("rate", "concurrency", "arrival", "burstiness", "barrier", "ramp")
 # Settings that say nothing about what was measured.
-_OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config"}
+_OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config", "warmup"}
 
 
 def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
@@ -58,7 +58,7 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
         *_equal(facts, lambda each: {name: _config(each).get(name) for name in _LOAD}),
     )
     yield "Same test duration", *_equal(facts, lambda each: _config(each).get("duration"))
-    yield "Same warm-up procedure", *_equal(facts, lambda each: (each.get("warmup") or {}).get("policy"))
+    yield "Same warm-up procedure", *_equal(_warmed(facts), lambda each: (each.get("warmup") or {}).get("policy"))
     yield "Same success criteria", *_equal(facts, lambda each: _config(each).get("slo"))
     interleaved = all(
         {each.step.variant for each in runs[at : at + len(asked.variants)]} == set(asked.variants)
@@ -94,8 +94,20 @@ def _hash(facts: Facts) -> str:
 
 
 def _equal(facts: Sequence[Facts], value: Callable[[Facts], object]) -> tuple[str, str]:
-    values = {str(value(each)) for each in facts}
+    values = {_in_words(value(each)) for each in facts}
     return (CHECKED if len(values) == 1 else NOT_MET), "; ".join(sorted(values))
+
+
+def _in_words(value: object) -> str:
+    """Return a setting, or several by name without those that are not set."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {each}" for name, each in value.items() if each not in (None, False))
+    return "none stated" if value is None else str(value)
+
+
+def _warmed(facts: Sequence[Facts]) -> Sequence[Facts]:
+    """Return the facts of runs with a warm-up of their own: later ones find the system warm by it."""
+    return [each for each in facts if (each.get("warmup") or {}).get("policy") != "earlier"] or facts
 
 
 def _differences(runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[str]:

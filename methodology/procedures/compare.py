@@ -205,10 +205,12 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
     runs = f"{count} run{'s' * (count != 1)} of each"
     pairs = f"{count} pair{'s' * (count != 1)} of runs" if comparison.is_paired else f"{runs}, which are not paired"
     yield f"{name} against {base}, over {pairs}: {listed}."
-    more = [each.more_pairs for each in comparison.concluded.values()]
-    if "inconclusive" in by_verdict and (most := max((count for count in more if count), default=0)):
-        what = f"pair{'s' * (most > 1)}" if comparison.is_paired else f"run{'s' * (most > 1)} of each"
-        yield f"About {most} more {what} would decide all that is open."
+    more = {metric.title: comparison.concluded[metric.name].more_pairs or 0 for metric in FAMILY}
+    if least := min((count for count in more.values() if count), default=0):
+        what = f"pair{'s' * (least > 1)}" if comparison.is_paired else f"run{'s' * (least > 1)} of each"
+        names = [title for title, count in more.items() if count == least]
+        others = "; the table has what the others need" if sum(map(bool, more.values())) > len(names) else ""
+        yield f"About {least} more {what} would decide {', '.join(names)}{others}."
     changes = _part_changes(comparison)
     if changes and (whole := sum(change for _, change in changes)):
         part, change = max(changes, key=lambda pair: abs(pair[1]))
@@ -370,7 +372,7 @@ COMPARE = Procedure(
     workload="synthetic-uniform",
     presets={
         "letter": Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN),
-        "short": Parameters(load=0.7, duration=20.0, pairs=3, margin=MARGIN),
+        "short": Parameters(load=0.7, duration=15.0, pairs=5, margin=MARGIN),
     },
     next_step=next_step,
     findings=findings,
