@@ -21,6 +21,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.outcome import submitted_within
+from methodology.study.quantities import number
 from rundir.columns import Floats, Indices, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -55,11 +56,6 @@ def of_ends(ends: Ends, unit: str, n: int, method: str = BOOTSTRAP) -> Quantity:
     if not math.isfinite(value):
         return Quantity(value=None, unit=unit, n=n, missing="too few values")
     return Quantity(value=value, unit=unit, ci95=(low, high), n=n, method=method)
-
-
-def absent(unit: str, reason: str) -> Quantity:
-    """Return a result that is not known."""
-    return Quantity(value=None, unit=unit, missing=reason)
 
 
 def bootstrapped(
@@ -204,7 +200,7 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     served = step.outcome.output_tokens_per_s if step else None
     if step is None or served is None:
         reason = "no saturated step has been measured"
-        return {names[0]: absent("tokens/s", reason), names[1]: absent("ratio", reason)}
+        return {names[0]: number(None, "tokens/s", missing=reason), names[1]: number(None, "ratio", missing=reason)}
     results = {
         names[0]: Quantity(
             value=served, unit="tokens/s", ci95=step.outcome.output_tokens_ci95, n=step.outcome.ok, method="batch means"
@@ -212,7 +208,7 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     }
     before = base.outcome.output_tokens_per_s if base else None
     if base is None or not before or step is base:
-        return results | {names[1]: absent("ratio", "it is what the others are compared with")}
+        return results | {names[1]: number(None, "ratio", missing="it is what the others are compared with")}
     change = served / before - 1
     halves = [
         (ends[1] - ends[0]) / 2 / value

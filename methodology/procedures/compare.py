@@ -35,6 +35,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
 from rundir.stats import finite
 
@@ -211,24 +212,27 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
         names = [title for title, count in more.items() if count == least]
         others = "; the table has what the others need" if sum(map(bool, more.values())) > len(names) else ""
         yield f"About {least} more {what} would decide {', '.join(names)}{others}."
-    changes = _part_changes(comparison)
-    if changes and (whole := sum(change for _, change in changes)):
-        part, change = max(changes, key=lambda pair: abs(pair[1]))
+    changes = {name: after - before for name, (before, after) in _part_means(comparison).items()}
+    if whole := sum(changes.values()):
+        part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
         yield f"The mean TTFT changed by {whole:+.1f} ms, of which {LABELS[part]} is {change:+.1f} ms."
 
 
-def _part_changes(comparison: Against) -> list[tuple[str, float]]:
-    """Return by how many ms the mean of each part of the TTFT changed."""
+def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
+    """Return the mean of each part of the TTFT on both sides, ms, of those that either has."""
     before, after = (
         [each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)
     )
     if not before or not after:
-        return []
+        return {}
     means = {
-        part.name: [float(np.mean([each[part.name] for each in group])) for group in (before, after)]
+        part.name: (
+            float(np.mean([each[part.name] for each in before])),
+            float(np.mean([each[part.name] for each in after])),
+        )
         for part in TTFT_PARTS
     }
-    return [(name, second - first) for name, (first, second) in means.items() if first or second]
+    return {name: ends for name, ends in means.items() if any(ends)}
 
 
 def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
@@ -284,7 +288,7 @@ def _verdict_table(comparison: Against, margin: float) -> Table:
         Column(name="more_pairs", title="More runs", digits=None),
     )
     return Table(
-        name=f"comparison-{_slug(comparison.other)}",
+        name=f"comparison-{slug(comparison.other, 'run')}",
         title=f"{comparison.other} against {comparison.first}",
         columns=columns,
         rows=tuple(rows),
@@ -293,18 +297,21 @@ def _verdict_table(comparison: Against, margin: float) -> Table:
 
 
 def _part_table(comparison: Against) -> Table:
-    changes = dict(_part_changes(comparison))
-    whole = sum(changes.values())
-    rows = []
-    for name, change in changes.items():
-        before, after = (
-            float(np.mean([each.parts_ms[name] for each in group if each.parts_ms]))
-            for group in (comparison.before, comparison.after)
+    means = _part_means(comparison)
+    whole = sum(after - before for before, after in means.values())
+    rows = tuple(
+        (
+            LABELS[name],
+            before,
+            after,
+            after / before if before > 0 else None,
+            after - before,
+            (after - before) / whole if whole else None,
         )
-        share = change / whole if whole else None
-        rows.append((LABELS[name], before, after, after / before if before > 0 else None, change, share))
+        for name, (before, after) in means.items()
+    )
     return Table(
-        name=f"ttft-parts-{_slug(comparison.other)}",
+        name=f"ttft-parts-{slug(comparison.other, 'run')}",
         title=f"Where the mean TTFT differs, {comparison.other} against {comparison.first}",
         columns=(
             Column(name="part", title="Part"),
@@ -314,7 +321,7 @@ def _part_table(comparison: Against) -> Table:
             Column(name="change_ms", title="Change, ms"),
             Column(name="share_of_change", title="Share of the change"),
         ),
-        rows=tuple(rows),
+        rows=rows,
         note="" if rows else "No request has a breakdown of its TTFT.",
     )
 
@@ -351,17 +358,13 @@ def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
         values = [finite(each.metrics[metric.name]) for each in samples if each.finished.step.variant == name]
         lines.append(Line(name=name, x=tuple(float(place) for place in range(1, len(values) + 1)), y=tuple(values)))
     return Plot(
-        name=f"runs-{_slug(metric.name)}",
+        name=f"runs-{slug(metric.name, 'run')}",
         title=f"{metric.title} of each run",
         kind="marks",
         x_title="pair",
         y_title=f"{metric.title}, {metric.unit}",
         lines=tuple(lines),
     )
-
-
-def _slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "run"
 
 
 COMPARE = Procedure(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from methodology import search
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
 from methodology.measures.paired import (
     PERCENTILES,
-    absent,
     bootstrapped,
     clipped,
     grid,
@@ -45,7 +43,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row, number
+from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row, number, slug
 from rundir.columns import Bools, Floats, Texts, take
 
 NAME = "synthetic-skewed"
@@ -172,7 +170,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     load, wanted = parameters.load or 0.8, parameters.requests or 500
     mixed_per_s = load * (_requests_per_s(classes, finished) or limit.per_s)
     steps = [
-        (ALONE, f"{ALONE}-{_slug(name)}", classes.per_s(at, mixed_per_s), 1.0, classes.mapping(at))
+        (ALONE, f"{ALONE}-{slug(name, 'class')}", classes.per_s(at, mixed_per_s), 1.0, classes.mapping(at))
         for at, name in enumerate(classes.names)
     ]
     steps.append((MIXED, MIXED, mixed_per_s, min(classes.shares), classes.mapping()))
@@ -203,10 +201,6 @@ def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | N
     if served is None or served.input_tokens_per_s is None or served.output_tokens_per_s is None:
         return None
     return (served.input_tokens_per_s + served.output_tokens_per_s) / classes.mean_tokens
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "class"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +267,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
         both = {name: mixed.of(name) if mixed else None, f"alone_{name}": alone.get(name)}
         for suffix, served in both.items():
             if served is None:
-                results[f"ttft_p50_ms_{suffix}"] = absent("ms", "the step has not been measured")
+                results[f"ttft_p50_ms_{suffix}"] = number(None, "ms", missing="the step has not been measured")
                 continue
             results[f"requests_{suffix}"] = Quantity(value=float(len(served.ttft_ms)), unit="requests")
             for metric, values in (("ttft", served.ttft_ms), ("tpot", served.tpot_ms)):
@@ -295,7 +289,7 @@ def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
     """Return inflation, Jain's index and starvation, with intervals over blocks of all steps."""
     if mixed is None or any(not len(mixed.of(name).ttft_ms) or not len(alone[name].ttft_ms) for name in names):
         reason = "needs each class alone and the mixed load"
-        return {name: absent("1", reason) for name in ("jain_index", "jain_index_requests")}
+        return {name: number(None, "1", missing=reason) for name in ("jain_index", "jain_index_requests")}
     place = {name: at for at, name in enumerate(names)}
     both = np.column_stack([mixed.ttft_ms, [place.get(name, -1) for name in mixed.classes.tolist()]])
     samples = [both, *(alone[name].ttft_ms for name in names)]

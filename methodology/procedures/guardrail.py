@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.paired import (
-    absent,
     bootstrapped,
     grid,
     measured,
@@ -23,6 +22,7 @@ from methodology.measures.paired import (
 from methodology.search import fullest, saturated
 from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
 from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import number
 from rundir.columns import Floats
 
 BASELINE = "baseline"
@@ -138,7 +138,7 @@ def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity
     known = [each for each in differences if len(each)]
     keys = (f"overhead_ttft_ms_{suffix}", f"overhead_e2e_ms_{suffix}")
     if not known:
-        return {key: absent("ms", "no request ended in both configurations") for key in keys}
+        return {key: number(None, "ms", missing="no request ended in both configurations") for key in keys}
     ends = bootstrapped(known, lambda drawn: np.median(np.concatenate(drawn), axis=0).tolist())
     return {key: of_ends(each, "ms", sum(map(len, known))) for key, each in zip(keys, ends, strict=True)}
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
 from methodology import search
-from methodology.measures.paired import BOUNDS, absent, grid, of_quantile
+from methodology.measures.paired import BOUNDS, grid, of_quantile
 from methodology.procedures.capacity import CAPACITY, bracket, wilson
 from methodology.study.model import (
     Asked,
@@ -30,6 +30,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import number
 from methodology.study.server_side import NO_PAGE, reference
 from rundir.columns import Floats
 from scraper.exposition import histograms
@@ -199,12 +200,14 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
         "in_flight": Quantity(value=each.step.level, unit="requests"),
         "kv_cache_max": Quantity(value=usage, unit="ratio", missing=NO_PAGE if usage is None else ""),
         "out_of_memory": Quantity(value=float(each.outcome.out_of_memory), unit="requests", n=sent),
-        "ttft_p99_ms": of_quantile(ttft, "ms", each.outcome.ok) if ttft else absent("ms", "no request gave a token"),
+        "ttft_p99_ms": of_quantile(ttft, "ms", each.outcome.ok)
+        if ttft
+        else number(None, "ms", missing="no request gave a token"),
     }
     times = preempted(data, each.outcome.preemptions)
     if times is None:
         unknown = {"preempted_ratio": "ratio", "recovered_ratio": "ratio"}
-        return results | {name: absent(unit, NO_PAGE) for name, unit in unknown.items()}
+        return results | {name: number(None, unit, missing=NO_PAGE) for name, unit in unknown.items()}
     results["preempted_ratio"] = _bounded(times.low / max(1, sent), times.high / max(1, sent), sent, times.source)
     results["recovered_ratio"] = _recovered(times, sent - each.outcome.ok)
     if each.outcome.preemptions is not None:
@@ -219,7 +222,7 @@ def _lost(data: StepData, preemptions: float) -> Quantity:
     At least those that were computed again; at most the whole prompts and outputs so far of the preempted requests.
     """
     if not preemptions:
-        return absent("tokens", "no request was preempted")
+        return number(None, "tokens", missing="no request was preempted")
     whole = [_increase(data, f"num_retracted_{part}_tokens_total") for part in ("input", "output")]
     computed, fresh = (_increase(data, name, mode) for name, mode in RECOMPUTED)
     longest = float(np.nanmax(input_tokens(data.requests) + data.requests.max_tokens, initial=1.0))
@@ -245,7 +248,7 @@ def _increase(data: StepData, metric: str, mode: str = "") -> float | None:
 def _recovered(times: Preempted, failed: int) -> Quantity:
     """Return which share of the preempted requests came to their end: whether those that failed were is not known."""
     if not times.high:
-        return absent("ratio", "no request was preempted")
+        return number(None, "ratio", missing="no request was preempted")
     if not failed:
         return Quantity(value=1.0, unit="ratio", ci95=(1.0, 1.0), n=round(times.high), method=times.source)
     ended = times.low if times.finished is not None else max(0.0, times.low - failed)

@@ -16,7 +16,6 @@ from loadgen.plan import workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
 from methodology.measures.paired import (
     PERCENTILES,
-    absent,
     bootstrapped,
     grid,
     measured,
@@ -42,6 +41,7 @@ from methodology.study.model import (
     StepData,
 )
 from methodology.study.planning import POPULATE, content_seed, counting
+from methodology.study.quantities import number
 from methodology.study.server_side import increase
 from rundir.columns import Floats
 
@@ -200,7 +200,7 @@ def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
     pairs = pairs[np.isfinite(pairs[:, :2]).all(axis=1)]
     labels = [f"ttft_reduction_{q}_ratio" for q in PERCENTILES]
     if not len(pairs):
-        return {label: absent("ratio", "no request ended in both") for label in labels}
+        return {label: number(None, "ratio", missing="no request ended in both") for label in labels}
 
     def reduced(drawn: Sequence[Floats]) -> list[float]:
         off_ms, on_ms = (np.quantile(drawn[0][:, at], list(PERCENTILES.values())) for at in (0, 1))
@@ -233,7 +233,9 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
             value=share, unit="ratio", n=int(stated.sum()), method="usage of the replies"
         )
     else:
-        results["prompt_hit_ratio"] = absent("ratio", "neither a page nor the replies say what was found in the cache")
+        results["prompt_hit_ratio"] = number(
+            None, "ratio", missing="neither a page nor the replies say what was found in the cache"
+        )
     sent = float(prefixes.sum()) if prefixes is not None else 0.0
     if prefixes is not None and stated.any() and prefixes[stated].sum():
         share = float(np.minimum(cached, prefixes)[stated].sum() / prefixes[stated].sum())
@@ -244,7 +246,7 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
         results["prefix_hit_ratio"] = Quantity(value=hits / sent, unit="ratio", n=len(requests), method=method)
     else:
         reason = "what of the prompts was a prefix is not known" if not sent else results["prompt_hit_ratio"].missing
-        results["prefix_hit_ratio"] = absent("ratio", reason)
+        results["prefix_hit_ratio"] = number(None, "ratio", missing=reason)
     return results
 
 

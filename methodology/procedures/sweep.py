@@ -37,6 +37,7 @@ from methodology.study.model import (
     Table,
 )
 from methodology.study.planning import content_seed, counting
+from methodology.study.quantities import slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
 from rundir.columns import Floats, take
 from rundir.stats import Missing, finite, known
@@ -238,10 +239,9 @@ def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_
         else:
             rows.append((title, value, *(None for _ in range(len(SICLAIT) - 1))))
     where = ", ".join(f"{name} {value}" for name, value in zip(names, cell, strict=True))
-    slug = "".join(letter if letter.isalnum() else "-" for letter in "-".join(cell).lower())
     columns = (Column(name=column, title=title) for title, column in SICLAIT.items())
     return Table(
-        name=f"siclait-{slug}",
+        name=f"siclait-{slug('-'.join(cell), 'cell')}",
         title=f"siclait's metrics at {where}",
         columns=(Column(name="metric", title="Metric"), *columns),
         rows=tuple(rows),

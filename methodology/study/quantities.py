@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -84,6 +85,11 @@ def number(value: float | None, unit: str, *, n: int | None = None, missing: str
     if value is None or not np.isfinite(value):
         return Quantity(value=None, unit=unit, n=n, missing=missing or "not known")
     return Quantity(value=float(value), unit=unit, n=n, method=method)
+
+
+def slug(name: str, otherwise: str) -> str:
+    """Return a name as those of tables and steps are spelt: a-z, 0-9 and single dashes; `otherwise` if none is left."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or otherwise
 
 
 def columns(titles: Mapping[str, str], *, exact: Collection[str] = ()) -> tuple[Column, ...]:

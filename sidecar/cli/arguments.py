@@ -22,7 +22,7 @@ from sidecar.cli.peers import (
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
+from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 # The commands that this is about, each with its options and with what a URL that stands alone is.
@@ -37,7 +37,6 @@ _COMMANDS: dict[str, tuple[type, str]] = {
 }
 # Options that take all values up to the next option.
 _SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
-SYSTEMS = "ABCDEFGH"  # what configurations of `compare` are called that have no name
 _PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 

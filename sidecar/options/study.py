@@ -37,6 +37,7 @@ TEST = Group("Test", sort_key=1.2)
 NUMBERS = Group("Numbers of the test", sort_key=1.4)
 SHORT_NAMES = {"input": "input_tokens", "output": "output_tokens", "isl": "input_tokens", "osl": "output_tokens"}
 HIDDEN = Parameter(parse=False, show=False)
+SYSTEMS = "ABCDEFGH"  # what those that `compare` is given are called where they have no name
 MOST_SHARE = 10.0  # of the capacity
 
 

@@ -53,8 +53,6 @@ def derive_study(path: Path) -> Derived:
     (path / "tables").mkdir(exist_ok=True)
     for name, text in study_files(result, findings, compliance, declared):
         write_text(path / name, text)
-    for name, content in findings.documents.items():
-        write_json(path / "tables" / f"{name}.json", content)
     return Derived(result=result, compliance=compliance)
 
 

@@ -17,13 +17,11 @@ from methodology.study.outcome import outcome
 from methodology.study.planning import counting
 from sidecar.directory import MANIFEST
 from sidecar.errors import ConfigurationError
-from sidecar.options.study import CompareOptions
+from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
 from sidecar.study.data import step_data
 from sidecar.study.derive import derive_study, procedure_named
 from sidecar.study.verb import Ended, asked_of, code_of, new_record
-
-SYSTEMS = "ABCDEFGH"
 
 
 def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
