@@ -70,4 +70,5 @@ def _root(knots: Floats, heights: Floats, bound: float, above_least: bool) -> tu
     from scipy.interpolate import PchipInterpolator  # noqa: PLC0415  as above
 
     roots = PchipInterpolator(knots, heights).solve(bound, extrapolate=False)
-    return float(roots[0]), ""
+    # At the height of the last knot rounding can put the root beyond it.
+    return float(roots[0] if roots.size else knots[np.argmin(np.abs(heights - bound))]), ""

@@ -1,0 +1,30 @@
+"""The monotone fit through noisy levels, and where it reaches a bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from methodology.fits.monotone import crossing, curve
+
+PLACES = st.lists(
+    st.tuples(st.floats(0.1, 10), st.floats(-5, 5)), min_size=1, max_size=6, unique_by=lambda pair: pair[0]
+)
+
+
+@given(PLACES, st.floats(0, 1))
+def test_a_bound_within_the_fit_is_reached_within_its_levels(places: list[tuple[float, float]], share: float) -> None:
+    x, y = np.array(places).T
+    sd = np.full(len(x), 0.1)
+    knots, heights = curve(x, y, sd)
+    bound = min(heights[-1], heights[0] + share * (heights[-1] - heights[0]))
+    reached = crossing(x, y, sd, float(bound))
+    assert reached.at is not None
+    assert knots[0] <= reached.at <= knots[-1]
+
+
+def test_a_bound_at_the_height_of_the_last_level_is_reached_there() -> None:
+    x, y = [0.16527636, 0.40973524, 6.65270843], [-3.79626441, -2.11120571, 0.36513248]
+    assert crossing(x, y, [0.1, 0.1, 0.1], y[-1]).at == pytest.approx(x[-1])
