@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from methodology.study.model import Column, Evidence, Findings, Line, Parameters, Plot, Quantity, Table
+from methodology.study.findings import Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Parameters
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 
 ANSWER = (

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from methodology.search import Capacity, capacity
-from methodology.study.model import (
-    Asked,
-    Column,
-    Done,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    Table,
-)
+from methodology.study.findings import Column, Findings, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed
 
 

@@ -10,7 +10,8 @@ import msgspec
 from virtual_runs import PartsSource, VirtualLoad, step_data, workload_of
 
 from loadgen.plan.arrivals import Arrival, schedule
-from methodology.study.model import Asked, Done, Findings, Finished, Procedure, Step, StepData
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Done, Finished, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SimulatorSettings

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from virtual_study import play
 
-from methodology.study.model import Asked, Findings, Finished, Procedure, Reader, StepData
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Finished, Procedure, Reader, StepData
 from simulator.settings import EngineSettings, SimulatorSettings
 
 

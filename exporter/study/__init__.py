@@ -19,7 +19,7 @@ from exporter.study.page import study_page
 from exporter.study.tables import as_csv, every_table
 from methodology.compliance import Compliance
 from methodology.compliance.system import System
-from methodology.study.model import Findings
+from methodology.study.findings import Findings
 from methodology.study.result import StudyResult
 
 

@@ -19,7 +19,8 @@ from exporter.study.tables import number, requests_table, shown, steps_table
 from methodology.compliance import DRAFT, Compliance
 from methodology.compliance.requirements import Level
 from methodology.compliance.system import System
-from methodology.study.model import Column, Findings, Parameters, Quantity, Table
+from methodology.study.findings import Column, Findings, Quantity, Table
+from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
 
 LEVELS: tuple[Level, ...] = ("must", "should", "part")

@@ -15,7 +15,7 @@ from exporter.html import as_page
 from exporter.html.markup import blocks
 from exporter.html.sections import NO_SCRIPT, section
 from exporter.study.content import Study, answer, heading, sections
-from methodology.study.model import Line, Plot
+from methodology.study.findings import Line, Plot
 from methodology.study.result import StepRecord
 
 STYLES = ("page.css", "study.css")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter.study.tables import number
 from methodology.compliance.system import FIELDS, System
-from methodology.study.model import Cell
+from methodology.study.findings import Cell
 from methodology.study.result import Reproduction
 
 NOT_DECLARED = "not declared"

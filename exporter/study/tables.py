@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from exporter.report.format import ABSURD, Prose, table
-from methodology.study.model import Cell, Column, Table
+from methodology.study.findings import Cell, Column, Table
 from methodology.study.result import StepRecord, StudyResult
 
 MOST_ROWS = 60

@@ -14,7 +14,8 @@ from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
 from methodology.compliance.requirements import Level, Requirement, applying, requirements
 from methodology.compliance.system import System
-from methodology.study.model import Asked, Cell, Findings, Finished
+from methodology.study.findings import Cell, Findings
+from methodology.study.model import Asked, Finished
 from methodology.study.planning import POPULATE, counting
 from rundir.fields import doc
 

@@ -14,7 +14,8 @@ from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
 from methodology.compliance.system import System
 from methodology.steady import SteadyWindow
-from methodology.study.model import Asked, Cell, Findings, Finished
+from methodology.study.findings import Cell, Findings
+from methodology.study.model import Asked, Finished
 
 State = Literal["met", "not met", "not applicable", "declared"]
 CAPACITY = ("saturate", "capacity")  # kinds of steps that only look for the capacity

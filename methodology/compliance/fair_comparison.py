@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from methodology.study.model import Asked, Column, Finished, Table
+from methodology.study.findings import Column, Table
+from methodology.study.model import Asked, Finished
 
 Facts = Mapping[str, Any]
 

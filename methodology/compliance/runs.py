@@ -10,7 +10,8 @@ from methodology.compliance import Verdict, comply
 from methodology.compliance.case import State
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import read_system
-from methodology.study.model import Asked, Findings, Finished, Outcome, Parameters, Quantity, Step
+from methodology.study.findings import Findings, Quantity
+from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
 from rundir.fields import doc
 from rundir.stats import Statistics
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.study.model import Finished, Quantity
+from methodology.study.findings import Quantity
+from methodology.study.model import Finished
 from methodology.study.quantities import latency, number
 
 LEAST_COMPLETED = 0.9

@@ -10,16 +10,8 @@ import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from methodology.intervals import Ends, QuantileInterval, quantiles
-from methodology.study.model import (
-    Cell,
-    Column,
-    Finished,
-    Line,
-    Plot,
-    Quantity,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Line, Plot, Quantity, Table
+from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within
 from methodology.study.quantities import number
 from rundir.columns import Floats, Indices, take

@@ -12,25 +12,8 @@ from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.measures import criteria
 from methodology.steady import SteadyWindow
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Column,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Outcome,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import latency, latency_line, number
 

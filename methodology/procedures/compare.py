@@ -17,23 +17,8 @@ from correlator.breakdown import LABELS, TTFT_PARTS
 from methodology.compare import Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
 from methodology.search import Capacity, capacity
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Column,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample

@@ -29,19 +29,8 @@ from methodology.measures.paired import (
     percentile_quantities,
     plot_cumulative,
 )
-from methodology.study.model import (
-    Asked,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    Table,
-)
+from methodology.study.findings import Evidence, Findings, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row, number, slug
 from rundir.columns import Bools, Floats, Texts, take

@@ -20,7 +20,8 @@ from methodology.measures.paired import (
     throughput,
 )
 from methodology.search import fullest, saturated
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Procedure, Quantity, Reader, Step
+from methodology.study.findings import Findings, Quantity
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number
 from rundir.columns import Floats

@@ -13,21 +13,8 @@ from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
 from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, columns, mean, number, percentiles

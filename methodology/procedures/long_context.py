@@ -10,23 +10,8 @@ import numpy as np
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import Ends
 from methodology.measures.scaling import AtLength, Model, exponent, models
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import cells, columns, mean, number, percentiles
 from rundir.columns import Floats

@@ -13,22 +13,8 @@ from loadgen.requests.metrics import input_tokens
 from methodology import search
 from methodology.measures.paired import BOUNDS, grid, of_quantile
 from methodology.procedures.capacity import CAPACITY, bracket, wilson
-from methodology.study.model import (
-    Asked,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number
 from methodology.study.server_side import NO_PAGE, reference

@@ -27,19 +27,8 @@ from methodology.measures.paired import (
     throughput,
 )
 from methodology.search import SATURATE, fullest, saturated
-from methodology.study.model import (
-    Asked,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-)
+from methodology.study.findings import Evidence, Findings, Quantity
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
 from methodology.study.quantities import number
 from methodology.study.server_side import increase

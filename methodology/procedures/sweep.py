@@ -19,23 +19,8 @@ from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, s
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
 from loadgen.requests.table import RequestLog
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Column,
-    Done,
-    Findings,
-    Finished,
-    Line,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample

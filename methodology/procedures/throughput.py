@@ -18,22 +18,8 @@ from methodology.search import (
     measured_capacity,
     next_step,
 )
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Column,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Outcome,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.planning import counting
 from methodology.study.quantities import LABELS, METRIC_COLUMNS, latency, latency_line, metric_row, number, percentile
 

@@ -14,23 +14,8 @@ from correlator.breakdown import TTFT_PARTS
 from methodology.fits.monotone import Crossing, crossing
 from methodology.measures import criteria
 from methodology.search import Capacity, bracket, capacity, load_of, log_deviation, measured_capacity
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Column,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Line,
-    Parameters,
-    Plot,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    Table,
-)
+from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import LABELS, latency, latency_line, number

@@ -16,21 +16,8 @@ from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import QuantileInterval, of_sorted
 from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.model import (
-    Asked,
-    Cell,
-    Done,
-    Evidence,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-    Table,
-)
+from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, TTFT_BIN
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import (

@@ -18,11 +18,11 @@ from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability
 from methodology.steady import SteadyWindow
+from methodology.study.findings import Findings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, doc
 from scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]
-Cell = float | int | str | bool | None
 Limit = Literal["seats", "kv_cache", "steps", "client", "slo", "unknown"]
 
 
@@ -212,83 +212,6 @@ class StepData:
 
 # Returns the tables of a finished step; reading one anew each time keeps memory small.
 Reader = Callable[[Finished], StepData]
-
-
-class Quantity(Struct, frozen=True, kw_only=True):
-    """One result: a number, how sure it is, and how it was come by."""
-
-    value: Annotated[float | None, doc("The number; null where missing.", "its unit")]
-    unit: Annotated[str, doc("Its unit; 1 for a pure number.")]
-    ci95: Annotated[tuple[float | None, float | None] | None, doc("95 % interval; an end or all null: not known.")] = (
-        None
-    )
-    n: Annotated[Count | None, doc("Values that it rests on.", "values")] = None
-    tau: Annotated[float | None, doc("How many values in a row say as much as an independent one.", "values")] = None
-    method: Annotated[str, doc("How it and its interval were computed.")] = ""
-    missing: Annotated[str, doc("Why it is null.")] = ""
-
-
-class Column(Struct, frozen=True, kw_only=True):
-    """A column of a table."""
-
-    name: Annotated[str, doc("Its name in the CSV file, with the unit.")]
-    title: Annotated[str, doc("Its heading for people.")]
-    digits: Annotated[int | None, doc("Significant digits for people; null: as it is.", NO_UNIT)] = 3
-
-
-class Table(Struct, frozen=True, kw_only=True):
-    """A table of the report, named as the draft names it; also written as tables/NAME.csv."""
-
-    name: Annotated[str, Meta(pattern="^[a-z0-9-]+$"), doc("Its file's name.")]
-    title: Annotated[str, doc("Its heading.")]
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: Annotated[str, doc("What a reader must know of it.")] = ""
-
-
-class Line(Struct, frozen=True, kw_only=True):
-    """A line, a set of marks or a layer of a plot."""
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    low: tuple[float | None, ...] = ()
-    high: tuple[float | None, ...] = ()
-
-
-class Plot(Struct, frozen=True, kw_only=True):
-    """A plot of the report."""
-
-    name: Annotated[str, Meta(pattern="^[a-z0-9-]+$"), doc("Names it.")]
-    title: Annotated[str, doc("Its heading.")]
-    kind: Annotated[Literal["line", "steps", "marks", "stack"], doc("How it is drawn.")]
-    x_title: str
-    y_title: str
-    lines: tuple[Line, ...]
-    log_x: bool = False
-    log_y: bool = False
-
-
-class Evidence(Struct, frozen=True, kw_only=True):
-    """A number that a sentence of the report rests on."""
-
-    claim: Annotated[str, doc("The sentence.")]
-    quantity: Annotated[str, doc("What was measured, by its name in docs/reference/metrics.md where it has one.")]
-    run: Annotated[str, doc("The step's directory.")]
-    value: Annotated[float | None, doc("The number.")]
-
-
-class Findings(Struct, frozen=True, kw_only=True):
-    """What follows from the steps of a study."""
-
-    answer: Annotated[tuple[str, ...], doc("The result in at most three sentences: what, how sure, what limits it.")]
-    results: Annotated[dict[str, Quantity], doc("Results by name.")]
-    evidence: Annotated[tuple[Evidence, ...], doc("What the sentences rest on.")] = ()
-    tables: tuple[Table, ...] = ()
-    plots: tuple[Plot, ...] = ()
-    notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
-    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")] = None
-    documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import numpy as np
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.model import Cell, Column, Finished, Line, Outcome, Quantity
+from methodology.study.findings import Cell, Column, Line, Quantity
+from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
 

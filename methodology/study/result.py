@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from methodology.stability import Verdict
 from methodology.steady import SteadyWindow
-from methodology.study.model import Evidence, Limit, Parameters, Quantity, Scale
+from methodology.study.findings import Evidence, Quantity
+from methodology.study.model import Limit, Parameters, Scale
 from rundir.fields import NO_UNIT, Amount, Count, doc
 
 

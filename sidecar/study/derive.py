@@ -15,7 +15,8 @@ from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
 from methodology.steady import SteadyWindow
-from methodology.study.model import Done, Findings, Outcome, Procedure, Quantity
+from methodology.study.findings import Findings, Quantity
+from methodology.study.model import Done, Outcome, Procedure
 from methodology.study.planning import SENTINEL, counting, decide
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms

@@ -17,7 +17,8 @@ from methodology.compliance import CHECKS, comply, satisfies
 from methodology.compliance.requirements import requirements
 from methodology.compliance.runs import comply_run
 from methodology.compliance.system import as_text
-from methodology.study.model import Findings, Outcome, Quantity
+from methodology.study.findings import Findings, Quantity
+from methodology.study.model import Outcome
 from rundir.stats import describe
 
 SPECIFICATION = Path(__file__).parents[3] / "shared/spec/methodology.yaml"

@@ -14,18 +14,8 @@ from virtual_study import play, run_step
 
 from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.metrics import request_metrics
-from methodology.study.model import (
-    Asked,
-    Done,
-    Findings,
-    Finished,
-    Parameters,
-    Procedure,
-    Quantity,
-    Reader,
-    Step,
-    StepData,
-)
+from methodology.study.findings import Findings, Quantity
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from simulator.settings import ENGINES, EngineSettings, SimulatorSettings
 from simulator.virtual import Exchange, VirtualServer
 

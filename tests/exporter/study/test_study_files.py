@@ -21,7 +21,8 @@ from exporter.study import study_files
 from exporter.study.page import SCRIPTS, STYLES
 from methodology.compliance import Compliance, Judgement
 from methodology.compliance.system import System
-from methodology.study.model import Column, Findings, Line, Parameters, Plot, Table
+from methodology.study.findings import Column, Findings, Line, Plot, Table
+from methodology.study.model import Parameters
 from methodology.study.result import StudyResult
 
 MINIMUM = [

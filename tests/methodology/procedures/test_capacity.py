@@ -6,7 +6,8 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.capacity import CAPACITY
-from methodology.study.model import Asked, Findings, Finished, Parameters
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Finished, Parameters
 from simulator.settings import EngineSettings
 
 

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from virtual_study import play
 
 from methodology.procedures.compare import COMPARE, against
-from methodology.study.model import Asked, Done, Findings, Finished, Outcome, Parameters, Step
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import decide
 from methodology.study.samples import FAMILY, Sample
 from simulator.settings import EngineSettings

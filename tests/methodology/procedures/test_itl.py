@@ -13,7 +13,8 @@ from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.measures.gaps import with_prefill
 from methodology.procedures.itl import ITL
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters, Step
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Done, Finished, Parameters, Step
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SimulatorSettings

@@ -9,7 +9,8 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.long_context import LONG_CONTEXT
-from methodology.study.model import Asked, Done, Findings, Finished, Parameters
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Done, Finished, Parameters
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SpeedProfile
 

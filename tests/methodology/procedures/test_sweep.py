@@ -8,7 +8,8 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.sweep import SWEEP
-from methodology.study.model import Asked, Findings, Finished, Parameters, Table
+from methodology.study.findings import Findings, Table
+from methodology.study.model import Asked, Finished, Parameters
 from simulator.settings import EngineSettings
 
 VARY = {"input_tokens": ("64", "256"), "concurrency": ("1", "4")}

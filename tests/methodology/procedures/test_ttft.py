@@ -10,7 +10,8 @@ from msgspec import structs
 from virtual_study import play
 
 from methodology.procedures.ttft import TTFT, parse_until, with_ramp
-from methodology.study.model import Asked, Done, Findings, Finished, Outcome, Parameters, Step
+from methodology.study.findings import Findings
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import content_seed, decide
 from simulator.settings import EngineSettings
 
