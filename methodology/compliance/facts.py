@@ -111,7 +111,8 @@ def facts_of(
         (ok.session >= 0).any()
     )
     round_trips = [each["median"] for each in about.get("network_rtt_ms") or () if each.get("median") is not None]
-    recorded = np.array([ok.submit_ns, ok.first_token_ns, ok.last_token_ns, ok.input_tokens, ok.output_tokens])
+    # Of a reply that was all blank there is no first token, but its output was recorded.
+    recorded = np.array([ok.submit_ns, ok.first_output_ns, ok.last_output_ns, ok.input_tokens, ok.output_tokens])
     return StepFacts(
         about=about,
         not_trusted=not_trusted,

@@ -12,8 +12,13 @@ import pytest
 import yaml
 from declared_studies import TESTS, study
 from msgspec.structs import replace
+from recordings import log_of
 
+from correlator.breakdown import break_down
+from correlator.estimate.table import nothing
+from correlator.exact.table import unjoined
 from methodology.compliance import CHECKS, comply, satisfies
+from methodology.compliance.facts import facts_of
 from methodology.compliance.requirements import requirements
 from methodology.compliance.runs import comply_run
 from methodology.compliance.system import as_text
@@ -407,3 +412,11 @@ def test_findings_of_another_kind_do_no_harm():
     given = study("throughput")
     given["findings"] = Findings(answer=(), results={})
     assert "unconditional" == comply(**given).verdict  # what is missing is a part, not a MUST
+
+
+@pytest.mark.parametrize(("stamp", "lacking"), [("first_token_ns", 0), ("first_output_ns", 1)])
+def test_a_reply_that_was_all_blank_is_recorded_though_it_has_no_first_token(stamp: str, lacking: int) -> None:
+    stamps = {"submit_ns": 1, "first_output_ns": 2, "first_token_ns": 2, "last_output_ns": 3, "last_token_ns": 3}
+    log = log_of(2, **(stamps | {"input_tokens": 5, "output_tokens": 9, "status": "ok", stamp: [2, -1]}))
+    parts = break_down(log, unjoined(len(log)), nothing(len(log), "not scraped"))
+    assert facts_of(log, parts, (), {}).unrecorded == lacking
