@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from correlator.breakdown import Parts
+from correlator.breakdown import TTFT_PARTS, Parts
 from exporter.html import as_parts
 from exporter.html.data import Recorded
 from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
-from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot, mean_parts
+from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
@@ -41,12 +41,13 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     tally.count(log)
     shown, generator = latest.client or ClientCounts(requests={}), latest.generator or GeneratorCounts()
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
-    counts = replace(counted(nothing_counted(sources=sources), measured, requests=log), pending=0)
+    counts = replace(
+        counted(nothing_counted(sources=sources), measured, requests=log), ttft_means_s=_means_s(measured), pending=0
+    )
     if latest.parts is not None:
         before = latest.parts
         counts = replace(
             counts,
-            ttft_means_s=mean_parts(counts.ttft),
             ttft={key: _not_below(each, before.ttft.get(key)) for key, each in counts.ttft.items()},
             e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
             inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
@@ -67,6 +68,15 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         engines=engines,
         verdicts=verdicts(summary),
     )
+
+
+def _means_s(parts: Parts) -> dict[str, float]:
+    """Return the mean of each part of the TTFT, which add up to its mean.
+
+    Not from the histograms: these count what stamps that are late by a little made negative as nothing.
+    """
+    count = np.count_nonzero(parts.covered)
+    return {part.name: float(np.nansum(part.of(parts)[parts.covered]) / count) for part in TTFT_PARTS} if count else {}
 
 
 def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: ClientCounts) -> ClientCounts:

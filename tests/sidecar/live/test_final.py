@@ -18,7 +18,7 @@ from msgspec import structs
 
 from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
 from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import EngineCounts, Snapshot, mean_parts
+from exporter.prometheus.snapshot import EngineCounts, Snapshot
 from loadgen.requests.table import FirstToken
 from rundir.clock import anchor
 from rundir.columns import take
@@ -276,6 +276,21 @@ def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
         before, after = (counters(snapshot) for snapshot in (latest, last))
         assert [] == [name for name, value in before.items() if after[name] < value]
         assert last.parts is not None
-        assert last.parts.ttft_means_s == mean_parts(plain.ttft)
+        assert last.parts.ttft_means_s == plain.ttft_means_s
     queue = derived.summary.correlation.breakdown.queue_ms
-    assert mean_parts(plain.ttft)["queue"] == pytest.approx((queue.mean or 0) / 1e3, rel=1e-9)
+    assert plain.ttft_means_s is not None
+    assert plain.ttft_means_s["queue"] == pytest.approx((queue.mean or 0) / 1e3, rel=1e-9)
+
+
+def test_parts_below_nothing_leave_the_means_of_the_ttft_whole(tmp_path: Path):
+    """A stamp that is a little late makes a part negative; its histogram counts that as nothing, the mean does not."""
+    shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(tmp_path / "run"), ["json"])
+    parts = derived.times.parts
+    late_s = np.where(np.arange(len(parts.ttft_s)) % 3, 0.0, parts.network_s + 0.002)
+    late = replace(parts, network_s=parts.network_s - late_s, other_s=parts.other_s + late_s)
+    last = final(LATEST, derived.run, late, derived.summary).parts
+    assert last is not None
+    assert last.ttft_means_s is not None
+    queue = derived.summary.correlation.breakdown.queue_ms
+    assert last.ttft_means_s["queue"] / sum(last.ttft_means_s.values()) == pytest.approx(queue.share_of_ttft)
