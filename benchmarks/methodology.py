@@ -1,8 +1,9 @@
 """How often the methodology's statistics are right, in virtual time: intervals, verdicts, comparisons, limits.
 
-`python benchmarks/methodology.py [--size N] [SECTION ...]` prints the tables of benchmarks/RESULTS.md, which have size
-1; without a size a section takes about a minute, and a larger one has so many times the simulations. Sections:
-intervals verdict false power limit. Behind a share stands its standard error over simulations; seeds are fixed.
+`python benchmarks/methodology.py [--size N] [--results FILE] [SECTION ...]` prints the tables of benchmarks/RESULTS.md,
+which have size 25; with 1, the default, a section takes some minutes, and with more so many times the simulations.
+A file keeps the results of single studies: what was stopped goes on from there. Sections: intervals false limit binding
+verdict power until slo. Behind a share stands its Wilson interval at 95 %; seeds are fixed.
 
 Queues are M/G/k with log-normal service times of variation 1; engines are the simulator's, with a page.
 """
@@ -13,7 +14,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -21,57 +22,37 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-# Without this folder, where the package of the same name would be this file.
-sys.path.pop(0)
+# This folder last: the package of the same name comes before this file.
+sys.path.append(sys.path.pop(0))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import method_studies as studies
+from method_studies import ENGINES, Ledger, Result
 from queues import served, took
-from virtual_runs import VirtualLoad, workload_of
-from virtual_study import play, run_step
+from scipy.stats import binomtest
 
-from loadgen.requests.metrics import request_metrics
 from methodology.compare import Comparison, of_family, paired
 from methodology.intervals import quantiles
-from methodology.procedures.throughput import THROUGHPUT
-from methodology.stability import Stability
-from methodology.study.model import Asked, Parameters, Step, StepData
-from methodology.study.outcome import outcome
-from rundir.columns import take
-from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import Load, VirtualServer
+from methodology.procedures.ttft import LOOKS
 
 Floats = npt.NDArray[np.float64]
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 SERVERS = (1, 8, 16)
+QUOTED = 25  # the size of the tables
 LEAST_CELL = 20  # intervals that a cell's share is worth something of
-# Engines that differ in what binds them and in how long requests take.
-ENGINES = (
-    EngineSettings(),
-    EngineSettings(max_num_seqs=4),
-    EngineSettings(max_num_seqs=32),
-    EngineSettings(max_num_seqs=64, kv_blocks=512),
-    EngineSettings(max_num_seqs=64, kv_blocks=1024),
-    EngineSettings(max_num_batched_tokens=256),
-    EngineSettings(slow=2.0),
-    EngineSettings(slow=0.5, max_num_seqs=8),
-)
 VERDICTS = ("stable", "undecided", "growing")
+RATES = (0.6, 0.7, 0.8, 0.85, 0.88, 0.93, 1.0, 1.03, 1.05, 1.07, 1.15, 1.25)
 EDGES = (0.0, 0.9, 0.97, 1.03, 1.1)
 
 
 def share(hits: int, count: int) -> str:
-    """Return a share in per cent with its standard error, as of two more hits and misses: 3 of 3 are not certain."""
+    """Return a share in per cent with its Wilson interval at 95 %."""
     if not count:
         return "-"
-    ratio = (hits + 2) / (count + 4)
-    return f"{100 * hits / count:.1f} ± {100 * math.sqrt(ratio * (1 - ratio) / (count + 4)):.1f}"
-
-
-def least(size: int, *values: int) -> int:
-    """Return the value for a size, the last for all larger ones."""
-    return values[min(size, len(values) - 1)]
+    interval = binomtest(hits, count).proportion_ci(method="wilson")
+    return f"{100 * hits / count:.1f} ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
 def row(*cells: object) -> None:
@@ -104,13 +85,13 @@ def times_in_flight(servers: int, load: float, *, runs: int, size: int) -> Float
     return times_s.astype(np.float64)
 
 
-def intervals(*, size: int) -> None:
+def intervals(_: Ledger, size: int) -> None:
     """Print how often 95 % intervals hold the truth, by load: of those that are given, and of all runs how many err."""
     usual = {1000: 120, 3000: 120, 10_000: 100, 30_000: 50, 100_000: 30}
-    counts = {count: size * runs for count, runs in usual.items()} if size else {1000: 40, 3000: 40, 10_000: 20}
+    counts = {count: math.ceil(runs * size / QUOTED) for count, runs in usual.items()}
     cells: dict[tuple[int, float, int, float], list[bool | None]] = {}
     for servers, load in product(SERVERS, LOADS):
-        times_s = times_in_flight(servers, load, runs=200 * max(1, size), size=100_000 if size else 10_000)
+        times_s = times_in_flight(servers, load, runs=max(20, 8 * size), size=100_000)
         truths = np.quantile(times_s, QUANTILES)
         for count, series in counts.items():
             for values in times_s[:series, :count]:
@@ -135,70 +116,21 @@ def intervals(*, size: int) -> None:
         row(name, len(shares), sum(ratio < 0.9 for ratio in shares.values()), f"{100 * shares[low]:.0f} % ({where})")
 
 
-# Engines
+# Comparisons of queues
 
 
-def server_of(settings: EngineSettings, *, shown: bool = True) -> VirtualServer:
-    return VirtualServer(SimulatorSettings(engine_settings=settings), network_s=0.002, shown=shown)
-
-
-@cache
-def truth_of(settings: EngineSettings, *, requests: int) -> tuple[float, float]:
-    """Return requests and tokens a second of a saturated run, without its ramp and its drain."""
-    load = VirtualLoad(workload=workload_of({}, seed=99), max_model_len=settings.max_model_len)
-    concurrency = 4 * settings.max_num_seqs
-    sent = Load(requests=load.requests(requests), concurrency=concurrency)
-    played = server_of(settings, shown=False).play(sent)
-    ends = np.sort([each.end_ns for each in played.exchanges])
-    tokens = np.concatenate([np.array(each.token_ns) for each in played.exchanges])
-    first, last = int(ends[concurrency]), int(ends[-concurrency])
-    seconds = (last - first) / 1e9
-    inside = int(((tokens > first) & (tokens <= last)).sum())
-    return (len(ends) - 2 * concurrency) / seconds, inside / seconds
-
-
-def a_step(rate: float, seed: int, *, seconds: float = 60.0) -> Step:
-    return Step(kind="level", label="open", load="open", level=rate, duration=seconds, seed=seed)
-
-
-def offered_tokens_per_s(data: StepData, seconds: float) -> float:
-    """Return the output tokens a second that were asked for."""
-    return float(data.requests.max_tokens.sum()) / seconds
-
-
-def verdict(*, size: int) -> None:
-    """Print the verdicts of single steps of 60 s, by the load in tokens that they really were."""
-    rates = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.03, 1.06, 1.1, 1.15, 1.3)
-    counters: dict[tuple[float, bool], list[Counter[str | None]]] = {}
-    for engine, settings in enumerate(ENGINES[: least(size, 2, 4, 8)]):
-        requests_per_s, tokens_per_s = truth_of(settings, requests=least(size, 4000, 8000, 20_000))
-        for (at, rate), repeat in product(enumerate(rates), range(max(1, 3 * size))):
-            step = a_step(rate * requests_per_s, 10_000 * engine + 100 * at + repeat)
-            data = run_step(step, server_of(settings), scrape_s=1.0, parts="none")
-            place = int(np.searchsorted(EDGES, offered_tokens_per_s(data, 60.0) / tokens_per_s, side="right")) - 1
-            judged = outcome(step, data).stability or Stability(verdict=None, reason="not judged")
-            counters.setdefault((60.0, True), [Counter() for _ in EDGES])[place][judged.verdict] += 1
-    head("step", *(f"{low:g} - {high:g}" for low, high in zip(EDGES, (*EDGES[1:], 1.5), strict=True)))
-    for (seconds, _), row_of in counters.items():
-        texts = (" / ".join(f"{100 * cell[name] / max(1, cell.total()):.0f}" for name in VERDICTS) for cell in row_of)
-        row(f"{seconds:g} s", *(f"{text} (n {cell.total()})" for text, cell in zip(texts, row_of, strict=True)))
-
-
-# Comparisons
-
-
-def false(*, size: int) -> None:
+def false(_: Ledger, size: int) -> None:
     """Print how often systems that are the same are called different, by pairs, load and metric; without a margin."""
-    studies = 800 * size or 100
+    count = 80 * size
     head("load", "pairs", *METRICS, "any of them, after Holm")
-    for load, pairs in product((0.5, 0.6, 0.7, 0.8, 0.9) if size else (0.5, 0.7, 0.9), (3, 5, 10)):
+    for load, pairs in product((0.5, 0.6, 0.7, 0.8, 0.9), (3, 5, 10)):
         differ: Counter[str] = Counter()
-        for study in range(studies):
+        for study in range(count):
             random = np.random.default_rng([3, int(100 * load), pairs, study])
             family = compared([twins(random, load) for _ in range(pairs)], margin=0.0)
             differ.update(name for name, each in family.items() if each.verdict in {"better", "worse"})
             differ["any"] += any(each.verdict in {"better", "worse"} for each in of_family(family).values())
-        row(load, pairs, *(share(differ[name], studies) for name in (*METRICS, "any")))
+        row(load, pairs, *(share(differ[name], count) for name in (*METRICS, "any")))
 
 
 METRICS = ("ttft_p50", "ttft_p99", "tpot_p50", "e2e_p50")
@@ -227,123 +159,159 @@ def twins(random: np.random.Generator, load: float, *, seconds: float = 60.0, se
     return runs[0], runs[1]
 
 
-def compared(pairs: Sequence[Pair], *, margin: float = 0.05) -> dict[str, Comparison]:
-    return {name: paired([a[name] for a, _ in pairs], [b[name] for _, b in pairs], margin) for name in METRICS}
+def compared(pairs: Iterable[Sequence[dict[str, float]]], *, margin: float = 0.05) -> dict[str, Comparison]:
+    first, second = zip(*pairs, strict=True)
+    return {name: paired([a[name] for a in first], [b[name] for b in second], margin) for name in METRICS}
 
 
-def engine_pairs(first: EngineSettings, second: EngineSettings, rate: float, *, seed: int, pairs: int) -> list[Pair]:
-    """Return the metrics of pairs of 60 s, in random order, on two engines that run all the while."""
-    random = np.random.default_rng([4, seed])
-    servers = [server_of(each, shown=False) for each in (first, second)]
-    results: list[Pair] = []
-    for at in range(pairs):
-        runs: dict[int, dict[str, float]] = {}
-        for side in random.permutation(2).tolist():
-            server = servers[side]
-            server.now_ns = max(each.now_ns for each in servers) + 2_000_000_000
-            runs[side] = metrics_of(run_step(a_step(rate, 1000 * seed + at), server, scrape_s=None, parts="none"))
-        results.append((runs[0], runs[1]))
-    return results
-
-
-def metrics_of(data: StepData) -> dict[str, float]:
-    log = data.requests
-    times = request_metrics(take(log, log.status == "ok"))
-    return {
-        "ttft_p50": float(np.nanmedian(times.ttft_ms)),
-        "ttft_p99": float(np.nanquantile(times.ttft_ms, 0.99)),
-        "tpot_p50": float(np.nanmedian(times.tpot_ms)),
-        "e2e_p50": float(np.nanmedian(times.e2e_ms)),
-    }
-
-
-def power(*, size: int) -> None:
+def power(ledger: Ledger, size: int) -> None:
     """Print what five pairs of 60 s at 70 % load say of engines that differ, and of equals."""
-    studies = 12 * size or 6
-    rate = 0.7 * truth_of(EngineSettings(), requests=least(size, 4000, 8000, 20_000))[0]
-    cases = {
-        "5 % slower": EngineSettings(seed=7, slow=1.05),
-        "10 % slower": EngineSettings(seed=7, slow=1.1),
-        "equal": EngineSettings(seed=7),
-        "equal, both drift 5 %/h": EngineSettings(seed=7, drift_per_h=0.05),
-    }
     head("B", "verdict", *METRICS)
-    for name, second in cases.items():
-        first = EngineSettings(seed=0, drift_per_h=second.drift_per_h)
-        verdicts: dict[str, Counter[str | None]] = {metric: Counter() for metric in METRICS}
-        for study in range(studies):
-            for metric, each in compared(engine_pairs(first, second, rate, seed=study, pairs=5)).items():
-                verdicts[metric][each.verdict] += 1
-        for kind in ("worse", "better", "equivalent", "inconclusive"):
-            row(name, kind, *(share(verdicts[metric][kind], studies) for metric in METRICS))
+    for name in studies.SECONDS:
+        pairs = [studies.engine_pairs(ledger, name, study)["pairs"] for study in range(4 * size)]
+        for margin, kinds in ((0.05, ("worse", "better", "equivalent", "inconclusive")), (0.0, ("worse", "better"))):
+            verdicts = [compared(each, margin=margin) for each in pairs]
+            for kind in kinds:
+                shares = (
+                    share(sum(each[metric].verdict == kind for each in verdicts), len(pairs)) for metric in METRICS
+                )
+                row(name, kind if margin else f"{kind}, without a margin", *shares)
 
 
-# The limit
+# Studies of engines
 
 
-def limit(*, size: int) -> None:
-    """Print how far the limit and the highest level of a throughput study are from the truth, by engine."""
-    head(
-        "engine",
-        "studies",
-        "limit within 3 %",
-        "within 5 %",
-        "interval holds",
-        "bias, sd, %",
-        "steps, most",
-        "time, min",
-    )
-    totals: list[tuple[float, bool, int, float]] = []
-    for settings in ENGINES if size else ENGINES[:2]:
-        _, tokens_per_s = truth_of(settings, requests=least(size, 4000, 8000, 20_000))
-        studies = [_study(settings, seed, tokens_per_s) for seed in range(3 * size or 2)]
-        totals += studies
-        _limit_row(_name(settings), studies)
-    _limit_row("all", totals)
+def limit(ledger: Ledger, size: int) -> None:
+    """Print how far the limit of a throughput study is from the truth, by engine."""
+    titles = ("limit within 3 %", "within 5 %", "interval holds", "bias, sd, %", "steps, most", "load, min")
+    head("engine", "studies", *titles)
+    everything: list[tuple[float, Result]] = []
+    for name in (*ENGINES, "all"):
+        truth = 0.0 if name == "all" else studies.truth_of(ledger, name)["tokens_per_s"]
+        known = [(truth, studies.throughput(ledger, name, seed)) for seed in range(size)] if truth else everything
+        everything += known if truth else []
+        errors = np.array([each["value"] / truth for truth, each in known]) - 1
+        row(
+            name,
+            len(known),
+            *(share(int((np.abs(errors) <= within).sum()), len(known)) for within in (0.03, 0.05)),
+            share(sum(_holds(each["ci95"], truth) for truth, each in known), len(known)),
+            f"{100 * errors.mean():+.1f}, {100 * errors.std():.1f}",
+            max(each["steps"] for _, each in known),
+            f"{np.mean([each['minutes'] for _, each in known]):.0f}",
+        )
 
 
-def _study(settings: EngineSettings, seed: int, truth: float) -> tuple[float, bool, int, float]:
-    """Return the limit over the truth, whether its interval holds it, the steps, and the minutes that they took."""
-    asked = Asked(
-        test="throughput",
-        scale="short",
-        parameters=Parameters(duration=60.0, min=0.01, max=10_000.0, increment=0.01),
-        seed=seed,
-    )
-    steps, findings = play(THROUGHPUT, asked, settings, scrape_s=1.0, parts="none")
-    result = findings.results["limit_output_tokens_per_s"]
-    low, high = result.ci95 or (None, None)
-    held = low is not None and high is not None and low <= truth <= high
-    minutes = sum(each.step.duration or 0 for each in steps) / 60
-    return (result.value or math.nan) / truth, held, len(steps), minutes
+def _holds(ci95: Sequence[float | None] | None, truth: float) -> bool:
+    low, high = ci95 or (None, None)
+    return low is not None and high is not None and low <= truth <= high
 
 
-def _limit_row(name: str, studies: Sequence[tuple[float, bool, int, float]]) -> None:
-    off, count = np.array([study[0] for study in studies]) - 1, len(studies)
+def binding(ledger: Ledger, size: int) -> None:
+    """Print what throughput studies of drawn settings name as what binds, by the truth."""
+    known = [studies.binding(ledger, number) for number in range(4 * size)]
+    said = sorted({str(each["said"]) for each in known})
+    head("truth", "settings", "right, %", *said)
+    for kind in (*sorted({each["truth"] for each in known}), "all"):
+        of_kind = [each for each in known if kind in (each["truth"], "all")]
+        counts = Counter(str(each["said"]) for each in of_kind)
+        right = sum(each["said"] == each["truth"] for each in of_kind)
+        row(kind, len(of_kind), share(right, len(of_kind)), *(counts[name] for name in said))
+
+
+def verdict(ledger: Ledger, size: int) -> None:
+    """Print the verdicts of single steps of 60 s, by the load in tokens that they really were."""
+    counters = [Counter[str]() for _ in EDGES]
+    for name, rate, repeat in product(ENGINES, RATES, range(math.ceil(size / 2))):
+        result = studies.verdict(ledger, name, rate, repeat)
+        counters[int(np.searchsorted(EDGES, result["load"], side="right")) - 1][str(result["verdict"])] += 1
+    head("load", "steps", *VERDICTS)
+    for low, high, counter in zip(EDGES, (*EDGES[1:], 1.5), counters, strict=True):
+        row(f"{low:g} - {high:g}", counter.total(), *(share(counter[name], counter.total()) for name in VERDICTS))
+
+
+def until(ledger: Ledger, size: int) -> None:
+    """Print how often the interval holds the truth after `--until` ended, at whatever look and at an early one."""
+    head("systems", "until", "studies", "have an interval, %", "of these hold, %", "ended early", "of these hold, %")
+    for systems in ("queues", "engines"):
+        everything: list[Judged] = []
+        for text in studies.UNTIL:
+            known = _until_queues(text, size) if systems == "queues" else _until_engines(ledger, text, size)
+            _until_row(known, systems, text)
+            everything += known
+        _until_row(everything, systems, "all")
+
+
+Judged = tuple[Result, float]  # with the truth
+
+
+def _until_queues(text: str, size: int) -> list[Judged]:
+    return [
+        (studies.until_of_queue(servers, load, text, seed), true_percentile(servers, load, studies.UNTIL[text]))
+        for servers, load, seed in product(SERVERS, (0.3, 0.5, 0.7), range(4 * size))
+    ]
+
+
+@cache
+def true_percentile(servers: int, load: float, name: str) -> float:
+    """Return a percentile of the time in flight, ms, of 200 steady runs of 20,000 requests."""
+    times_s = times_in_flight(servers, load, runs=200, size=20_000)
+    return 1e3 * float(np.quantile(times_s, int(name[1:]) / 100))
+
+
+def _until_engines(ledger: Ledger, text: str, size: int) -> list[Judged]:
+    known: list[Judged] = []
+    for name, load, seed in product(studies.UNTIL_ENGINES, (0.5, 0.7), range(math.ceil(size / 3))):
+        truth = studies.long_percentiles(ledger, name, load)[studies.UNTIL[text]]
+        known.append((studies.until(ledger, name, load, text, seed), truth))
+    return known
+
+
+def _until_row(known: Sequence[Judged], *cells: object) -> None:
+    given = [(each, _holds(each["ci95"], truth)) for each, truth in known if None not in (each["ci95"] or (None,))]
+    early = [holds for each, holds in given if each["looks"] < LOOKS]
     row(
-        name,
-        count,
-        *(share(int((np.abs(off) <= within).sum()), count) for within in (0.03, 0.05)),
-        share(sum(study[1] for study in studies), count),
-        f"{100 * off.mean():+.1f}, {100 * off.std():.1f}",
-        max(study[2] for study in studies),
-        f"{np.mean([study[3] for study in studies]):.0f}",
+        *cells,
+        len(known),
+        share(len(given), len(known)),
+        share(sum(holds for _, holds in given), len(given)),
+        len(early),
+        share(sum(early), len(early)),
     )
 
 
-def _name(settings: EngineSettings) -> str:
-    usual, fields = EngineSettings(), ("max_num_seqs", "kv_blocks", "max_num_batched_tokens", "slow")
-    values = ((name, getattr(settings, name)) for name in fields)
-    differs = (f"{name} {value:g}" for name, value in values if value != getattr(usual, name))
-    return ", ".join(differs) or "demo"
+def slo(ledger: Ledger, size: int) -> None:
+    """Print how far the load at P99 < 500 ms is from the truth, of studies with steps of 300 s, by engine."""
+    head("engine", "truth, requests/s", "studies", "within 8 %", "interval holds", "bias, sd, %", "steps at it, most")
+    everything: list[tuple[float, Result]] = []
+    for name in (*ENGINES, "all"):
+        truth = 0.0 if name == "all" else studies.load_at_objective(ledger, name)["per_s"]
+        objective = f"ttft_p99<{studies.OBJECTIVE_MS:g}ms"
+        seeds = range(math.ceil(size / 5)) if truth else ()
+        known = [(truth, studies.throughput(ledger, name, seed, seconds=300.0, slo=objective)) for seed in seeds]
+        everything += known
+        known = known or everything
+        errors = np.array([(each["at_slo"] or math.nan) / truth for truth, each in known]) - 1
+        row(
+            name,
+            f"{truth:.2f}" if truth else "",
+            len(known),
+            share(int((np.abs(errors) <= 0.08).sum()), len(known)),
+            share(sum(_holds(each["at_slo_ci95"], truth) for truth, each in known), len(known)),
+            f"{100 * np.nanmean(errors):+.1f}, {100 * np.nanstd(errors):.1f}",
+            max(each["slo_steps"] for _, each in known),
+        )
 
 
-SECTIONS: dict[str, Callable[..., None]] = {
+SECTIONS: dict[str, Callable[[Ledger, int], None]] = {
     "intervals": intervals,
-    "verdict": verdict,
     "false": false,
-    "power": power,
     "limit": limit,
+    "binding": binding,
+    "verdict": verdict,
+    "power": power,
+    "until": until,
+    "slo": slo,
 }
 
 
@@ -351,11 +319,15 @@ def main() -> None:
     """Print the sections that are asked for, all without names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; all by default")
-    parser.add_argument("--size", type=int, default=0, help="how many simulations: 1 as quoted, 0 (default) a few")
+    parser.add_argument(
+        "--size", type=int, default=1, help=f"how many simulations: {QUOTED} as quoted, 1 a few (default)"
+    )
+    parser.add_argument("--results", type=Path, help="file that keeps the results of studies, as lines of JSON")
     options = parser.parse_args()
+    ledger = Ledger(path=options.results)
     for name in options.sections or SECTIONS:
         print(f"\n{name}")
-        SECTIONS[name](size=options.size)
+        SECTIONS[name](ledger, options.size)
 
 
 if __name__ == "__main__":

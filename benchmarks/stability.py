@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+# This folder last: it has a file of the package's name.
+sys.path.append(sys.path.pop(0))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from queues import loaded
