@@ -20,7 +20,7 @@ from rundir.frames import FrameLog, read_frames
 from sidecar.directory import MANIFEST, RAW, one_line, write_json
 from sidecar.errors import CannotWrite, ConfigurationError
 
-STUDY, LOG, STEPS = "study.json", "steps.log", "steps"
+STUDY, LOG, STEPS, ALL = "study.json", "steps.log", "steps", "all.json"
 TORN = ".torn"
 Status = Literal["complete", "partial", "interrupted"]
 
@@ -119,6 +119,26 @@ def create(path: Path, record: StudyRecord) -> Study:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
     write_json(path / STUDY, msgspec.to_builtins(record))
     return Study(path=path, record=record)
+
+
+def write_all(path: Path, options: Mapping[str, Any]) -> None:
+    """Make the directory of all tests, and write what they were asked with. Raises CannotWrite."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+    write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
+
+
+def read_all(path: Path) -> dict[str, Any]:
+    """Return what all tests were asked with. Raises ConfigurationError where there are none."""
+    try:
+        read = msgspec.json.decode(read_regular(path / ALL), type=dict[str, Any])
+        return dict(read["options"])
+    except FileNotFoundError:
+        raise ConfigurationError(f"{path}: no {ALL} here; give the directory of all tests (their --out)") from None
+    except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigurationError(f"{path / ALL}: cannot be read: {one_line(error)}") from error
 
 
 def append(path: Path, *frames: Frame) -> None:

@@ -263,7 +263,7 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
             f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
         )
     then = from_record(study.record.options, options)
-    _require_same(study, options, then)
+    _require_same(path, options, then)
     for variant, each in targets(then, procedure_named(study.record.asked.test)).items():
         if variant and variants_of(then)[variant].before:
             continue
@@ -286,7 +286,7 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
     Yields what became of each, in words and as an exit code: its answer, why it was left out, or why it ended. None
     follows one that the user stopped, or whose target cannot be reached.
     """
-    root = options.resume or options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-all"
+    root, options = _all_begun(options)
     shown: dict[str, Capacity] = {}
     for name in TESTS:
         procedure = procedure_named(name)
@@ -312,6 +312,22 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
             return
         with suppress(ConfigurationError):  # it does not show any
             shown.setdefault(workload, capacity_of(ended.path))
+
+
+def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
+    """Return the directory of all tests, and their options: where they go on, those that they were begun with.
+
+    Raises ConfigurationError where studies are there already, or options are not as they were.
+    """
+    if options.resume is not None:
+        then = from_record(record.read_all(options.resume), options)
+        _require_same(options.resume, options, then)
+        return options.resume, then
+    root = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{ALL}"
+    if any((root / name / record.STUDY).exists() for name in TESTS):
+        raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
+    record.write_all(root, as_recorded(options))
+    return root, options
 
 
 def _with_capacity(options: StudyOptions, shown: Capacity | None) -> StudyOptions:
@@ -362,7 +378,7 @@ def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOpt
     return kind(**values)
 
 
-def _require_same(study: Study, given: StudyOptions, then: StudyOptions) -> None:
+def _require_same(path: Path, given: StudyOptions, then: StudyOptions) -> None:
     default = type(given)()
     for name in (field.name for field in fields(type(given))):
         now, before = getattr(given, name), getattr(then, name)
@@ -370,6 +386,6 @@ def _require_same(study: Study, given: StudyOptions, then: StudyOptions) -> None
             shown = as_recorded(then)[name]
             was = "not given" if shown in (None, []) else f"{shown}"
             raise ConfigurationError(
-                f"--resume {study.path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new "
+                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new "
                 "study"
             )

@@ -128,6 +128,19 @@ def test_all_tests_say_what_became_of_each(tmp_path: Path, capsys: pytest.Captur
     assert "cannot connect to 127.0.0.1:9" in line
 
 
+def test_all_tests_go_on_with_the_options_they_were_begun_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Also those that had not begun; other options, and a directory that has none, are refused by name."""
+    path = str(tmp_path / "all")
+    assert 3 == test_of("all", URL, "--seed", "7", "--isolated", "--out", path, "--quiet")
+    begun = capsys.readouterr().out
+    assert 3 == test_of("all", "--resume", path, "--quiet")
+    assert begun == capsys.readouterr().out
+    assert 2 == test_of("all", "--resume", path, "--seed", "8")
+    assert "--seed was 7 when the study began" in capsys.readouterr().err
+    assert 2 == test_of("all", "--resume", str(tmp_path))
+    assert "no all.json here; give the directory of all tests" in capsys.readouterr().err
+
+
 def test_each_of_all_tests_is_asked_what_it_has(capsys: pytest.CaptureFixture[str]):
     """Configurations off and on are of the prefix cache, others of guardrails, and none of a test of a single one."""
     variants = [f"--variant={name}={URL}" for name in ("baseline", "input", "off", "on")]
