@@ -215,9 +215,9 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
 
 def overloaded(steps: Sequence[Finished]) -> list[str]:
     """Return a note for each step whose requests piled up."""
-    growing = [each for each in steps if each.outcome.stability and each.outcome.stability.verdict == "growing"]
     return [
-        f"Step {each.number} ({each.step.label}) was overloaded: its latencies, and what follows, depend on how long "
-        "it ran."
-        for each in growing
+        f"Step {each.number} ({each.step.label}) was overloaded: its latencies, and what follows from them, depend on "
+        "how long it ran."
+        for each in steps
+        if each.outcome.verdict == "growing"
     ]

@@ -31,8 +31,8 @@ from methodology.measures.paired import (
 )
 from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import METRIC_COLUMNS, mean, metric_row, number, slug
+from methodology.study.planning import counting, fresh
+from methodology.study.quantities import mean, metric_table, number, slug
 from rundir.columns import Bools, Floats, Texts, take
 
 NAME = "synthetic-skewed"
@@ -44,6 +44,7 @@ ROOM = 1.25  # times the requests that a class needs, since the classes are draw
 UNFAIR = 0.9
 _DRAWN = 20_000
 _EXACT = 0.9  # share of the requests whose queue time spans or replies tell
+_LETTER = Parameters(load=0.8, duration=300.0, requests=500, mix=0.8)
 NOTES = (
     (
         "Synthetic-Skewed seldom falls into the ranges that the draft gives its classes: its log-normal lengths are "
@@ -167,17 +168,9 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if len(ended) == len(steps):
         return Done(reason="each class alone and the mixed load have been measured")
     kind, label, per_s, share, workload = steps[len(ended)]
-    return Step(
-        kind=kind,
-        label=label,
-        load="open",
-        level=per_s,
-        share=load,
-        duration=max(parameters.duration or 300.0, ROOM * wanted / (share * per_s)),
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
-        options={"workload": workload},
-    )
+    duration_s = max(parameters.duration or 300.0, ROOM * wanted / (share * per_s))
+    options = {"workload": workload}
+    return fresh(asked, finished, label, "open", per_s, kind=kind, share=load, duration=duration_s, options=options)
 
 
 def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | None:
@@ -258,7 +251,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
             if served is None:
                 results[f"ttft_p50_ms_{suffix}"] = number(None, "ms", missing="the step has not been measured")
                 continue
-            results[f"requests_{suffix}"] = Quantity(value=float(len(served.ttft_ms)), unit="requests")
+            results[f"requests_{suffix}"] = number(len(served.ttft_ms), "requests")
             for metric, values in (("ttft", served.ttft_ms), ("tpot", served.tpot_ms)):
                 for label, quantity in percentile_quantities(values).items():
                     results[f"{metric}_{label}_ms_{suffix}"] = quantity
@@ -348,7 +341,7 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
     costs = ", ".join(f"{results[f'ttft_inflation_p50_{name}'].value:.2f} ({name})" for name in names)
-    low, high = index.ci95 or (None, None)
+    low, high = index.ends
     sure = "its interval is not known" if low is None or high is None else f"95 % interval {low:.3f} to {high:.3f}"
     verdict = "less than" if index.value < UNFAIR else "not less than"
     starving = ", ".join(f"{name} {100 * (results[f'starvation_ratio_{name}'].value or 0):.1f} %" for name in names)
@@ -372,21 +365,10 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
     rows = {"jain_index": "Jain's Fairness Index", "jain_index_requests": "Jain's index over requests"}
     rows |= {f"starvation_ratio_{name}": f"{name.capitalize()} Class Starvation (ratio)" for name in names}
     rows |= {f"queue_starvation_ratio_{name}": f"{name.capitalize()} class, by queue time (ratio)" for name in names}
+    note = "The mixed load, and beside it each class alone at the same offered tokens per second."
     return (
-        grid(
-            "fairness-per-class",
-            "Per-Class Results",
-            {name: name for name in names},
-            columns,
-            results,
-            note="The mixed load, and beside it each class alone at the same offered tokens per second.",
-        ),
-        Table(
-            name="fairness-metrics",
-            title="Fairness Metrics",
-            columns=METRIC_COLUMNS,
-            rows=tuple(metric_row(title, results[key]) for key, title in rows.items() if key in results),
-        ),
+        grid("fairness-per-class", "Per-Class Results", {name: name for name in names}, columns, results, note=note),
+        metric_table("fairness-metrics", "Fairness Metrics", rows, results),
     )
 
 
@@ -412,10 +394,7 @@ FAIRNESS = Procedure(
     objective="How evenly the system serves classes of requests with different lengths: head-of-line blocking, "
     "starvation and priority.",
     workload=NAME,
-    presets={
-        "letter": Parameters(load=0.8, duration=300.0, requests=500, mix=0.8),
-        "short": Parameters(load=0.8, duration=60.0, requests=60, mix=0.8),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=60.0, requests=60)},
     next_step=next_step,
     findings=findings,
 )

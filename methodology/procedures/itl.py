@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
 from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import LABELS, columns, mean, number, percentiles
+from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.quantities import LABELS, mean, number, percentiles
 from rundir.columns import Bools, Floats, Ints, take
 from rundir.stats import Missing
 from scraper.engines import canonical, detect
 from scraper.series.resets import restarts_of, rising
 
-LEVEL = "level"
 LEAST_TOKENS = 50
 LEVELS = (0.25, 0.5, 0.75, 0.9)
+_LETTER = Parameters(levels=LEVELS, requests=100, duration=60.0)
 _SHAPE = ("p50", "p95", "p99")
 _TITLES = {"itl": "ITL", "time_between_chunks": "Time Between Chunks"}
 _NOTES = (
@@ -43,22 +44,15 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     shares = asked.parameters.levels or LEVELS
     # In an order of chance, so that a drift of the system is not taken for the load's doing.
     order = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(16, 0))).permutation(len(shares))
-    reached = sum(each.step.kind == LEVEL for each in finished)
+    reached = len(of_kind(finished, LEVEL))
     if reached == len(shares):
         return Done(reason="all levels were run")
     share = shares[order[reached]]
     requests = asked.parameters.requests or 100
     least_s = (requests + 3 * math.sqrt(requests)) / 0.9 / (share * known.per_s)
-    return Step(
-        kind=LEVEL,
-        label=f"open-{100 * share:g}-percent",
-        load="open",
-        level=share * known.per_s,
-        share=share,
-        duration=max(asked.parameters.duration or 60.0, float(math.ceil(least_s))),
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
-    )
+    duration_s = max(asked.parameters.duration or 60.0, float(math.ceil(least_s)))
+    label, level = f"open-{100 * share:g}-percent", share * known.per_s
+    return fresh(asked, finished, label, "open", level, share=share, duration=duration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +133,8 @@ def _foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    steps = [each for each in counting(finished) if each.step.kind == LEVEL]
-    levels = sorted((_level(each, read) for each in steps), key=lambda level: level.finished.step.level)
-    levels = [level for level in levels if len(level.gaps_ms)]
+    levels = [_level(each, read) for each in of_kind(counting(finished), LEVEL)]
+    levels = sorted((each for each in levels if len(each.gaps_ms)), key=lambda each: each.finished.step.level)
     if not levels:
         missing = number(None, "ms", missing="no level has a reply of 50 tokens that came in chunks")
         return Findings(
@@ -188,7 +181,7 @@ def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
         else number(len(shape.at_ms), "modes", n=shape.gaps, method=f"Silverman, Hall and York; p = {shape.p:.3g}"),
         f"{name}_tail_shape": number(None, "1", missing=tailed.reason)
         if isinstance(tailed, Missing)
-        else Quantity(value=tailed.shape, unit="1", ci95=tailed.ci95, method=f"generalised Pareto: {tailed.character}"),
+        else number(tailed.shape, "1", ci95=tailed.ci95, method=f"generalised Pareto: {tailed.character}"),
         f"{name}_with_prefill_ratio": number(float(level.prefill.mean()), "ratio", n=len(level.prefill)),
     }
     decode = level.gaps_ms[~level.prefill & ~level.unknown]
@@ -200,7 +193,7 @@ def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
 def _answer(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[str, ...]:
     most, title = levels[-1], "inter-token latency" if name == "itl" else "time between chunks"
     p50, p99 = (results[f"{name}_{each}_ms{most.suffix}"] for each in ("p50", "p99"))
-    low, high = p99.ci95 or (None, None)
+    low, high = p99.ends
     sure = f"between {low:.3g} and {high:.3g} ms" if low is not None and high is not None else (
         f"at least {low:.3g} ms" if low is not None else "not known within bounds"
     )  # fmt: skip
@@ -236,31 +229,28 @@ def _evidence(levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[E
 
 def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Table, ...]:
     title = _TITLES[name]
-    heads = columns({"metric": "Metric", **{f"value{level.suffix}": level.title for level in levels}})
 
-    def rows(*named: tuple[str, str]) -> tuple[tuple[Cell, ...], ...]:
-        return tuple((text, *(results[key + level.suffix].value for level in levels)) for text, key in named)
+    def by_level(file: str, heading: str, rows: Mapping[str, str]) -> Table:
+        """Return results as rows, by their names, and the levels as columns."""
+        titles = {"metric": "Metric", **{f"value{level.suffix}": level.title for level in levels}}
+        cells = ((text, *(results[key + level.suffix].value for level in levels)) for key, text in rows.items())
+        return table(file, heading, titles, cells)
 
-    primary = (
-        (f"{title} Samples", f"{name}_samples"),
-        *((f"{title} {LABELS[each]} (ms)", f"{name}_{each}_ms") for each in QUANTILES),
-        (f"{title} Mean (ms)", f"{name}_mean_ms"),
-        (f"{title} Std Dev (ms)", f"{name}_sd_ms"),
-        ("P99/P50 Ratio", f"{name}_p99_over_p50_ratio"),
-    )
-    by_request = [("Requests", "requests")]
-    by_request += [(f"Jitter {LABELS[each]} (ms)", f"jitter_{each}_ms") for each in _SHAPE]
-    by_request += [(f"Maximum Pause {LABELS[each]} (ms)", f"max_pause_{each}_ms") for each in _SHAPE]
-    kinds = [("Gaps with a prefill in their step (ratio)", f"{name}_with_prefill_ratio")]
-    for kind in ("decode", "prefill"):
-        kinds += [(f"{LABELS[each]} of steps with {kind} {'in them' if kind == 'prefill' else 'alone'} (ms)",
-                   f"{name}_of_{kind}_steps_{each}_ms") for each in _SHAPE]  # fmt: skip
+    primary = {f"{name}_samples": f"{title} Samples"}
+    primary |= {f"{name}_{each}_ms": f"{title} {LABELS[each]} (ms)" for each in QUANTILES}
+    primary |= {f"{name}_mean_ms": f"{title} Mean (ms)", f"{name}_sd_ms": f"{title} Std Dev (ms)"}
+    primary |= {f"{name}_p99_over_p50_ratio": "P99/P50 Ratio"}
+    by_request = {"requests": "Requests"} | {f"jitter_{each}_ms": f"Jitter {LABELS[each]} (ms)" for each in _SHAPE}
+    by_request |= {f"max_pause_{each}_ms": f"Maximum Pause {LABELS[each]} (ms)" for each in _SHAPE}
+    kinds = {f"{name}_with_prefill_ratio": "Gaps with a prefill in their step (ratio)"}
+    for kind, where in (("decode", "decode alone"), ("prefill", "prefill in them")):
+        kinds |= {f"{name}_of_{kind}_steps_{each}_ms": f"{LABELS[each]} of steps with {where} (ms)" for each in _SHAPE}
     return (
-        Table(name="itl-results", title=f"{title} Results", columns=heads, rows=rows(*primary)),
+        by_level("itl-results", f"{title} Results", primary),
         _intervals(name, levels, results),
-        Table(name="itl-per-request", title="Per-Request Statistics", columns=heads, rows=rows(*by_request)),
+        by_level("itl-per-request", "Per-Request Statistics", by_request),
         _shape_table(levels),
-        Table(name="itl-by-step", title=f"{title} by What Ran in the Step", columns=heads, rows=rows(*kinds)),
+        by_level("itl-by-step", f"{title} by What Ran in the Step", kinds),
     )
 
 
@@ -269,11 +259,10 @@ def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]
     for level in levels:
         for each in (*QUANTILES, "mean"):
             quantity = results[f"{name}_{each}_ms{level.suffix}"]
-            ends = quantity.ci95 or (None, None)
-            rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *ends, quantity.tau))
+            rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *quantity.ends, quantity.tau))
     titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
               "ci95_high_ms": "to", "tau": "tau (gaps)"}  # fmt: skip
-    return Table(name="itl-intervals", title="95 % Intervals", columns=columns(titles), rows=tuple(rows))
+    return table("itl-intervals", "95 % Intervals", titles, rows)
 
 
 def _shape_table(levels: Sequence[_Level]) -> Table:
@@ -292,13 +281,7 @@ def _shape_table(levels: Sequence[_Level]) -> Table:
     titles = {"level": "Load Level", "modality": "Modality", "modes_ms": "Modes (ms)", "p": "p of one mode",
               "tail": "Tail", "shape": "Shape", "shape_low": "95 % from", "shape_high": "to"}  # fmt: skip
     reasons = {each.reason for level in levels for each in (level.modes, level.tail) if isinstance(each, Missing)}
-    return Table(
-        name="itl-shape",
-        title="Distribution Shape",
-        columns=columns(titles),
-        rows=tuple(rows),
-        note="; ".join(sorted(reasons)),
-    )
+    return table("itl-shape", "Distribution Shape", titles, rows, "; ".join(sorted(reasons)))
 
 
 def _deviations(asked: Asked, levels: Sequence[_Level]) -> list[str]:
@@ -327,10 +310,7 @@ ITL = Procedure(
     section="test-itl",
     objective="How evenly tokens come while a reply streams, at several loads.",
     workload="synthetic-uniform",
-    presets={
-        "letter": Parameters(levels=LEVELS, requests=100, duration=60.0),
-        "short": Parameters(levels=LEVELS, requests=40, duration=30.0),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, requests=40, duration=30.0)},
     next_step=_next_step,
     findings=_findings,
 )

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import Ends
 from methodology.measures.scaling import AtLength, Model, exponent, models
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import cells, columns, mean, number, percentiles
+from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.quantities import cells, mean, number, percentiles
 from rundir.columns import Floats
 from rundir.stats import Missing
 
-LEVEL = "level"
 LENGTHS = tuple(1024 * 2**at for at in range(8))
 OUTPUT_TOKENS, CONCURRENCY, REQUESTS = 256, 1, 20
+_LETTER = Parameters(lengths=LENGTHS, requests=REQUESTS, output_tokens=OUTPUT_TOKENS, concurrency=CONCURRENCY)
 _POINTS = 60  # of the plot's curve
 _NOTES = (
     "The draft requires Long Context for lengths that it lacks (below 8K): its structure, in the test's lengths.",
@@ -39,26 +40,19 @@ def _lengths(asked: Asked) -> tuple[list[int], list[int]]:
 
 def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     lengths, skipped = _lengths(asked)
-    reached = sum(each.step.kind == LEVEL for each in finished)
+    reached = len(of_kind(finished, LEVEL))
     if reached >= len(lengths):
         if lengths:
             return Done(reason="all lengths were run" + (f"; {_skipped(asked, skipped)}" if skipped else ""))
         return Done(reason=f"no length fits: {_skipped(asked, skipped)}", complete=False)
     parameters = asked.parameters
-    return Step(
-        kind=LEVEL,
-        label=f"input-{lengths[reached]}",
-        load="closed",
-        level=parameters.concurrency or CONCURRENCY,
-        requests=parameters.requests or REQUESTS,
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
-        options={
-            "workload": asked.options.get("workload", "long-context"),
-            "input_tokens": str(lengths[reached]),
-            "output_tokens": str(parameters.output_tokens or OUTPUT_TOKENS),
-        },
-    )
+    options = {
+        "workload": asked.options.get("workload", "long-context"),
+        "input_tokens": str(lengths[reached]),
+        "output_tokens": str(parameters.output_tokens or OUTPUT_TOKENS),
+    }
+    label, in_flight = f"input-{lengths[reached]}", parameters.concurrency or CONCURRENCY
+    return fresh(asked, finished, label, "closed", in_flight, requests=parameters.requests or REQUESTS, options=options)
 
 
 def _skipped(asked: Asked, lengths: Sequence[int]) -> str:
@@ -101,7 +95,7 @@ def _length(finished: Finished, data: StepData) -> _Length:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    steps = [each for each in counting(finished) if each.step.kind == LEVEL]
+    steps = of_kind(counting(finished), LEVEL)
     lengths = [length for each in steps if np.isfinite((length := _length(each, read(each))).ttft_ms).any()]
     if not lengths:
         missing = number(None, "1", missing="no length has a request with a TTFT")
@@ -154,7 +148,7 @@ def _exponent(measured: Sequence[AtLength]) -> Quantity:
     if isinstance(ends, Missing):
         return number(None, "1", missing=ends.reason)
     method = "slope of mean logarithms, Student's t of repetition"
-    return Quantity(value=ends[0], unit="1", ci95=ends[1:], n=sum(len(at.times_ms) for at in measured), method=method)
+    return number(ends[0], "1", ci95=ends[1:], n=sum(len(at.times_ms) for at in measured), method=method)
 
 
 def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing) -> tuple[str, ...]:
@@ -165,7 +159,7 @@ def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: li
     k, prefill = results["scaling_exponent"], results["prefill_scaling_exponent"]
     if k.value is None:
         return what, f"How it grows with the input is not known: {k.missing}."
-    low, high = k.ci95 or (None, None)
+    low, high = k.ends
     sure = f"It grows as the length to the power of {k.value:.3f}"
     sure += f" (95 %: {low:.3f} to {high:.3f})" if low is not None and high is not None else ""
     if prefill.value is not None:
@@ -189,16 +183,12 @@ def _table(
     titles |= {"ttft_mean_low_ms": "Mean 95 % from", "ttft_mean_high_ms": "to"}
     rows: list[tuple[Cell, ...]] = []
     for length in lengths:
-        ends = results[f"ttft_mean_ms_{length.target}"].ci95 or (None, None)
+        ends = results[f"ttft_mean_ms_{length.target}"].ends
         of_length = cells(results, *(f"{name}_{length.target}" for name in shown))
         rows.append((length.target, int(np.isfinite(length.ttft_ms).sum()), *of_length, *ends))
-    return Table(
-        name="long-context",
-        title="Long Context Scaling",
-        columns=columns(titles, exact=["context_tokens", "requests"]),
-        rows=tuple(rows),
-        note=fitted.reason if isinstance(fitted, Missing) else f"Best fit: {fitted[0].words}",
-    )
+    note = fitted.reason if isinstance(fitted, Missing) else f"Best fit: {fitted[0].words}"
+    whole = dict.fromkeys(("context_tokens", "requests"))
+    return table("long-context", "Long Context Scaling", titles, rows, note, whole)
 
 
 def _model_table(fitted: list[Model] | Missing) -> tuple[Table, ...]:
@@ -206,43 +196,22 @@ def _model_table(fitted: list[Model] | Missing) -> tuple[Table, ...]:
         return ()
     least = min(model.aicc for model in fitted)
     titles = {"model": "Model", "fit": "Fit", "r2": "R^2", "aicc_above_best": "AICc above the lowest"}
-    return (
-        Table(
-            name="scaling-models",
-            title="Scaling Models",
-            columns=columns(titles),
-            rows=tuple((model.name, model.formula, model.r2, model.aicc - least) for model in fitted),
-            note="The best is the simplest within 4 of the lowest AICc.",
-        ),
-    )
+    rows = ((model.name, model.formula, model.r2, model.aicc - least) for model in fitted)
+    note = "The best is the simplest within 4 of the lowest AICc."
+    return (table("scaling-models", "Scaling Models", titles, rows, note),)
 
 
 def _plot(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing) -> Plot:
     means = [results[f"ttft_mean_ms_{length.target}"] for length in lengths]
     at = tuple(float(length.target) for length in lengths)
-    ends = [mean_ms.ci95 or (None, None) for mean_ms in means]
-    marks = Line(
-        name="TTFT mean",
-        x=at,
-        y=tuple(each.value for each in means),
-        low=tuple(low for low, _ in ends),
-        high=tuple(high for _, high in ends),
-    )
-    lines = [marks]
+    lows, highs = zip(*(mean_ms.ends for mean_ms in means), strict=True)
+    lines = [Line(name="TTFT mean", x=at, y=tuple(each.value for each in means), low=lows, high=highs)]
     if not isinstance(fitted, Missing):
         curve = np.geomspace(at[0], at[-1], _POINTS)
         fit_ms = tuple(fitted[0].at(curve).tolist())
         lines.append(Line(name=f"fit: {fitted[0].name}", x=tuple(curve.tolist()), y=fit_ms))
-    return Plot(
-        name="long-context-scaling",
-        title="TTFT by Context Length",
-        kind="line",
-        x_title="Context (tokens)",
-        y_title="TTFT (ms)",
-        lines=tuple(lines),
-        log_x=True,
-        log_y=True,
-    )
+    axes = ("Context (tokens)", "TTFT (ms)")
+    return plot("long-context-scaling", "TTFT by Context Length", axes, lines, log_x=True, log_y=True)
 
 
 def _deviations(asked: Asked, lengths: Sequence[_Length]) -> list[str]:
@@ -261,10 +230,7 @@ LONG_CONTEXT = Procedure(
     section="test-long-context",
     objective="How latency and throughput scale with the length of the context.",
     workload="long-context",
-    presets={
-        "letter": Parameters(lengths=LENGTHS, requests=REQUESTS, output_tokens=OUTPUT_TOKENS, concurrency=CONCURRENCY),
-        "short": Parameters(lengths=LENGTHS[:4], requests=10, output_tokens=OUTPUT_TOKENS, concurrency=CONCURRENCY),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, lengths=LENGTHS[:4], requests=10)},
     next_step=_next_step,
     findings=_findings,
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.search import (
@@ -18,14 +21,17 @@ from methodology.search import (
     measured_capacity,
     next_step,
 )
-from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.planning import counting
-from methodology.study.quantities import LABELS, METRIC_COLUMNS, latency, latency_line, metric_row, number, percentile
+from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
 RECOMMENDED_S = 300.0
+_LETTER = Parameters(
+    duration=300, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=True
+)
 _LIMIT_METHOD = (
     "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
 )
@@ -64,8 +70,8 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if limit is None:
         void = next((each.outcome.void for each in reversed(finished) if each.outcome.void), "")
         reason = f"no step counts, since {void}" if void else "no closed loop completed a request"
-        names = ("max_output_tokens_per_s", "max_requests_per_s", "limit_requests_per_s")
-        missing = {name: number(None, _unit(name), missing=reason) for name in names}
+        units = {"max_output_tokens": "tokens/s", "max_requests": "requests/s", "limit_requests": "requests/s"}
+        missing = {f"{name}_per_s": number(None, unit, missing=reason) for name, unit in units.items()}
         return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
     verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
     closed = [each for each in steps if each.run == limit.run]
@@ -88,10 +94,6 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _unit(name: str) -> str:
-    return "tokens/s" if "tokens" in name else "requests/s"
-
-
 def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
     """Return the highest load that meets the objectives."""
     text = asked.parameters.slo
@@ -100,13 +102,13 @@ def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Q
         missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
         return number(None, "requests/s", missing=missing)
     crossing = crossing_of(asked, steps, limit)
-    met = [load_of(each, limit) for each in judged if each.outcome.slo and each.outcome.slo.met]
+    met = [load_of(each, limit) for each in judged if each.outcome.slo_met]
     if crossing is not None and crossing.at is not None:
         method = (
             f"where a monotone fit of log latency over realised load of {len(judged)} open loops (PAVA, PCHIP) reaches "
             f"{text}; interval by resampling the percentiles"
         )
-        return Quantity(value=crossing.at, unit="requests/s", ci95=crossing.ci95, n=len(judged), method=method)
+        return number(crossing.at, "requests/s", ci95=crossing.ci95, n=len(judged), method=method)
     if not met:
         least = min(load_of(each, limit) for each in judged)
         return number(None, "requests/s", missing=f"{text} fails even at {least:.3g} requests/s, the lowest level")
@@ -115,21 +117,24 @@ def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Q
 
 
 def _results(study: _Study) -> dict[str, Quantity]:
-    limit, outcome = study.limit, study.best.outcome
+    limit, came, objective = study.limit, study.best.outcome, study.objective
     ratio = limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
-    objective = study.objective
+    served: dict[str, Any] = {"method": "in the steady window of the highest stable level; batch means"}
+    full: dict[str, Any] = {"method": _LIMIT_METHOD, "missing": "the load generator never filled the server"}
     results = {
-        "max_output_tokens_per_s": _rate(outcome.output_tokens_per_s, outcome.output_tokens_ci95, "tokens/s"),
-        "max_requests_per_s": _rate(outcome.completed_per_s, outcome.throughput_ci95, "requests/s"),
-        "max_input_tokens_per_s": number(outcome.input_tokens_per_s, "tokens/s"),
+        "max_output_tokens_per_s": number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, **served),
+        "max_requests_per_s": number(came.completed_per_s, "requests/s", ci95=came.throughput_ci95, **served),
+        "max_input_tokens_per_s": number(came.input_tokens_per_s, "tokens/s"),
         "sustainable_requests_per_s": number(
             study.verdicts.stable.step.level if study.verdicts.stable else None,
             "requests/s",
             method="highest offered load that was shown stable",
             missing="no open loop was shown stable",
         ),
-        "limit_requests_per_s": _limit(limit, limit.per_s, limit.ci95, "requests/s"),
-        "limit_output_tokens_per_s": _limit(limit, limit.tokens_per_s, limit.tokens_ci95, "tokens/s"),
+        "limit_requests_per_s": number(limit.per_s if limit.filled else None, "requests/s", ci95=limit.ci95, **full),
+        "limit_output_tokens_per_s": number(
+            limit.tokens_per_s if limit.filled else None, "tokens/s", ci95=limit.tokens_ci95, **full
+        ),
         "slo_requests_per_s": objective,
         "slo_output_tokens_per_s": number(
             objective.value * ratio if objective.value is not None and ratio else None,
@@ -140,24 +145,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels),
         **_efficiency(study),
     }
-    for metric in METRICS:
-        for name in NAMES:
-            results[f"{metric}_{name}_ms"] = _latency(outcome, metric, name)
-    return results
-
-
-def _rate(value: float | None, ci95: tuple[float, float] | None, unit: str) -> Quantity:
-    if value is None:
-        return number(None, unit)
-    return Quantity(
-        value=value, unit=unit, ci95=ci95, method="in the steady window of the highest stable level; batch means"
-    )
-
-
-def _limit(limit: Capacity, value: float | None, ci95: tuple[float, float] | None, unit: str) -> Quantity:
-    if not limit.filled or value is None:
-        return number(None, unit, missing="the load generator never filled the server")
-    return Quantity(value=value, unit=unit, ci95=ci95, method=_LIMIT_METHOD)
+    return results | {f"{metric}_{name}_ms": _latency(came, metric, name) for metric in METRICS for name in NAMES}
 
 
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
@@ -223,9 +211,8 @@ def _what_limits(study: _Study) -> str:
     said = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}"
     text = study.asked.parameters.slo
     if limit.filled and objective.value is not None and objective.value < load_of(study.best, limit):
-        low, high = objective.ci95 or (None, None)
-        interval = f" ({low:.3g} to {high:.3g}, 95 %)" if low is not None and high is not None else ""
-        said += f"; within {text} the objective binds before, at {objective.value:.3g} requests/s{interval}"
+        binds = f"{objective.value:.3g} requests/s{objective.interval()}"
+        said += f"; within {text} the objective binds before, at {binds}"
     elif text and limit.filled and objective.value is not None:
         said += f"; {text} holds up to the highest stable load"
     elif text and limit.filled and objective.missing:
@@ -267,62 +254,41 @@ def _summary_table(results: dict[str, Quantity]) -> Table:
         "slo_output_tokens_per_s": "Output Throughput at the SLO",
         "draft_sustainable_requests_per_s": "Sustainable by the draft's criteria",
     }
-    return Table(
-        name="throughput-summary",
-        title="Throughput Summary",
-        columns=METRIC_COLUMNS,
-        rows=tuple(metric_row(title, results[name]) for name, title in titles.items()),
-    )
+    return metric_table("throughput-summary", "Throughput Summary", titles, results)
 
 
 def _latency_table(study: _Study) -> Table:
-    rows = tuple(
+    rows = (
         (title, *(_latency(study.best.outcome, metric, name).value for name in NAMES))
         for metric, title in METRICS.items()
     )
-    return Table(
-        name="latency-at-maximum-throughput",
-        title="Latency at Maximum Throughput",
-        columns=(
-            Column(name="metric", title="Metric"),
-            *(Column(name=f"{name}_ms", title=f"{LABELS[name]} (ms)") for name in NAMES),
-        ),
-        rows=rows,
-        note=f"Of step {study.best.number}, {study.best.step.label}; intervals stand with the results.",
-    )
+    titles = {"metric": "Metric", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in NAMES}}
+    note = f"Of step {study.best.number}, {study.best.step.label}; intervals stand with the results."
+    return table("latency-at-maximum-throughput", "Latency at Maximum Throughput", titles, rows, note)
 
 
 def _search_table(study: _Study) -> Table:
     p50_ms = criteria.lowest_p50_ms(study.levels)
-    columns = {
+    titles = {
         "step": "Step", "level": "Level", "offered_per_s": "Offered (req/s)", "load_ratio": "Load / limit",
         "completed_per_s": "Completed (req/s)", "output_tokens_per_s": "Output (tok/s)",
         "server_tokens_per_s": "By the engine (tok/s)", "queued_ratio": "Scrapes with waiting",
         "running_mean": "Running", "kv_cache_max": "KV cache", "ttft_p99_ms": "TTFT P99 (ms)", "verdict": "Load was",
         "slo_met": "SLO met", "completed_ratio": "Completed / arrived", "draft": "Draft accepts", "limit": "Limit",
     }  # fmt: skip
-    rows: list[tuple[Cell, ...]] = []
-    for each in study.steps:
+
+    def row(each: Finished) -> tuple[Cell, ...]:
         came, is_open = each.outcome, each.step.load == "open"
         share = load_of(each, study.limit) / study.limit.per_s if study.limit.per_s else None
-        stability = came.stability.verdict if came.stability else None
-        judged: tuple[Cell, ...] = (
-            stability,
-            came.slo.met if came.slo else None,
-            criteria.completed_ratio(each) if is_open else None,
-            criteria.accepts(each, p50_ms) if is_open else None,
-            came.limit,
-        )
-        rows.append((each.number, each.step.label, each.step.level if is_open else None, share if is_open else None,
-                     came.completed_per_s, came.output_tokens_per_s, came.server_tokens_per_s, came.queued_ratio,
-                     came.running_mean, came.kv_cache_max, criteria.ttft_ms(each, "p99"), *judged))  # fmt: skip
-    return Table(
-        name="throughput-search",
-        title="Throughput Search",
-        columns=tuple(Column(name=name, title=title) for name, title in columns.items()),
-        rows=tuple(rows),
-        note="Load / limit counts the output tokens that the step's requests asked for: long requests are more load.",
-    )
+        served = (came.completed_per_s, came.output_tokens_per_s, came.server_tokens_per_s)
+        shown = (came.queued_ratio, came.running_mean, came.kv_cache_max, criteria.ttft_ms(each, "p99"))
+        judged = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms)) if is_open else (None, None)
+        offered = (each.step.level, share) if is_open else (None, None)
+        head = (each.number, each.step.label, *offered)
+        return (*head, *served, *shown, came.verdict, came.slo_met, *judged, came.limit)
+
+    note = "Load / limit counts the output tokens that the step's requests asked for: long requests are more load."
+    return table("throughput-search", "Throughput Search", titles, map(row, study.steps), note)
 
 
 def _path(study: _Study) -> Plot:
@@ -331,31 +297,17 @@ def _path(study: _Study) -> Plot:
     for each in study.steps:
         if each.step.kind == SATURATE:
             groups.setdefault("closed loop, completed", {})[each.number] = each.outcome.completed_per_s or 0.0
-        elif each.outcome.stability and each.outcome.stability.verdict:
-            name = f"open loop, {each.outcome.stability.verdict}"
-            groups.setdefault(name, {})[each.number] = load_of(each, study.limit)
-    return Plot(
-        name="search-path",
-        title="Search path",
-        kind="marks",
-        x_title="Step",
-        y_title="requests/s",
-        lines=tuple(Line(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items()),
-    )
+        elif each.outcome.verdict:
+            groups.setdefault(f"open loop, {each.outcome.verdict}", {})[each.number] = load_of(each, study.limit)
+    lines = (Line(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items())
+    return plot("search-path", "Search path", ("Step", "requests/s"), lines, kind="marks")
 
 
 def _latency_plot(study: _Study) -> Plot:
     levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
     loads = [load_of(each, study.limit) for each in levels]
-    return Plot(
-        name="throughput-latency",
-        title="TTFT over load",
-        kind="line",
-        x_title="Load (requests/s)",
-        y_title="TTFT (ms)",
-        lines=tuple(latency_line(levels, loads, "ttft", name) for name in NAMES),
-        log_y=True,
-    )
+    lines = (latency_line(levels, loads, "ttft", name) for name in NAMES)
+    return plot("throughput-latency", "TTFT over load", ("Load (requests/s)", "TTFT (ms)"), lines, log_y=True)
 
 
 def _deviations(study: _Study) -> Iterator[str]:
@@ -389,14 +341,7 @@ THROUGHPUT = Procedure(
     section="test-throughput",
     objective="The highest rate of output tokens that the system sustains, and what makes that the limit.",
     workload="synthetic-uniform",
-    presets={
-        "letter": Parameters(
-            duration=300, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=True
-        ),
-        "short": Parameters(
-            duration=60, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=False
-        ),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=60, sentinel=False)},
     next_step=next_step,
     findings=_findings,
 )

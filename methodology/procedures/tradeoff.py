@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,19 +12,27 @@ from msgspec.structs import replace
 from correlator.breakdown import TTFT_PARTS
 from methodology.fits.monotone import Crossing, crossing
 from methodology.measures import criteria
+from methodology.measures.paired import overloaded
 from methodology.search import Capacity, bracket, capacity, load_of, log_deviation, measured_capacity
-from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
-from methodology.study.planning import content_seed, counting
+from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import LABELS, latency, latency_line, number
 from rundir.columns import take
 
-LEVEL = "level"
 LEAST_SATURATED_S = 60.0
 KNEE = 2.0  # times the least TTFT P99
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 NAMES = ("p50", "p95", "p99")
+_LETTER = Parameters(
+    levels=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
+    duration=60,
+    requests=200,
+    slo="ttft_p99<500ms",
+    sentinel=True,
+)
+_SHORT_LEVELS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 _NOTES = (
     *criteria.NOTES[:2],
     (
@@ -46,20 +53,19 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if not isinstance(known, Capacity):
         return known
     shares = sorted(parameters.levels or ())
-    run = [each for each in finished if each.step.kind == LEVEL]
-    if len(run) >= len(shares):
+    ended = of_kind(finished, LEVEL)
+    if len(ended) >= len(shares):
         return Done(reason="every level was run")
-    share = shares[len(run)]
+    share = shares[len(ended)]
     rate = share * known.per_s
-    return Step(
-        kind=LEVEL,
-        label=f"open-{100 * share:g}-percent",
-        load="open",
-        level=rate,
+    return fresh(
+        asked,
+        finished,
+        f"open-{100 * share:g}-percent",
+        "open",
+        rate,
         share=share,
         duration=max(parameters.duration or 60.0, (parameters.requests or 0) / rate),
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
         options={"slo": parameters.slo} if parameters.slo else {},
     )
 
@@ -76,7 +82,7 @@ class _Study:
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     steps = counting(finished)
-    levels = sorted((each for each in steps if each.step.kind == LEVEL), key=lambda each: each.step.level)
+    levels = sorted(of_kind(steps, LEVEL), key=lambda each: each.step.level)
     stated = capacity(asked, ()) if asked.parameters.capacity else None
     limit = stated if isinstance(stated, Capacity) else measured_capacity(steps)
     if not levels or limit is None:
@@ -109,7 +115,7 @@ _DERIVED = {
 
 def _results(study: _Study) -> dict[str, Quantity]:
     levels, slo = study.levels, study.asked.parameters.slo
-    met = [each for each in levels if each.outcome.slo and each.outcome.slo.met]
+    met = [each for each in levels if each.outcome.slo_met]
     optimal = max(met, key=lambda each: each.outcome.output_tokens_per_s or 0, default=None)
     p99 = [(each, value) for each in levels if (value := criteria.ttft_ms(each, "p99"))]
     least = min((value for _, value in p99), default=math.inf)
@@ -145,23 +151,22 @@ def _results(study: _Study) -> dict[str, Quantity]:
         )
         for name, (each, method, missing) in points.items()
     }
-    results["knee_fit_requests_per_s"] = (
-        Quantity(value=fit.at, unit="requests/s", ci95=fit.ci95, n=len(p99), method=_FIT)
-        if fit is not None and fit.at is not None
-        else number(None, "requests/s", missing="the monotone fit does not reach twice its least P99")
+    results["knee_fit_requests_per_s"] = number(
+        fit.at if fit else None,
+        "requests/s",
+        ci95=fit.ci95 if fit else None,
+        n=len(p99) if fit and fit.at else None,
+        method=_FIT,
+        missing="the monotone fit does not reach twice its least P99",
     )
-    tokens = peak.outcome
-    results["peak_output_tokens_per_s"] = Quantity(
-        value=tokens.output_tokens_per_s, unit="tokens/s", ci95=tokens.output_tokens_ci95, method="batch means"
+    came = peak.outcome
+    results["peak_output_tokens_per_s"] = number(
+        came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means"
     )
     if optimal is not None:
         results["optimal_output_tokens_per_s"] = number(optimal.outcome.output_tokens_per_s, "tokens/s")
-    results["capacity_requests_per_s"] = Quantity(
-        value=study.limit.per_s,
-        unit="requests/s",
-        ci95=study.limit.ci95,
-        method="of a saturated closed loop" if study.limit.run else "as stated",
-    )
+    stated = "of a saturated closed loop" if study.limit.run else "as stated"
+    results["capacity_requests_per_s"] = number(study.limit.per_s, "requests/s", ci95=study.limit.ci95, method=stated)
     results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels)
     return results
 
@@ -206,10 +211,8 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     stable, growing = results["stable_requests_per_s"].value, results["growing_requests_per_s"].value
     sustained = f"The highest load shown stable is {stable:.3g} requests/s" if stable else "No level was shown stable"
     piled = f"requests piled up from {growing:.3g} on" if growing else "at none did requests pile up"
-    low, high = knee.ci95 or (None, None)
-    bend = f"; TTFT P99 has doubled by {knee.value:.3g} requests/s" if knee.value else ""
-    interval = f" ({low:.3g} to {high:.3g}, 95 %)" if bend and low is not None and high is not None else ""
-    yield f"{sustained}, {piled}{bend}{interval}."
+    bend = f"; TTFT P99 has doubled by {knee.value:.3g} requests/s{knee.interval()}" if knee.value else ""
+    yield f"{sustained}, {piled}{bend}."
     last = study.levels[-1].outcome
     if last.limit:
         yield f"{criteria.WORDS[last.limit]} at the highest level: {last.limit_reason}."
@@ -234,109 +237,63 @@ def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]
 def _table(study: _Study) -> Table:
     times = [(metric, name) for metric in METRICS for name in NAMES]
     p50_ms = criteria.lowest_p50_ms(study.levels)
-    columns = [
-        Column(name="level_ratio", title="Level"),
-        Column(name="offered_per_s", title="Offered (r/s)"),
-        Column(name="realised_per_s", title="Realised (r/s)"),
-        Column(name="achieved_tokens_per_s", title="Achieved (tok/s)"),
-        *(Column(name=f"{metric}_{name}_ms", title=f"{METRICS[metric]} {LABELS[name]}") for metric, name in times),
-        Column(name="success_ratio", title="Success"),
-        Column(name="verdict", title="Queue"),
-        Column(name="completed_ratio", title="Completed / arrived"),
-        Column(name="draft", title="Draft accepts"),
-        Column(name="slo_met", title="SLO met"),
-    ]
-    rows: list[tuple[Cell, ...]] = []
-    for each in study.levels:
+    titles = {
+        "level_ratio": "Level", "offered_per_s": "Offered (r/s)", "realised_per_s": "Realised (r/s)",
+        "achieved_tokens_per_s": "Achieved (tok/s)",
+        **{f"{metric}_{name}_ms": f"{METRICS[metric]} {LABELS[name]}" for metric, name in times},
+        "success_ratio": "Success", "verdict": "Queue", "completed_ratio": "Completed / arrived",
+        "draft": "Draft accepts", "slo_met": "SLO met",
+    }  # fmt: skip
+
+    def row(each: Finished) -> tuple[Cell, ...]:
         came = each.outcome
-        judged: tuple[Cell, ...] = (
-            came.ok / came.sent if came.sent else None,
-            came.stability.verdict if came.stability else None,
-            criteria.completed_ratio(each),
-            criteria.accepts(each, p50_ms),
-            came.slo.met if came.slo else None,
-        )
-        rows.append((each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s,
-                     *(getattr(latency(came, *time), "estimate", None) for time in times), *judged))  # fmt: skip
-    return Table(
-        name="throughput-latency",
-        title="Throughput-Latency Table",
-        columns=tuple(columns),
-        rows=tuple(rows),
-        note="Times in ms. Percentiles of a level whose queue was growing depend on how long it ran.",
-    )
+        loads = (each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s)
+        percentiles = (getattr(latency(came, *time), "estimate", None) for time in times)
+        judged = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms), came.slo_met)
+        return (*loads, *percentiles, came.success, came.verdict, *judged)
+
+    note = "Times in ms. Percentiles of a level whose queue was growing depend on how long it ran."
+    return table("throughput-latency", "Throughput-Latency Table", titles, map(row, study.levels), note)
 
 
 def _derived_table(results: dict[str, Quantity]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for name, title in _DERIVED.items():
-        quantity = results[f"{name}_requests_per_s"]
-        rows.append((title, quantity.value, *(quantity.ci95 or (None, None)), quantity.missing or quantity.method))
-    return Table(
-        name="operating-points",
-        title="Operating Points",
-        columns=(
-            Column(name="point", title="Point"),
-            Column(name="requests_per_s", title="Load (r/s)"),
-            Column(name="ci95_low", title="95 % from"),
-            Column(name="ci95_high", title="to"),
-            Column(name="meaning", title="Which is"),
-        ),
-        rows=tuple(rows),
-    )
+    points = {title: results[f"{name}_requests_per_s"] for name, title in _DERIVED.items()}
+    rows = ((title, of.value, *of.ends, of.missing or of.method) for title, of in points.items())
+    titles = {
+        "point": "Point", "requests_per_s": "Load (r/s)", "ci95_low": "95 % from", "ci95_high": "to",
+        "meaning": "Which is",
+    }  # fmt: skip
+    return table("operating-points", "Operating Points", titles, rows)
 
 
 def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
     served = tuple(each.outcome.output_tokens_per_s or 0.0 for each in study.levels)
     for metric, title in METRICS.items():
-        lines = [latency_line(study.levels, served, metric, name) for name in NAMES]
-        yield Plot(
-            name="throughput-latency" if metric == "ttft" else f"throughput-{metric}",
-            title=f"{title} over throughput",
-            kind="line",
-            x_title="Achieved (output tokens/s)",
-            y_title=f"{title} (ms)",
-            lines=tuple(lines),
-            log_y=True,
-        )
+        name = "throughput-latency" if metric == "ttft" else f"throughput-{metric}"
+        axes = ("Achieved (output tokens/s)", f"{title} (ms)")
+        lines = (latency_line(study.levels, served, metric, name) for name in NAMES)
+        yield plot(name, f"{title} over throughput", axes, lines, log_y=True)
     yield from _server_plots(study, read)
 
 
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     """Yield what the engine adds: the parts of the TTFT, its places and its KV cache, each over the load."""
+    offered, outcomes = tuple(each.step.level for each in study.levels), [each.outcome for each in study.levels]
     means = [_part_means(each, read) for each in study.levels]
-    offered = tuple(each.step.level for each in study.levels)
-    layers = [
-        Line(name=part.label, x=offered, y=tuple(mean.get(part.name) for mean in means))
-        for part in TTFT_PARTS
-        if any(part.name in mean for mean in means)
-    ]
-    shared: dict[str, Any] = {"x_title": "Offered load (requests/s)"}
-    if layers:
-        yield Plot(
-            name="ttft-parts",
-            title="Parts of the mean TTFT over load",
-            kind="stack",
-            y_title="ms",
-            lines=tuple(layers),
-            **shared,
-        )
-    outcomes = [each.outcome for each in study.levels]
+    parts = {part.label: [mean.get(part.name) for mean in means] for part in TTFT_PARTS}
     seats = {"running": [each.running_mean for each in outcomes], "waiting": [each.waiting_mean for each in outcomes]}
-    if any(value is not None for value in seats["running"]):
-        lines = [Line(name=name, x=offered, y=tuple(values)) for name, values in seats.items()]
-        yield Plot(
-            name="seats",
-            title="Requests in the engine over load",
-            kind="line",
-            y_title="requests",
-            lines=tuple(lines),
-            **shared,
-        )
-    usage = tuple(None if each.kv_cache_max is None else 100 * each.kv_cache_max for each in outcomes)
-    if any(value is not None for value in usage):
-        line = Line(name="highest usage", x=offered, y=usage)
-        yield Plot(name="kv-cache", title="KV cache over load", kind="line", y_title="%", lines=(line,), **shared)
+    usage = [None if each.kv_cache_max is None else 100 * each.kv_cache_max for each in outcomes]
+    shown: dict[tuple[str, str, str], Mapping[str, Sequence[float | None]]] = {
+        ("ttft-parts", "Parts of the mean TTFT over load", "ms"): parts,
+        ("seats", "Requests in the engine over load", "requests"): seats,
+        ("kv-cache", "KV cache over load", "%"): {"highest usage": usage},
+    }
+    for (name, title, unit), values in shown.items():
+        known = {label: y for label, y in values.items() if any(value is not None for value in y)}
+        lines = [Line(name=label, x=offered, y=tuple(y)) for label, y in known.items()]
+        if lines:
+            axes = ("Offered load (requests/s)", unit)
+            yield plot(name, title, axes, lines, kind="stack" if values is parts else "line")
 
 
 def _part_means(each: Finished, read: Reader) -> dict[str, float]:
@@ -359,9 +316,7 @@ def _deviations(study: _Study) -> Iterator[str]:
         yield f"Only {len(study.levels)} of {len(study.asked.parameters.levels or ())} levels were run."
     if not study.limit.run:
         yield "Levels are shares of a stated capacity, which this study did not measure."
-    for each in study.levels:
-        if each.outcome.stability and each.outcome.stability.verdict == "growing":
-            yield f"{each.step.label}: requests piled up, and its percentiles depend on how long it ran."
+    yield from overloaded(study.levels)
 
 
 TRADEOFF = Procedure(
@@ -371,20 +326,8 @@ TRADEOFF = Procedure(
     objective="How latency and throughput go together from a low load to beyond the capacity.",
     workload="synthetic-uniform",
     presets={
-        "letter": Parameters(
-            levels=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
-            duration=60,
-            requests=200,
-            slo="ttft_p99<500ms",
-            sentinel=True,
-        ),
-        "short": Parameters(
-            levels=(0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
-            duration=20,
-            requests=30,
-            slo="ttft_p99<500ms",
-            sentinel=False,
-        ),
+        "letter": _LETTER,
+        "short": replace(_LETTER, levels=_SHORT_LEVELS, duration=20, requests=30, sentinel=False),
     },
     next_step=_next_step,
     findings=_findings,

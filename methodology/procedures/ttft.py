@@ -8,25 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import QuantileInterval, of_sorted
-from methodology.measures.paired import measured, plot_cumulative
+from methodology.measures.paired import measured, overloaded, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, TTFT_BIN
-from methodology.study.planning import content_seed, counting
+from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import (
     LABELS,
-    METRIC_COLUMNS,
     cells,
-    columns,
     mean,
-    metric_row,
+    metric_table,
     number,
     percentile,
     percentiles,
@@ -34,7 +33,6 @@ from methodology.study.quantities import (
 from rundir.columns import Bools, Floats, Ints, concat, take
 from rundir.stats import Missing
 
-LEVEL = "level"
 LOOKS = 5  # of --until; each at a level of its own, so that 95 % hold after any
 _UNTIL = re.compile(r"ttft_(p50|p90|p95|p99|p99_9)\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%")
 _SHOWN = ("p50", "p95", "p99")
@@ -62,7 +60,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     known = capacity(asked, finished)
     if not isinstance(known, Capacity):
         return known
-    levels = [each for each in finished if each.step.kind == LEVEL]
+    levels = of_kind(finished, LEVEL)
     if levels and until is None:
         return Done(reason="all requests were sent")
     if levels and until is not None:
@@ -76,15 +74,14 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached}")
     load = asked.parameters.load or 0.7
     count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
-    return Step(
-        kind=LEVEL,
-        label=f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else ""),
-        load="open",
-        level=load * known.per_s,
+    return fresh(
+        asked,
+        finished,
+        f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else ""),
+        "open",
+        load * known.per_s,
         share=load,
         requests=with_ramp(count),
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
         options={"arrival": "poisson"},
     )
 
@@ -102,18 +99,11 @@ def _pooled(levels: Sequence[Finished], name: str) -> QuantileInterval:
     bins = sorted({at for each in levels for at in each.outcome.ttft_counts})
     counts = [sum(each.outcome.ttft_counts.get(at, 0) for each in levels) for at in bins]
     tau = _tau(levels, name)
-    ends = [
+    first, last = (
         of_sorted(np.repeat(np.exp(TTFT_BIN * (np.asarray(bins) + edge)), counts), QUANTILES[name], tau, _LOOK_LEVEL)
         for edge in (0, 1)
-    ]
-    return QuantileInterval(
-        estimate=ends[0].estimate,
-        low=ends[0].low,
-        high=ends[1].high,
-        tau=tau,
-        effective_tail=ends[0].effective_tail,
-        needed_n=ends[0].needed_n,
     )
+    return replace(first, high=last.high)
 
 
 _LOOK_LEVEL = 1 - 0.05 / LOOKS
@@ -172,7 +162,7 @@ def _requests(data: StepData) -> tuple[_Requests, Parts]:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    levels = [each for each in counting(finished) if each.step.kind == LEVEL and each.outcome.ttft_counts]
+    levels = [each for each in of_kind(counting(finished), LEVEL) if each.outcome.ttft_counts]
     if not levels:
         missing = number(None, "ms", missing="no step at the stated load has a request with a TTFT")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
@@ -189,11 +179,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         answer=(_what(levels, results), _how_sure(asked, levels, results), blamed),
         results=results,
         evidence=_evidence(blamed, levels[-1].run, results),
-        tables=(
-            _results_table(results),
-            _length_table(timed),
-            *_parts_tables(parts, results),
-        ),
+        tables=(_results_table(results), _length_table(timed), *_parts_tables(parts, results)),
         plots=plot_cumulative("ttft-cdf", "TTFT Distribution", {"TTFT": timed.ttft_ms}),
         notes=(*_NOTES, *_deviations(levels, requests)),
     )
@@ -255,7 +241,7 @@ def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
 
 def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
     p99, extreme = results["ttft_p99_ms"], results["ttft_p99_9_ms"]
-    low, high = p99.ci95 or (None, None)
+    low, high = p99.ends
     requests = f"{p99.n:,} requests"
     if low is not None and high is not None:
         said = f"P99 lies between {low:.4g} and {high:.4g} ms (95 %, {requests})"
@@ -263,7 +249,7 @@ def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quant
         said = f"{requests} say that P99 is at least {low:.4g} ms, but not how large it can be"
     else:
         said = f"{requests} say nothing certain of P99"
-    bound = (extreme.ci95 or (None, None))[0]
+    bound = extreme.ends[0]
     if extreme.value is None and bound is not None:
         said += f"; of P99.9 that it is at least {bound:.4g} ms"
     if asked.parameters.until:
@@ -306,40 +292,27 @@ def _evidence(claim: str, run: str, results: dict[str, Quantity]) -> tuple[Evide
 
 
 def _results_table(results: dict[str, Quantity]) -> Table:
-    rows = [metric_row("Requests", results["ttft_requests"])]
-    rows += [metric_row(f"TTFT {LABELS[name]}", results[f"ttft_{name}_ms"]) for name in QUANTILES]
-    rows += [metric_row(f"TTFT {name.capitalize()}", results[f"ttft_{name}_ms"]) for name in ("mean", "min", "max")]
+    titles = {"ttft_requests": "Requests", **{f"ttft_{name}_ms": f"TTFT {LABELS[name]}" for name in QUANTILES}}
+    titles |= {f"ttft_{name}_ms": f"TTFT {name.capitalize()}" for name in ("mean", "min", "max")}
     reasons = [results[f"ttft_{name}_ms"].missing for name in QUANTILES]
-    return Table(
-        name="ttft-results",
-        title="TTFT Results",
-        columns=METRIC_COLUMNS,
-        rows=tuple(rows),
-        note="; ".join(filter(None, reasons)),
-    )
+    return metric_table("ttft-results", "TTFT Results", titles, results, "; ".join(filter(None, reasons)))
 
 
 def _length_table(timed: _Requests) -> Table:
-    names = _SHOWN
     rows: list[tuple[Cell, ...]] = []
     for low, high in itertools.pairwise(_EDGES):
         inside = timed.ttft_ms[(timed.tokens >= low) & (timed.tokens < high)]
         if len(inside):
-            quantities = percentiles(inside, "{}", names)
-            ends = [cell for name in names for cell in quantities[name].ci95 or (None, None)]
+            quantities = percentiles(inside, "{}", _SHOWN).values()
             label = f"{low:g}-{high:g}" if np.isfinite(high) else f"{low:g}+"
-            rows.append((label, len(inside), *(quantities[name].value for name in names), *ends))
+            ends = (end for each in quantities for end in each.ends)
+            rows.append((label, len(inside), *(each.value for each in quantities), *ends))
     titles = {"input_tokens": "Input Tokens", "requests": "Requests"}
-    titles |= {f"{name}_ms": f"{LABELS[name]} (ms)" for name in names}
-    for name in names:
+    titles |= {f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}
+    for name in _SHOWN:
         titles |= {f"{name}_low_ms": f"{LABELS[name]} from", f"{name}_high_ms": "to"}
-    return Table(
-        name="ttft-by-length",
-        title="TTFT by Input Length",
-        columns=columns(titles, exact=["requests"]),
-        rows=tuple(rows),
-        note="A percentile with fewer than ten requests beyond it is left out.",
-    )
+    note = "A percentile with fewer than ten requests beyond it is left out."
+    return table("ttft-by-length", "TTFT by Input Length", titles, rows, note, {"requests": None})
 
 
 def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ...]:
@@ -352,9 +325,9 @@ def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ..
         for name, label in labels.items()
         if covered.any() and f"{name}_ratio" in results
     )
-    heads = columns({"part": "Part", **titles, "slowest_ratio": "Share in the slowest 1 %"})
+    heads = {"part": "Part", **titles, "slowest_ratio": "Share in the slowest 1 %"}
     note = f"Of {int(covered.sum()):,} of {len(parts):,} requests; queue wait and prefill as the draft asks for them."
-    return (Table(name="ttft-parts", title="TTFT by Part", columns=heads, rows=rows, note=note),) if rows else ()
+    return (table("ttft-parts", "TTFT by Part", heads, rows, note),) if rows else ()
 
 
 def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
@@ -371,11 +344,7 @@ def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
         notes.append(
             f"{blank:,} replies began with blank content: TTFT is the time to the first token that is not blank."
         )
-    for each in levels:
-        stability = each.outcome.stability
-        if stability is not None and stability.verdict == "growing":
-            notes.append(f"{each.step.label}: requests piled up, and its percentiles depend on how long it ran.")
-    return notes
+    return [*notes, *overloaded(levels)]
 
 
 TTFT = Procedure(
@@ -384,10 +353,7 @@ TTFT = Procedure(
     section="test-ttft",
     objective="How long users wait for the first token at a stated load.",
     workload="synthetic-uniform",
-    presets={
-        "letter": Parameters(load=0.7, requests=10_000),
-        "short": Parameters(load=0.7, requests=1000),
-    },
+    presets={"letter": Parameters(load=0.7, requests=10_000), "short": Parameters(load=0.7, requests=1000)},
     next_step=_next_step,
     findings=_findings,
     optional=("until",),

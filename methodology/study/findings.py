@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -23,6 +24,16 @@ class Quantity(Struct, frozen=True, kw_only=True):
     tau: Annotated[float | None, doc("How many values in a row say as much as an independent one.", "values")] = None
     method: Annotated[str, doc("How it and its interval were computed.")] = ""
     missing: Annotated[str, doc("Why it is null.")] = ""
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Return the ends of its interval, None of one that is not known."""
+        return self.ci95 or (None, None)
+
+    def interval(self, form: str = ".3g") -> str:
+        """Return the interval as it stands behind the number in a sentence; empty where an end is not known."""
+        low, high = self.ends
+        return "" if low is None or high is None else f" ({low:{form}} to {high:{form}}, 95 %)"
 
 
 class Column(Struct, frozen=True, kw_only=True):
@@ -86,3 +97,43 @@ class Findings(Struct, frozen=True, kw_only=True):
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
     passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")] = None
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
+
+
+def columns(titles: Mapping[str, str], digits: Mapping[str, int | None] | None = None) -> tuple[Column, ...]:
+    """Return columns by name and heading; their digits where these are not 3."""
+    return tuple(Column(name=name, title=title, digits=(digits or {}).get(name, 3)) for name, title in titles.items())
+
+
+def table(
+    name: str,
+    title: str,
+    titles: Mapping[str, str],
+    rows: Iterable[Sequence[Cell]],
+    note: str = "",
+    digits: Mapping[str, int | None] | None = None,
+) -> Table:
+    """Return a table by the names and headings of its columns."""
+    return Table(name=name, title=title, columns=columns(titles, digits), rows=tuple(map(tuple, rows)), note=note)
+
+
+def plot(
+    name: str,
+    title: str,
+    axes: tuple[str, str],
+    lines: Iterable[Line],
+    *,
+    kind: Literal["line", "steps", "marks", "stack"] = "line",
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Plot:
+    """Return a plot by the titles of its two axes."""
+    return Plot(
+        name=name,
+        title=title,
+        kind=kind,
+        x_title=axes[0],
+        y_title=axes[1],
+        lines=tuple(lines),
+        log_x=log_x,
+        log_y=log_y,
+    )

@@ -16,7 +16,7 @@ from correlator.breakdown import Parts
 from loadgen.requests.slo import SloResult
 from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval
-from methodology.stability import Stability
+from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, doc
@@ -177,6 +177,21 @@ class Outcome(Struct, frozen=True, kw_only=True):
     blame: Annotated[str, doc("What made the slowest requests slow, in words.")] = ""
     notes: Annotated[tuple[str, ...], doc("What a reader must know of the step, in words.")] = ()
     engine_start_ns: Annotated[int | None, doc("When the engine's process started, by its page.", "ns")] = None
+
+    @property
+    def success(self) -> float | None:
+        """Return which share of the requests ended ok, None where none was sent."""
+        return self.ok / self.sent if self.sent else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Return whether the load was sustained, None where that was not judged."""
+        return self.stability.verdict if self.stability else None
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Return whether the objectives were met, None where that was not judged or is not known."""
+        return self.slo.met if self.slo else None
 
 
 class Finished(Struct, frozen=True, kw_only=True):

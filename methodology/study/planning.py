@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
 
 from methodology.study.model import Asked, Done, Finished, Procedure, Step
 
+LEVEL = "level"  # of a step that results are of
 SENTINEL = "sentinel"
 POPULATE = "populate"  # of a step that fills a cache for the next one, and that no result is of
 REPEATS = 10_000  # contents from this number on are those of repeated steps
@@ -30,7 +32,7 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
         empties = last.step.reset_cache or not last.step.unpaired
         return replace(last.step, repeat=1, seed=seed, reset_cache=empties)
     decided = procedure.next_step(asked, counting(finished))
-    first = next((each.step for each in counting(finished) if each.step.kind == "level"), None)
+    first = next((each.step for each in counting(finished) if each.step.kind == LEVEL), None)
     if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):
         return decided
     if any(each.step.kind == SENTINEL for each in finished):
@@ -42,6 +44,19 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
 def counting(finished: Sequence[Finished]) -> list[Finished]:
     """Return the steps that count, without void ones and sentinels."""
     return [each for each in finished if not each.outcome.void and each.step.kind != SENTINEL]
+
+
+def of_kind(finished: Sequence[Finished], kind: str) -> list[Finished]:
+    """Return the steps of a kind."""
+    return [each for each in finished if each.step.kind == kind]
+
+
+def fresh(
+    asked: Asked, finished: Sequence[Finished], label: str, load: Literal["open", "closed"], level: float, **given: Any
+) -> Step:
+    """Return a step, by default a level, that sends what no other step of the study does."""
+    seed = content_seed(asked, len(finished) + 1)
+    return Step(**{"kind": LEVEL, **given}, label=label, load=load, level=level, seed=seed, unpaired=True)
 
 
 def content_seed(asked: Asked, number: int) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.findings import Cell, Column, Line, Quantity
+from methodology.study.findings import Cell, Line, Quantity, Table, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
@@ -81,11 +81,19 @@ def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, nam
     )
 
 
-def number(value: float | None, unit: str, *, n: int | None = None, missing: str = "", method: str = "") -> Quantity:
-    """Return a plain number; `missing` where it is None or not finite."""
+def number(
+    value: float | None,
+    unit: str,
+    *,
+    ci95: tuple[float | None, float | None] | None = None,
+    n: int | None = None,
+    missing: str = "",
+    method: str = "",
+) -> Quantity:
+    """Return a result; `missing` where it is None or not finite."""
     if value is None or not np.isfinite(value):
         return Quantity(value=None, unit=unit, n=n, missing=missing or "not known")
-    return Quantity(value=float(value), unit=unit, n=n, method=method)
+    return Quantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
 
 
 def slug(name: str, otherwise: str) -> str:
@@ -93,18 +101,13 @@ def slug(name: str, otherwise: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or otherwise
 
 
-def columns(titles: Mapping[str, str], *, exact: Collection[str] = ()) -> tuple[Column, ...]:
-    """Return columns by name and heading; those that are `exact` are shown as they are."""
-    return tuple(Column(name=name, title=title, digits=None if name in exact else 3) for name, title in titles.items())
-
-
-#: Of a table with a result a row.
-METRIC_COLUMNS = columns({"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"})
-
-
-def metric_row(title: str, quantity: Quantity) -> tuple[Cell, ...]:
-    """Return the row of a result in such a table."""
-    return (title, quantity.value, quantity.unit, *(quantity.ci95 or (None, None)))
+def metric_table(
+    name: str, title: str, titles: Mapping[str, str], results: Mapping[str, Quantity], note: str = ""
+) -> Table:
+    """Return a table with a result a row, by the results' names and their headings, of those that there are."""
+    heads = {"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"}
+    rows = [(head, (of := results[key]).value, of.unit, *of.ends) for key, head in titles.items() if key in results]
+    return table(name, title, heads, rows, note)
 
 
 def cells(quantities: Mapping[str, Quantity], *names: str) -> tuple[Cell, ...]:
