@@ -414,9 +414,9 @@ def test_findings_of_another_kind_do_no_harm():
     assert "unconditional" == comply(**given).verdict  # what is missing is a part, not a MUST
 
 
-@pytest.mark.parametrize(("stamp", "lacking"), [("first_token_ns", 0), ("first_output_ns", 1)])
-def test_a_reply_that_was_all_blank_is_recorded_though_it_has_no_first_token(stamp: str, lacking: int) -> None:
+@pytest.mark.parametrize(("stamp", "unrecorded"), [("first_token_ns", 0), ("first_output_ns", 1)])
+def test_a_reply_that_was_all_blank_is_recorded_though_it_has_no_first_token(stamp: str, unrecorded: int) -> None:
     stamps = {"submit_ns": 1, "first_output_ns": 2, "first_token_ns": 2, "last_output_ns": 3, "last_token_ns": 3}
     log = log_of(2, **(stamps | {"input_tokens": 5, "output_tokens": 9, "status": "ok", stamp: [2, -1]}))
     parts = break_down(log, unjoined(len(log)), nothing(len(log), "not scraped"))
-    assert facts_of(log, parts, (), {}).unrecorded == lacking
+    assert facts_of(log, parts, (), {}).unrecorded == unrecorded
