@@ -386,6 +386,5 @@ def _require_same(path: Path, given: StudyOptions, then: StudyOptions) -> None:
             shown = as_recorded(then)[name]
             was = "not given" if shown in (None, []) else f"{shown}"
             raise ConfigurationError(
-                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new "
-                "study"
+                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new study"
             )
