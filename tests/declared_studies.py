@@ -127,7 +127,7 @@ def _facts(workload: str) -> Mapping[str, Any]:
     )  # fmt: skip
     return {
         "about": {**ABOUT, "workload": {"label": workload, "source": "draft-x", "classes": classes}},
-        "not_trusted": "", "workload": workload, "is_custom": False, "is_dataset": False, "requests_sha256": "ab",
+        "load_doubt": "", "workload": workload, "is_custom": False, "is_dataset": False, "requests_sha256": "ab",
         "unstated": (), "transport": "grpc", "arrivals": ("poisson", "uniform", "gamma", "burst", "replay"), "ok": 1000,
         "refused": 0, "stamp_ns": 1, "unrecorded": 0, "held": 0,
         "in_flight_mean": 1.0, "known_parts": ("queue", "prefill"), "gaps": 50_000, "long_requests": 500,

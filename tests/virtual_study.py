@@ -54,7 +54,7 @@ def play(
             step, server, options=asked.options, workload=procedure.workload, scrape_s=scrape_s, parts=parts,
             keep_steps=keep_steps,
         )  # fmt: skip
-        came = outcome(step, data[number])
+        came = outcome(step, data[number], procedure.rests_on)
         finished.append(Finished(number=number, run=f"steps/{number:04d}-{step.label}", step=step, outcome=came))
     assert isinstance(step, Done)
     findings = procedure.findings(asked, finished, lambda each: data[each.number])

@@ -54,7 +54,7 @@ class StepFacts:
     """
 
     about: Mapping[str, Any]
-    not_trusted: str
+    load_doubt: str
     workload: str
     is_custom: bool
     is_dataset: bool
@@ -88,7 +88,7 @@ class StepFacts:
 
 def step_facts(data: StepData) -> StepFacts:
     """Return the facts of a step from its tables."""
-    return facts_of(data.requests, data.parts, data.endpoints, data.about, data.not_trusted)
+    return facts_of(data.requests, data.parts, data.endpoints, data.about, data.doubts.get("load", ""))
 
 
 def facts_of(
@@ -96,7 +96,7 @@ def facts_of(
     parts: Parts,
     endpoints: Sequence[EndpointSeries],
     about: Mapping[str, Any],
-    not_trusted: str = "",
+    load_doubt: str = "",
 ) -> StepFacts:
     """Return the facts of the measured requests of a run; arguments as StepData has them."""
     config, stated = about.get("config") or {}, about.get("workload") or {}
@@ -115,7 +115,7 @@ def facts_of(
     recorded = np.array([ok.submit_ns, ok.first_output_ns, ok.last_output_ns, ok.input_tokens, ok.output_tokens])
     return StepFacts(
         about=about,
-        not_trusted=not_trusted,
+        load_doubt=load_doubt,
         workload=next((name for name in workloads.NAMES if label.startswith(name)), label),
         is_custom=not str(stated.get("source")).startswith("draft-"),
         is_dataset=bool(stated.get("data")),

@@ -358,6 +358,7 @@ COMPARE = Procedure(
     section="comparison-guidelines",
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
+    rests_on=("ttft",),
     presets={
         "letter": Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN),
         "short": Parameters(load=0.7, duration=15.0, pairs=5, margin=MARGIN),

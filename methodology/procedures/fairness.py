@@ -31,6 +31,7 @@ from methodology.measures.paired import (
 )
 from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh
 from methodology.study.quantities import mean, metric_table, number, slug
 from rundir.columns import Bools, Floats, Texts, take
@@ -210,7 +211,7 @@ def _served(finished: Finished, read: Reader) -> _Served:
     return _Served(
         arrived_s=requests.submit_ns / 1e9,
         ttft_ms=metrics.ttft_ms,
-        tpot_ms=metrics.tpot_ms,
+        tpot_ms=trusted("tpot_ms", metrics.tpot_ms, data.doubts),
         queue_ms=1e3 * parts.queue_s,
         prefill_ms=1e3 * parts.prefill_s,
         tokens=input_tokens(requests),
@@ -394,6 +395,7 @@ FAIRNESS = Procedure(
     objective="How evenly the system serves classes of requests with different lengths: head-of-line blocking, "
     "starvation and priority.",
     workload=NAME,
+    rests_on=("ttft",),
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=60.0, requests=60)},
     next_step=next_step,
     findings=findings,

@@ -191,6 +191,7 @@ GUARDRAIL = Procedure(
     section="test-guardrail",
     objective="What safety systems and content filters cost in latency and throughput.",
     workload="conversation",
+    rests_on=("ttft",),
     presets={
         "letter": Parameters(levels=(0.25, 0.5, 0.75), duration=60.0),
         "short": Parameters(levels=(0.25, 0.5, 0.75), duration=20.0),

@@ -310,6 +310,7 @@ ITL = Procedure(
     section="test-itl",
     objective="How evenly tokens come while a reply streams, at several loads.",
     workload="synthetic-uniform",
+    rests_on=("gaps",),
     presets={"letter": _LETTER, "short": replace(_LETTER, requests=40, duration=30.0)},
     next_step=_next_step,
     findings=_findings,

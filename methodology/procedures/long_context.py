@@ -230,6 +230,7 @@ LONG_CONTEXT = Procedure(
     section="test-long-context",
     objective="How latency and throughput scale with the length of the context.",
     workload="long-context",
+    rests_on=("ttft",),
     presets={"letter": _LETTER, "short": replace(_LETTER, lengths=LENGTHS[:4], requests=10)},
     next_step=_next_step,
     findings=_findings,

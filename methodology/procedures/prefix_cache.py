@@ -287,6 +287,7 @@ PREFIX_CACHE = Procedure(
     section="test-cache",
     objective="What prefix caching saves of the TTFT, and adds to the throughput, where requests share prefixes.",
     workload=NAME,
+    rests_on=("ttft",),
     presets={
         "letter": Parameters(load=0.7, requests=1000, duration=60.0),
         "short": Parameters(load=0.7, requests=200, duration=20.0),

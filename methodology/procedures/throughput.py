@@ -23,6 +23,7 @@ from methodology.search import (
 )
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
+from methodology.study.outcome import KIND_OF
 from methodology.study.planning import counting
 from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
 
@@ -151,7 +152,8 @@ def _results(study: _Study) -> dict[str, Quantity]:
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
     interval = latency(outcome, metric, name)
     if interval is None:
-        return Quantity(value=None, unit="ms", ci95=(None, None), missing="no request has it")
+        reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
+        return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
     return percentile(
         interval, name, round((outcome.realised_per_s or 0) * (outcome.window.duration_s if outcome.window else 0))
     )

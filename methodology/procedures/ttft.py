@@ -19,7 +19,7 @@ from methodology.measures.paired import measured, overloaded, plot_cumulative
 from methodology.search import Capacity, capacity
 from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.outcome import QUANTILES, TTFT_BIN
+from methodology.study.outcome import QUANTILES, TTFT_BIN, trusted
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import (
     LABELS,
@@ -153,7 +153,7 @@ def _requests(data: StepData) -> tuple[_Requests, Parts]:
     return _Requests(
         ok=log.status == "ok",
         ttft_ms=metrics.ttft_ms,
-        tpot_ms=metrics.tpot_ms,
+        tpot_ms=trusted("tpot_ms", metrics.tpot_ms, data.doubts),
         tokens=input_tokens(log),
         blank=log.blank_before_first > 0,
         submit_ns=log.submit_ns,
@@ -353,6 +353,7 @@ TTFT = Procedure(
     section="test-ttft",
     objective="How long users wait for the first token at a stated load.",
     workload="synthetic-uniform",
+    rests_on=("ttft",),
     presets={"letter": Parameters(load=0.7, requests=10_000), "short": Parameters(load=0.7, requests=1000)},
     next_step=_next_step,
     findings=_findings,

@@ -7,7 +7,7 @@ with the same decisions, and is derived again from its directory alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -24,6 +24,8 @@ from scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]
 Limit = Literal["seats", "kv_cache", "steps", "client", "slo", "unknown"]
+#: What a load generator may measure wrongly, each by itself: the load that it sent, TTFT, and gaps with TPOT.
+Kind = Literal["load", "ttft", "gaps"]
 
 
 class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,6 +119,13 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     status: Annotated[str, doc("complete, interrupted or crashed, as of the run.")]
     void: Annotated[str, doc("Why the step counts for nothing; empty where it counts.")] = ""
+    doubts: Annotated[
+        dict[Kind, str],
+        doc(
+            "Why what the load generator measured cannot be trusted, by what of it: the load that it sent, ttft, gaps "
+            "(between chunks, and TPOT); a percentile of such a time is missing."
+        ),
+    ] = {}
     window: Annotated[SteadyWindow | None, doc("What is counted; null where nothing was sent.")] = None
     sent: Annotated[Count, doc("Requests sent.", "requests")] = 0
     ok: Annotated[Count, doc("Requests that ended ok.", "requests")] = 0
@@ -208,7 +217,7 @@ class StepData:
     """The tables of a step's run, of its measured requests [n] alone, and what else its directory says.
 
     start_ns, end_ns   begin of the measured phase, and end of its load: the last submission
-    not_trusted        why the load generator's times cannot be trusted; empty where they can
+    doubts             why what the load generator measured cannot be trusted, by what of it
     about              facts of the manifest and of the summary by name: target, tokenizer, workload, clock_state,
                        network_rtt_ms, host, config, warmup, planned
     """
@@ -220,7 +229,7 @@ class StepData:
     end_ns: int
     closed_loop: bool
     status: str
-    not_trusted: str = ""
+    doubts: Mapping[Kind, str] = field(default_factory=dict)
     blame: str = ""
     about: Mapping[str, Any]
 
@@ -235,6 +244,7 @@ class Procedure:
 
     workload  default of `--workload`, or its mapping
     presets   its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`
+    rests_on  what its decisions rest on beside the load; a step is void only where one of these cannot be trusted
     """
 
     name: str
@@ -246,3 +256,4 @@ class Procedure:
     next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
     findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
     optional: tuple[str, ...] = ()
+    rests_on: tuple[Kind, ...] = ()

@@ -7,12 +7,12 @@ requests that were submitted in it, however long they took. What the server show
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import Parts
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
 from loadgen.requests.slo import SloResult, parse_slo, slo_result
 from loadgen.requests.table import RequestLog
@@ -30,21 +30,26 @@ from methodology.steady import (
     token_arrivals,
     within,
 )
-from methodology.study.model import Outcome, Step, StepData
+from methodology.study.model import Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
-from rundir.columns import Bools, take
+from rundir.columns import Bools, Floats, take
 from rundir.stats import known
 
 TTFT_BIN = 0.01  # of its logarithm
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 MOST_FOREIGN = 0.02
+#: Times by what of the load generator they rest on.
+KIND_OF: Mapping[str, Kind] = {"ttft": "ttft", "tpot": "gaps", "itl": "gaps"}
 OF_REQUESTS = ("error_rate", "goodput_ratio")  # what an SLO may bound of a step, beside latencies
 _OUT_OF_MEMORY = re.compile(r"out of memory|\boom\b|not enough memory", re.IGNORECASE)
 NOTHING_SENT = "no request was sent"
 
 
-def outcome(step: Step, data: StepData) -> Outcome:
-    """Return what came of a step; a pure function of its tables. `slo` among its options says what is judged."""
+def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outcome:
+    """Return what came of a step; a pure function of its tables. `slo` among its options says what is judged.
+
+    rests_on  what the test's decisions rest on beside the load, and the objectives that the step states
+    """
     log = data.requests
     failures, numbers = np.unique(
         np.array([_kind(error) for error in log.error[log.status != "ok"]]), return_counts=True
@@ -56,21 +61,22 @@ def outcome(step: Step, data: StepData) -> Outcome:
         "failed": dict(zip(failures.tolist(), numbers.tolist(), strict=True)),
         "out_of_memory": sum(1 for error in log.error[log.status != "ok"] if _OUT_OF_MEMORY.search(error)),
         "blame": data.blame,
+        "doubts": dict(data.doubts),
         **_tokens(log),
     }
     if data.end_ns <= data.start_ns or not shared["sent"]:
-        return Outcome(**shared, void=_void(data, None, shared["sent"]))
+        return Outcome(**shared, void=_void(step, data, None, rests_on))
     ended_ns = log.end_ns[log.end_ns >= 0]
     window = steady_window(data.start_ns, data.end_ns, ended_ns)
     server = server_side(log, data.endpoints, window, data.start_ns)
     limit, reason = binding(step, server, data)
     return Outcome(
         **shared,
-        void=_void(data, server, shared["sent"]),
+        void=_void(step, data, server, rests_on),
         window=window,
         **_rates(log, window, closed_loop=data.closed_loop),
         stability=stability_of(log, data.endpoints, closed_loop=data.closed_loop),
-        percentiles=_percentiles(log, data.parts, window),
+        percentiles=_percentiles(data, window),
         ttft_counts=_ttft_counts(log, window),
         slo=_slo(step, log, window),
         server_tokens_per_s=server.tokens_per_s,
@@ -103,16 +109,18 @@ def _kind(error: str) -> str:
     return error.split(":", 1)[0] or "unknown"
 
 
-def _void(data: StepData, server: ServerSide | None, sent: int) -> str:
+def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Collection[Kind]) -> str:
     """Return why a step counts for nothing, empty where it counts."""
-    if not sent:
+    if not (data.requests.dispatch_ns >= 0).any():
         return NOTHING_SENT
     if data.status == "crashed":
         return "the load generator ended before its load did"
     if server is not None and server.restarted:
         return "the engine restarted during the step: its start time moved, or its counters began at zero"
-    if data.not_trusted:
-        return f"the load generator's times cannot be trusted: {data.not_trusted}"
+    decisive = {"load", *rests_on, *(KIND_OF[each] for each in _bound(step) if each in KIND_OF)}
+    for kind, reason in data.doubts.items():
+        if kind in decisive:
+            return f"the load generator cannot be trusted: {reason}"
     if server is not None and (server.foreign_ratio or 0) > MOST_FOREIGN:
         return (
             f"{100 * (server.foreign_ratio or 0):.1f} % of the requests that the engine finished were not ours "
@@ -148,11 +156,17 @@ def submitted_within(log: RequestLog, window: SteadyWindow) -> Bools:
     return within(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
 
 
-def _percentiles(log: RequestLog, parts: Parts, window: SteadyWindow) -> dict[str, dict[str, QuantileInterval]]:
-    rows = submitted_within(log, window)
+def trusted(name: str, values: Floats, doubts: Collection[Kind]) -> Floats:
+    """Return values [n] of a time, as of tpot_ms; all NaN where such times cannot be trusted."""
+    return np.full_like(values, np.nan) if KIND_OF.get(name.removesuffix("_ms")) in doubts else values
+
+
+def _percentiles(data: StepData, window: SteadyWindow) -> dict[str, dict[str, QuantileInterval]]:
+    rows = submitted_within(data.requests, window)
     return {
         name: dict(zip(QUANTILES, quantiles(values, list(QUANTILES.values())), strict=True))
-        for name, values in times_in_order(take(log, rows), take(parts, rows)).items()
+        for name, values in times_in_order(take(data.requests, rows), take(data.parts, rows)).items()
+        if KIND_OF.get(name.removesuffix("_ms")) not in data.doubts
     }
 
 
@@ -162,6 +176,12 @@ def _ttft_counts(log: RequestLog, window: SteadyWindow) -> dict[int, int]:
     bins = np.floor(np.log(ttft_ms[np.isfinite(ttft_ms) & (ttft_ms > 0)]) / TTFT_BIN)
     numbers, counts = np.unique(bins.astype(np.int64), return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def _bound(step: Step) -> list[str]:
+    """Return what the objectives of a step bound."""
+    text = step.options.get("slo")
+    return [each.metric for each in parse_slo(str(text)).objectives] if text else []
 
 
 def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> SloResult | None:

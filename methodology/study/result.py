@@ -9,7 +9,7 @@ from msgspec import Struct
 from methodology.stability import Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.findings import Evidence, Quantity
-from methodology.study.model import Limit, Parameters, Scale
+from methodology.study.model import Kind, Limit, Parameters, Scale
 from rundir.fields import NO_UNIT, Amount, Count, doc
 
 
@@ -35,6 +35,9 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     seed: Annotated[int | None, doc("Seed of its contents and arrivals.", NO_UNIT)] = None
     requests_sha256: Annotated[str | None, doc("Hash of the requests as sent; null: not known.")] = None
     blame: Annotated[str, doc("What made its slowest requests slow, in words.")] = ""
+    doubts: Annotated[
+        dict[Kind, str], doc("Why what the load generator measured of it cannot be trusted: load, ttft or gaps.")
+    ] = {}
 
 
 class Drift(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import numpy as np
 from correlator.breakdown import TTFT_PARTS
 from loadgen.requests.metrics import request_metrics
 from methodology.study.model import Finished, StepData
+from methodology.study.outcome import trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def sample(finished: Finished, data: StepData) -> Sample:
         "completed_requests_per_s": math.nan if outcome.completed_per_s is None else outcome.completed_per_s,
     }
     for name, percents in _TIMES.items():
-        times_ms = np.where(ok, getattr(requests, name), np.inf)
+        times_ms = trusted(name, np.where(ok, getattr(requests, name), np.inf), data.doubts)
         ascending = np.sort(times_ms[~np.isnan(times_ms)])
         for percent in percents:
             place = math.ceil(percent / 100 * len(ascending)) - 1

@@ -155,8 +155,8 @@ def _engine_start_ns(engines: Sequence[tuple[EndpointSeries, Sources]]) -> int |
 
 def binding(step: Step, server: ServerSide, data: StepData) -> tuple[Limit | None, str]:
     """Return what bound the throughput of a step, and the evidence; None where nothing did."""
-    if data.not_trusted:
-        return "client", f"the load generator could not keep up: {data.not_trusted}"
+    if late := data.doubts.get("load"):
+        return "client", f"the load generator could not keep up: {late}"
     if server.queued_ratio is None or server.running_max is None:
         return ("unknown", NO_PAGE) if data.closed_loop else (None, "")
     waited = f"requests waited in {100 * server.queued_ratio:.0f} % of the scrapes"

@@ -11,18 +11,21 @@ import numpy as np
 from correlator.breakdown import Parts
 from correlator.statistics.tail import tail_shares
 from exporter.summary.tail import sentence
+from loadgen.requests.metrics import request_metrics
 from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.stated_error import ErrorBound
 from loadgen.requests.table import RequestLog
 from methodology.compliance.facts import StepFacts, step_facts
-from methodology.study.model import Finished, StepData
+from methodology.study.model import Finished, Kind, StepData
 from rundir.columns import take
-from rundir.stats import Missing
+from rundir.stats import Missing, known
 from scraper.hardware.summary import gpu_names
 from sidecar.directory import Run
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import closed_loop, engine_here, self_check_of, window_of
 
+MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")
 _MANIFEST_FACTS = (
@@ -91,15 +94,28 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         end_ns=max(window.start_ns, int(requests.dispatch_ns.max(initial=-1))),
         closed_loop=closed_loop(run),
         status=run.status,
-        not_trusted=distrusted(check),
+        doubts=doubts(check, requests),
         blame=_blame(requests, parts),
         about=_about(run),
     )
 
 
-def distrusted(check: SelfCheck) -> str:
-    """Return why the load generator's times cannot be trusted, empty where they can."""
-    return (check.first_line or "") if check.trusted is False else ""
+def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
+    """Return why what the load generator measured cannot be trusted, by what of it; empty where all can.
+
+    The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop
+    where workers were late, in the median, by over 5 % of what a request took: each left its place empty for so long.
+    """
+    because = f": {check.cause.text}. {check.cause.cure}" if check.cause else "."
+    late_ms, e2e_ms = check.loop_delay_ms.p50 or 0.0, known(request_metrics(requests).e2e_ms)
+    reasons: dict[Kind, str] = {}
+    if check.arrivals is not None and check.arrivals.distorted:
+        reasons["load"] = (check.arrivals.sentence or "").rstrip(".") + because
+    elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
+        reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
+    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
+    exceeded = [kind for kind, bound in bounds.items() if bound.exceeded]
+    return reasons | {kind: reason + because for kind, reason in zip(exceeded, check.reasons, strict=True)}
 
 
 def _blame(requests: RequestLog, parts: Parts) -> str:

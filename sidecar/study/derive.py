@@ -16,7 +16,7 @@ from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
 from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings, Quantity
-from methodology.study.model import Done, Outcome, Procedure
+from methodology.study.model import Done, Kind, Outcome, Procedure
 from methodology.study.planning import SENTINEL, counting, decide
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
@@ -26,6 +26,7 @@ from sidecar.study.data import Steps
 from sidecar.study.record import Status, Study, open_study
 
 RESULT, COMPLIANCE, REPORT = "result.json", "compliance.json", "report.txt"
+DOUBTFUL: Mapping[Kind, str] = {"ttft": "TTFT", "gaps": "Gaps between chunks and TPOT"}
 Ends = tuple[float, float, float]
 
 
@@ -120,6 +121,7 @@ def _steps(study: Study, facts: Mapping[str, StepFacts]) -> list[StepRecord]:
             seed=each.step.seed,
             requests_sha256=facts[each.run].requests_sha256 if each.run in facts else None,
             blame=each.outcome.blame,
+            doubts=each.outcome.doubts,
         )
         for each in study.finished
     ]
@@ -132,6 +134,17 @@ def _step_notes(study: Study) -> Iterator[str]:
             yield f"Step {each.number} ({each.step.label}) counts for nothing: {each.outcome.void.rstrip('.')}."
         for note in (*study.begun[each.number].notes, *each.outcome.notes):
             yield f"Step {each.number} ({each.step.label}): {note}."
+    for kind, times in DOUBTFUL.items():
+        doubted = {
+            each.number: each.outcome.doubts[kind]
+            for each in study.finished
+            if kind in each.outcome.doubts and not each.outcome.void
+        }
+        if doubted:
+            yield (
+                f"{times} are left out of step {', '.join(map(str, doubted))}; the rest of it counts, as nothing that "
+                f"is decided here rests on them. {next(iter(doubted.values())).rstrip('.')}."
+            )
 
 
 def _drift(study: Study) -> Drift | None:

@@ -29,8 +29,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
 
     Raises ConfigurationError for a path without runs, one that is named twice, and runs that must not be compared.
     """
-    groups = _groups(options.runs)
-    asked, _ = asked_of(options, procedure_named("compare"))
+    groups, procedure = _groups(options.runs), procedure_named("compare")
+    asked, _ = asked_of(options, procedure)
     asked = Asked(
         test="compare",
         scale=asked.scale,
@@ -45,7 +45,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
         for path in paths:
             data = step_data(path)
             step = _step(name, path, data)
-            finished.append(Finished(number=len(finished) + 1, run=str(path), step=step, outcome=outcome(step, data)))
+            came = outcome(step, data, procedure.rests_on)
+            finished.append(Finished(number=len(finished) + 1, run=str(path), step=step, outcome=came))
             read.append(data)
     reasons = refusals(finished, [data.about for data in read])
     reasons += [f"{each.step.label}: {each.outcome.void}" for each in finished if each.outcome.void]

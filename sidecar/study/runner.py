@@ -106,7 +106,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
     finished = list(study.finished)
     status: Status
     try:
-        _settle(study)
+        _settle(study, how.procedure)
         finished = list(open_study(study.path).finished)
         status, reason = _to_the_end(study, how, finished)
     except SidelightError as stopping:
@@ -178,7 +178,7 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
     append(study.path, Ended(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
         raise Interrupted("interrupted")
-    came = outcome(step, data)
+    came = outcome(step, data, how.procedure.rests_on)
     if note := _too_short(step, came):
         came = msgspec.structs.replace(came, notes=(*came.notes, note))
     if before is None and step.warm_up == "draft" and not came.void:
@@ -243,7 +243,7 @@ def prepared_requests(step: Step, finished: Sequence[Finished]) -> int | None:
     return math.ceil(1.5 * most_per_s * step.duration + 2 * step.level) if most_per_s else None
 
 
-def _settle(study: Study) -> None:
+def _settle(study: Study, procedure: Procedure) -> None:
     """Judge a step that had ended when the study was left; set one aside that had not."""
     pending = study.pending
     begun = None if pending is None else study.begun.get(pending.number)
@@ -251,9 +251,8 @@ def _settle(study: Study) -> None:
         return
     path = study.path / begun.run
     if is_whole(path) and study.ended_ns.get(pending.number, 0) >= begun.at_ns:
-        append(
-            study.path, Judged(at_ns=_now_ns(), number=pending.number, outcome=outcome(pending.step, step_data(path)))
-        )
+        came = outcome(pending.step, step_data(path), procedure.rests_on)
+        append(study.path, Judged(at_ns=_now_ns(), number=pending.number, outcome=came))
     else:
         set_aside(path)
 

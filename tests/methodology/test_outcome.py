@@ -11,7 +11,7 @@ from engine_series import engine
 from logs import request_log
 
 from correlator.breakdown import Parts
-from methodology.study.model import Outcome, Step, StepData
+from methodology.study.model import Kind, Outcome, Step, StepData
 from methodology.study.outcome import outcome
 from scraper.series.table import EndpointSeries
 
@@ -30,7 +30,13 @@ def no_parts(size: int) -> Parts:
     )
 
 
-def played(*pages: EndpointSeries, slots: int = 4, options: dict[str, Any] | None = None, **differs: Any) -> Outcome:
+def played(
+    *pages: EndpointSeries,
+    slots: int = 4,
+    options: dict[str, Any] | None = None,
+    rests_on: tuple[Kind, ...] = (),
+    **differs: Any,
+) -> Outcome:
     """A closed loop: each of the slots sends a request a second, 10 tokens long, whose first comes after 100 ms."""
     rows = [
         {
@@ -58,7 +64,7 @@ def played(*pages: EndpointSeries, slots: int = 4, options: dict[str, Any] | Non
         "about": {},
     }
     step = Step(kind="saturate", label=f"closed-{slots}", load="closed", level=slots, seed=1, options=options or {})
-    return outcome(step, StepData(**(given | differs)))
+    return outcome(step, StepData(**(given | differs)), rests_on)
 
 
 def page(**columns: Any) -> EndpointSeries:
@@ -111,7 +117,7 @@ def test_without_a_page_what_bound_it_is_unknown():
 @pytest.mark.parametrize(
     ("pages", "differs", "words"),
     [
-        ((), {"not_trusted": "its process had no CPU"}, "no CPU"),
+        ((), {"doubts": {"load": "its process had no CPU"}}, "no CPU"),
         ((), {"status": "crashed"}, "ended before its load"),
         ((page(finished=5 * np.arange(50)),), {}, "were not ours"),
         ((page(started=np.repeat([1000.0, 1030.0], 25)),), {}, "engine restarted"),
@@ -121,6 +127,29 @@ def test_without_a_page_what_bound_it_is_unknown():
 def test_a_step_is_void(pages: tuple[EndpointSeries, ...], differs: dict[str, Any], words: str):
     """Where its numbers are not those of the engine under our load alone."""
     assert words in played(*pages, **differs).void
+
+
+DOUBTS = {"gaps": "Gaps may be wrong by 4 ms.", "ttft": "TTFT may be wrong by 9 ms."}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rests_on", "slo", "words"),
+    [
+        ("gaps", (), "ttft_p99<150ms", ""),
+        ("gaps", ("gaps",), "", "Gaps may be"),
+        ("gaps", ("ttft",), "tpot_p99<50ms", "Gaps may be"),
+        ("ttft", ("gaps",), "", ""),
+        ("ttft", (), "e2e_p99<2s,ttft_p99<150ms", "TTFT may be"),
+    ],
+)
+def test_a_doubt_voids_only_a_test_that_rests_on_it(kind: Kind, rests_on: tuple[Kind, ...], slo: str, words: str):
+    """Else the step counts, without the percentiles of that time."""
+    came = played(options={"slo": slo}, rests_on=rests_on, doubts={kind: DOUBTS[kind]})
+    assert (words in came.void, bool(came.void)) == (True, bool(words))
+    assert came.doubts == {kind: DOUBTS[kind]}
+    left_out = {"gaps": {"tpot_ms", "itl_ms"}, "ttft": {"ttft_ms"}}[kind]
+    assert {"ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"} - left_out == set(came.percentiles)
+    assert came.completed_per_s == pytest.approx(4, rel=0.01)
 
 
 def test_nothing_sent_is_void():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import golden_files
 import pytest
 
 from sidecar.cli import main
+from sidecar.study.data import step_data
 
 
 def ran(*arguments: object) -> int:
@@ -58,7 +60,6 @@ def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
     ("arguments", "said"),
     [
         (("before", "other"), "they did not send the same requests"),
-        (("before", "after"), "the load generator's times cannot be trusted"),
         (("before/run-0", "before/run-0"), "are the same; give different runs"),
         (("before", "nowhere"), "no run directory here"),
         (("before",), "1 systems; give from 2 to 8"),
@@ -75,6 +76,22 @@ def test_what_cannot_be_compared_is_refused(
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_whose_load_cannot_be_trusted_are_refused(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Doubtful gaps alone cost a comparison no more than TPOT."""
+    sides = recorded / "before", recorded / "after"
+    assert 0 == ran("compare", *sides, "--out", tmp_path / "out")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [["gaps"]] * 6 == [list(step["doubts"]) for step in result["steps"]]
+    assert result["results"]["B_over_A_tpot_p50_ratio"]["value"] is None
+    late = {"load": "Requests left up to 900 ms after their scheduled time."}
+    monkeypatch.setattr("sidecar.study.recorded.step_data", lambda path: replace(step_data(path), doubts=late))
+    capsys.readouterr()
+    assert 2 == ran("compare", *sides, "--out", tmp_path / "refused")
+    assert "the load generator cannot be trusted: Requests left up to 900 ms" in capsys.readouterr().err
 
 
 def test_other_requests_are_compared_where_asked_and_the_checklist_says_so(

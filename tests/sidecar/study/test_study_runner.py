@@ -1,6 +1,6 @@
 """What a study does when something goes wrong between and within its steps: runs are recorded ones, the server is real.
 
-The steps take no time: each is a copy of a recorded run, of which one counts and one was not to be trusted.
+The steps take no time: each is a copy of a recorded run. Of one, gaps between chunks cannot be trusted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
 from sidecar.study.runner import Conduct, conduct
 from sidecar.study.verb import capacity_of
 
-SOUND, DISTRUSTED = "two_engines", "vllm_plain"
+SOUND, DOUBTFUL_GAPS = "two_engines", "vllm_plain"
 Measure = Callable[[RunOptions, list[str], Progress], StepData]
 
 
@@ -79,6 +79,11 @@ def copying(*runs: str) -> Measure:
     return measure
 
 
+def starved(options: RunOptions, *rest: object) -> StepData:
+    """Give a copy of a recorded run whose requests left in bunches."""
+    return replace(copying(SOUND)(options, *rest), doubts={"load": "Requests left up to 900 ms late (p99)."})
+
+
 def raising(error: BaseException) -> Measure:
     def measure(*_: object) -> StepData:
         raise error
@@ -122,7 +127,7 @@ def led(
 
 def test_a_void_step_is_repeated_once_and_counts_for_nothing(tmp_path: Path, url: str):
     """The step that a starved load generator spoilt stands in the result, with the reason; the next takes its place."""
-    _, error, derived = led(begun(tmp_path / "study"), url, copying(DISTRUSTED, SOUND))
+    _, error, derived = led(begun(tmp_path / "study"), url, then(starved, copying(SOUND)))
     assert error is None
     assert "complete" == derived.result.status
     assert [True, False, False] == [bool(step.void) for step in derived.result.steps]
@@ -132,9 +137,22 @@ def test_a_void_step_is_repeated_once_and_counts_for_nothing(tmp_path: Path, url
     assert "steps/0002-open-0.50-again" == derived.result.steps[1].run
 
 
+def test_doubtful_gaps_void_only_a_test_that_rests_on_them(tmp_path: Path, url: str):
+    """Else the step counts without them, and the report says so once."""
+    _, _, derived = led(begun(tmp_path / "study"), url, copying(DOUBTFUL_GAPS))
+    assert "complete" == derived.result.status
+    assert [("", ["gaps"])] * 2 == [(step.void, list(step.doubts)) for step in derived.result.steps]
+    notes = [note for note in derived.result.notes if "left out of step" in note]
+    assert 1 == len(notes)
+    assert notes[0].startswith("Gaps between chunks and TPOT are left out of step 1, 2; the rest of it counts")
+    strict = replace(TINY, rests_on=("gaps",))
+    _, _, derived = led(begun(tmp_path / "other"), url, copying(DOUBTFUL_GAPS), procedure=strict)
+    assert all("Gaps between chunks may be wrong by up to" in step.void for step in derived.result.steps)
+
+
 def test_a_step_that_is_void_twice_ends_the_study(tmp_path: Path, url: str):
     """What there is, is reported."""
-    stopped, _, derived = led(begun(tmp_path / "study"), url, copying(DISTRUSTED))
+    stopped, _, derived = led(begun(tmp_path / "study"), url, starved)
     assert ("partial", "partial") == (stopped.status, derived.result.status)
     assert derived.result.reason.startswith("step 2 (open-0.50) was void twice: ")
     assert (tmp_path / "study" / "report.txt").exists()
@@ -234,6 +252,6 @@ def test_a_command_that_fails_or_hangs_ends_a_study(tmp_path: Path, url: str, va
 def test_a_void_step_is_never_a_capacity(tmp_path: Path, url: str):
     """Nor is it handed on to another test."""
     study = begun(tmp_path / "study", capacity=None)
-    led(study, url, copying(DISTRUSTED))
+    led(study, url, starved)
     with pytest.raises(ConfigurationError, match="its 2 steps do not show the capacity; give --capacity"):
         capacity_of(study.path)
