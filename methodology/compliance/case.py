@@ -18,7 +18,7 @@ from methodology.study.findings import Cell, Findings
 from methodology.study.model import Asked, Finished
 
 State = Literal["met", "not met", "not applicable", "declared"]
-CAPACITY = ("saturate", "capacity")  # kinds of steps that only look for the capacity
+APART = ("saturate", "capacity", "warm-up")  # kinds of steps that look for the capacity, or only warm up
 Counted = tuple[Finished, StepFacts]
 
 
@@ -50,7 +50,7 @@ class Case:
     @property
     def measuring(self) -> list[Counted]:
         """Return the steps that results are of."""
-        return [step for step in self.steps if step[0].step.kind not in CAPACITY]
+        return [step for step in self.steps if step[0].step.kind not in APART]
 
     @cached_property
     def study(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
 _WORKLOAD = ("output_tokens",)
 _OUTPUT = ("out", "formats", "listen", "quiet", "json", "verbose", "config")
 STEP_FORMATS = ("json", "text")
+SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -79,6 +80,12 @@ def _declared(text: str) -> dict[str, Any]:
     if not equals:
         raise ConfigurationError(f"--variant {text}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001")
     return {name: {"url": url}}
+
+
+def as_declared(name: str, variant: Variant) -> str:
+    """Return a configuration as --variant has it."""
+    declared = {key: value for key, value in msgspec.to_builtins(variant).items() if value}
+    return json.dumps({name: declared})
 
 
 def _several(value: Any) -> tuple[str, ...]:
@@ -148,7 +155,7 @@ def recorded_options(common: RunOptions) -> dict[str, Any]:
     }
 
 
-def with_values(options: RunOptions, values: Mapping[str, Any]) -> RunOptions:
+def with_values(options: SomeOptions, values: Mapping[str, Any]) -> SomeOptions:
     """Return options with others in their place, given as in a configuration file. Raises ConfigurationError."""
     hints = get_type_hints(RunOptions, include_extras=True)
     changed: dict[str, Any] = {}

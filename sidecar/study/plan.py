@@ -1,4 +1,4 @@
-"""What a study will take: its steps, played against what a system of a stated capacity would answer."""
+"""What a study will take: its steps, played against simulated engines that serve what the user's system serves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from loadgen.plan import workloads
+from loadgen.plan.fitting import clip
 from loadgen.requests.slo import ObjectiveResult, SloResult, parse_slo
 from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
@@ -21,31 +22,228 @@ from methodology.study.planning import decide
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import lengths_of
 from sidecar.options.load import RunOptions
+from sidecar.run.load import WARM_UP_CONCURRENCY
 from sidecar.study.asking import with_values
+from simulator.settings import EngineSettings
 
-DEMO_PER_S, DEMO_SEATS, DEMO_E2E_S = 5.95, 8, 1.34  # the simulated engine of the profile `demo`
-AT_SLO = 90.0  # requests in flight
-OVERHEAD_S = 3.0  # of a step: processes, probes, settling
+ENGINE = EngineSettings()  # the simulated engine of the profile `demo`
+AT_OBJECTIVES = 0.7  # of the capacity: where objectives are expected to be reached
+OVERHEAD_S = 3.0  # of a step: processes, settling, its own derivation
+PROBE_S = 0.2  # a short request alone
 MOST_STEPS = 500  # of a plan: a test that decides on more would never end
-_SAMPLE = 50  # requests that the mean lengths are taken of
+_SAMPLE = 200  # requests that the mean lengths are taken of
+Lengths = tuple[float, float]  # mean input and output of a request, tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A step that a study would run, and what it takes."""
+    """A step that a study would run, and what it takes, its warm-up among it."""
 
     step: Step
     seconds: float
+    warm_up_s: float
     requests: int
     input_tokens: int
     output_tokens: int
 
 
-def _expected_slo(text: str, use: float) -> SloResult | None:
-    """Return objectives that are reached at seven tenths of the capacity, and at so much of AT_SLO in flight."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The steps of a study, with what would come of them, and how it would end; None: not within MOST_STEPS."""
+
+    steps: tuple[Expected, ...]
+    finished: tuple[Finished, ...]
+    end: Done | None
+
+    @property
+    def seconds(self) -> float:
+        """Return how long all steps take."""
+        return sum(each.seconds for each in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How `engines` simulated engines serve requests of mean `lengths`; less than one is a slower one.
+
+    A step of an engine takes as long as the sequences in it, and the prompt tokens that it computes.
+    """
+
+    engines: float
+    lengths: Lengths
+
+    @property
+    def seats(self) -> float:
+        """Return how many requests run at once, by places and by the KV cache."""
+        held = ENGINE.kv_blocks * ENGINE.block_size / max(sum(self.lengths), 1.0)
+        return max(1.0, min(ENGINE.max_num_seqs, held)) * max(1.0, self.engines)
+
+    @property
+    def per_s(self) -> float:
+        """Return what a full system completes a second."""
+        return self.seats / self.e2e_s(self.seats)
+
+    def e2e_s(self, in_flight: float) -> float:
+        """Return how long a request takes beside others, without waiting for a place."""
+        speed, (prompt, output) = ENGINE.speed, self.lengths
+        batch = max(1.0, min(in_flight, self.seats) / max(1.0, self.engines))
+        step_s = speed.step_s + batch * (speed.sequence_s + speed.kv_token_s * (prompt + output / 2))
+        return (output * step_s + batch * prompt * speed.prefill_token_s) / min(1.0, self.engines)
+
+    def closed_per_s(self, in_flight: float) -> float:
+        """Return what is completed a second with so many in flight."""
+        return min(in_flight, self.seats) / self.e2e_s(in_flight)
+
+
+def expected(
+    procedure: Procedure,
+    asked: Asked,
+    common: RunOptions,
+    finished: Sequence[Finished] = (),
+    *,
+    engines: float | None = None,
+) -> Plan:
+    """Return the steps that would follow on a system that serves what the steps so far show, else what was stated, else
+    what so many simulated engines do.
+    """
+    if engines is None:
+        engines = _engines_shown(asked, common, finished) or engines_for(
+            common, asked.parameters.capacity, asked.max_model_len
+        )
+    played: list[Finished] = list(finished)
+    steps: list[Expected] = []
+    warm = {each.step.variant for each in finished}
+    while not isinstance(step := decide(procedure, asked, played), Done) and len(steps) < MOST_STEPS:
+        served = Served(engines=engines, lengths=_lengths(asked, common, step))
+        steps.append(_expected(step, served, is_warm=step.variant in warm))
+        warm.add(step.variant)
+        number = len(played) + 1
+        played.append(Finished(number=number, run=f"steps/{number:04d}", step=step, outcome=_outcome(step, served)))
+    return Plan(steps=tuple(steps), finished=tuple(played), end=step if isinstance(step, Done) else None)
+
+
+def engines_for(common: RunOptions, capacity: float | None, max_model_len: int | None = None) -> float:
+    """Return how many simulated engines serve a capacity of a workload; 1 where none is stated."""
+    return capacity / served_by_one(common, max_model_len) if capacity else 1.0
+
+
+def served_by_one(common: RunOptions, max_model_len: int | None = None) -> float:
+    """Return how many requests of a workload one simulated engine serves a second."""
+    return Served(engines=1.0, lengths=mean_lengths(common, max_model_len or ENGINE.max_model_len)).per_s
+
+
+def _engines_shown(asked: Asked, common: RunOptions, finished: Sequence[Finished]) -> float:
+    """Return how many simulated engines serve what closed loops showed; 0 where none has ended."""
+    shown = [
+        each.outcome.completed_per_s / alone.closed_per_s(each.step.level)
+        for each in finished
+        if each.step.load == "closed" and each.outcome.completed_per_s
+        for alone in [Served(engines=1.0, lengths=_lengths(asked, common, each.step))]
+    ]
+    return max(shown, default=0.0)
+
+
+def _lengths(asked: Asked, common: RunOptions, step: Step) -> Lengths:
+    """Return the mean lengths of a step's requests, cut to the model as these are; those that a test sets are not."""
+    longest = asked.max_model_len or (None if "input_tokens" in step.options else ENGINE.max_model_len)
+    return mean_lengths(with_values(common, step.options), longest)
+
+
+@cache
+def mean_lengths(options: RunOptions, max_model_len: int | None = None) -> Lengths:
+    """Return the mean input and output length of a workload, in tokens."""
+    if options.prompts is not None:
+        return 0.0, float(options.output_tokens or 0)
+    workload = workloads.build(
+        options.workload or "synthetic-uniform",
+        seed=options.seed,
+        dataset=options.dataset,
+        trace=options.trace,
+        sessions=options.sessions,
+        think_s=options.think_time,
+        lengths=lengths_of(options),
+    )
+    sample = [clip(each.input_tokens, each.max_tokens, max_model_len) for each in islice(workload.requests, _SAMPLE)]
+    return sum(prompt for prompt, _ in sample) / len(sample), sum(output for _, output in sample) / len(sample)
+
+
+def _per_s(step: Step, served: Served) -> float:
+    """Return what a step would complete in a second."""
+    return min(served.per_s, step.level) if step.load == "open" else served.closed_per_s(step.level)
+
+
+def _length_s(step: Step, served: Served) -> float:
+    rate = step.level if step.load == "open" else _per_s(step, served)
+    return min(step.duration or math.inf, step.requests / rate if step.requests else math.inf)
+
+
+def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
+    length_s, per_s = _length_s(step, served), _per_s(step, served)
+    requests = round(length_s * (step.level if step.load == "open" else per_s))
+    if step.load == "open":
+        drain_s = served.e2e_s(served.seats * per_s / served.per_s) + max(0.0, requests - per_s * length_s) / per_s
+    else:  # one that a number of requests ends drains within its length
+        drain_s = step.level / per_s if step.requests is None else served.e2e_s(step.level) / 2
+    warm_up_s = 0.0
+    if step.warm_up == "draft" and not is_warm:
+        width = step.level if step.load == "closed" else WARM_UP_CONCURRENCY
+        warm = max(DRAFT_REQUESTS, round(DRAFT_OUTPUT_TOKENS / max(served.lengths[1], 1.0)))
+        requests += warm + 2 * PROBES
+        warm_up_s = warm / served.closed_per_s(width) + 2 * PROBES * PROBE_S
+    return Expected(
+        step=step,
+        seconds=OVERHEAD_S + warm_up_s + length_s + drain_s,
+        warm_up_s=warm_up_s,
+        requests=requests,
+        input_tokens=round(requests * served.lengths[0]),
+        output_tokens=round(requests * served.lengths[1]),
+    )
+
+
+def _outcome(step: Step, served: Served) -> Outcome:
+    """Return what would come of a step, for the decisions that follow."""
+    length_s, per_s = _length_s(step, served), _per_s(step, served)
+    is_open = step.load == "open"
+    use = step.level / served.per_s if is_open else step.level / served.seats
+    ttft_ms = 60.0 / max(0.02, 1 - use) if is_open else 60.0 + 1e3 * max(0.0, step.level - served.seats) / per_s
+    percentile = {
+        name: QuantileInterval(
+            estimate=ttft_ms * factor,
+            low=ttft_ms * factor * 0.9,
+            high=ttft_ms * factor * 1.1,
+            tau=1.0,
+            effective_tail=100.0,
+            needed_n=1,
+        )
+        for name, factor in (("p50", 1.0), ("p90", 1.5), ("p95", 1.8), ("p99", 2.5), ("p99_9", 3.0))
+    }
+    verdict: Verdict = "growing" if use > 1.02 else "stable"
+    sent = round(length_s * (step.level if is_open else per_s))
+    return Outcome(
+        status="complete",
+        window=SteadyWindow(start_ns=0, end_ns=round(0.9e9 * length_s), left_out=0.1, enough=True),
+        sent=sent,
+        ok=sent,
+        offered_per_s=step.level if is_open else None,
+        realised_per_s=step.level if is_open else per_s,
+        completed_per_s=per_s,
+        throughput_ci95=(0.99 * per_s, 1.01 * per_s),
+        stability=Stability(verdict=verdict, reason="expected", capacity_per_s=served.per_s if use > 1 else None)
+        if is_open
+        else None,
+        slo=_objectives(str(step.options.get("slo") or ""), use / AT_OBJECTIVES if is_open else use),
+        percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
+        queued_ratio=1.0 if use >= 1 else 0.0,
+        running_max=math.floor(min(1.0, use) * served.seats),
+        in_flight_mean=step.level if not is_open else per_s * served.e2e_s(served.seats),
+        limit="seats" if use >= 1 else None,
+    )
+
+
+def _objectives(text: str, use: float) -> SloResult | None:
+    """Return objectives that are met up to a use of 1, and how far they then are from their bounds."""
     if not text:
         return None
-    over = math.exp(4 * (use - 0.7))
+    over = math.exp(3 * (use - 1))
     objectives = [
         ObjectiveResult(
             text=each.text,
@@ -60,137 +258,11 @@ def _expected_slo(text: str, use: float) -> SloResult | None:
             requests=1,
             failed_requests=0,
             left_out_requests=0,
-            met=over < 1,
+            met=over <= 1,
         )
         for each in parse_slo(text).objectives
     ]
-    return SloResult(text=text, met=over < 1, good_requests=1, undetermined_requests=0, objectives=objectives)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The steps of a study, and how it would end; None: not within MOST_STEPS."""
-
-    steps: tuple[Expected, ...]
-    end: Done | None
-
-    @property
-    def seconds(self) -> float:
-        """Return how long all steps take."""
-        return sum(each.seconds for each in self.steps)
-
-
-def expected(
-    procedure: Procedure,
-    asked: Asked,
-    common: RunOptions,
-    finished: Sequence[Finished] = (),
-) -> Plan:
-    """Return the steps that would follow where a system served what the steps so far show, else what was stated, else
-    what the simulated engine does.
-    """
-    shown = max((each.outcome.completed_per_s or 0.0 for each in finished), default=0.0)
-    per_s = max(asked.parameters.capacity or 0.0, shown) or DEMO_PER_S
-    played: list[Finished] = list(finished)
-    steps: list[Expected] = []
-    warm = {each.step.variant for each in finished}
-    while not isinstance(step := decide(procedure, asked, played), Done) and len(steps) < MOST_STEPS:
-        lengths = mean_lengths(with_values(common, step.options))
-        steps.append(_expected(step, per_s, lengths, is_warm=step.variant in warm))
-        warm.add(step.variant)
-        number = len(played) + 1
-        played.append(Finished(number=number, run=f"steps/{number:04d}", step=step, outcome=_outcome(step, per_s)))
-    return Plan(steps=tuple(steps), end=step if isinstance(step, Done) else None)
-
-
-@cache
-def mean_lengths(options: RunOptions) -> tuple[float, float]:
-    """Return the mean input and output length of a workload, in tokens."""
-    if options.prompts is not None:
-        return 0.0, float(options.output_tokens or 0)
-    workload = workloads.build(
-        options.workload or "synthetic-uniform",
-        seed=options.seed,
-        dataset=options.dataset,
-        trace=options.trace,
-        sessions=options.sessions,
-        think_s=options.think_time,
-        lengths=lengths_of(options),
-    )
-    sample = list(islice(workload.requests, _SAMPLE))
-    return (
-        sum(each.input_tokens for each in sample) / len(sample),
-        sum(each.max_tokens for each in sample) / len(sample),
-    )
-
-
-def _served(step: Step, per_s: float) -> float:
-    """Return what a step would complete in a second."""
-    return min(per_s, step.level if step.load == "open" else step.level / DEMO_E2E_S * per_s / DEMO_PER_S)
-
-
-def _length_s(step: Step, per_s: float) -> float:
-    by_count = step.requests / _served(step, per_s) if step.requests else float("inf")
-    return min(step.duration or float("inf"), by_count)
-
-
-def _expected(step: Step, per_s: float, lengths: tuple[float, float], *, is_warm: bool) -> Expected:
-    length_s, served = _length_s(step, per_s), _served(step, per_s)
-    sent = round(length_s * (step.level if step.load == "open" else served))
-    backlog = max(0.0, sent - served * length_s) if step.load == "open" else step.level
-    seconds = OVERHEAD_S + length_s + max(DEMO_E2E_S, backlog / per_s)
-    requests = sent
-    if step.warm_up == "draft" and not is_warm:
-        warm = max(DRAFT_REQUESTS, round(DRAFT_OUTPUT_TOKENS / max(lengths[1], 1.0))) + 2 * PROBES
-        requests += warm
-        seconds += warm / per_s
-    return Expected(
-        step=step,
-        seconds=seconds,
-        requests=requests,
-        input_tokens=round(requests * lengths[0]),
-        output_tokens=round(requests * lengths[1]),
-    )
-
-
-def _outcome(step: Step, per_s: float) -> Outcome:
-    """Return what would come of a step, for the decisions that follow."""
-    length_s, served = _length_s(step, per_s), _served(step, per_s)
-    use = step.level / per_s if step.load == "open" else 1.0
-    full = step.level >= DEMO_SEATS if step.load == "closed" else use >= 1
-    ttft_ms = 60.0 / max(0.02, 1 - min(use, 0.98)) if step.load == "open" else 60.0 * (1 + step.level / DEMO_SEATS)
-    percentile = {
-        name: QuantileInterval(
-            estimate=ttft_ms * factor,
-            low=ttft_ms * factor * 0.9,
-            high=ttft_ms * factor * 1.1,
-            tau=1.0,
-            effective_tail=100.0,
-            needed_n=1,
-        )
-        for name, factor in (("p50", 1.0), ("p90", 1.5), ("p95", 1.8), ("p99", 2.5), ("p99_9", 3.0))
-    }
-    verdict: Verdict = "growing" if use > 1.02 else "stable"
-    sent = round(length_s * (step.level if step.load == "open" else served))
-    return Outcome(
-        status="complete",
-        window=SteadyWindow(start_ns=0, end_ns=round(0.9e9 * length_s), left_out=0.1, enough=True),
-        sent=sent,
-        ok=sent,
-        offered_per_s=step.level if step.load == "open" else None,
-        realised_per_s=step.level if step.load == "open" else served,
-        completed_per_s=served,
-        throughput_ci95=(0.99 * served, 1.01 * served),
-        stability=Stability(verdict=verdict, reason="expected", capacity_per_s=per_s if use > 1 else None)
-        if step.load == "open"
-        else None,
-        slo=_expected_slo(str(step.options.get("slo") or ""), use if step.load == "open" else step.level / AT_SLO),
-        percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
-        queued_ratio=1.0 if full else 0.0,
-        running_max=float(DEMO_SEATS) if full else min(step.level, DEMO_SEATS),
-        in_flight_mean=step.level if step.load == "closed" else served * DEMO_E2E_S,
-        limit="seats" if full else None,
-    )
+    return SloResult(text=text, met=over <= 1, good_requests=1, undetermined_requests=0, objectives=objectives)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -200,18 +272,20 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         load = f"{step.level:.3g} requests/s" if step.load == "open" else f"{step.level:g} in flight"
         share = f" ({step.share:.0%})" if step.share is not None else ""
         until = f"{step.duration:.0f} s" if step.duration is not None else f"{step.requests} requests"
-        where = f" {step.variant}" if step.variant else ""
-        yield f"{number:4d}  {step.kind + where:22} {load + share:26} {until:>14}   about {minutes(each.seconds)}"
+        prompts = f" {step.options['input_tokens']} in" if "input_tokens" in step.options else ""
+        what = f"{step.kind} {step.variant}".rstrip() + prompts
+        warm = f", {minutes(each.warm_up_s)} of it warm-up" if each.warm_up_s else ""
+        yield f"{number:4d}  {what:22} {load + share:26} {until:>14}   about {minutes(each.seconds)}{warm}"
     yield in_all(plan)
 
 
-def in_all(plan: Plan) -> str:
-    """Say what a plan takes, or why there is none."""
-    if plan.end is not None and not plan.end.complete:
-        return f"not possible so: {plan.end.reason}"
-    sums = [sum(getattr(each, name) for each in plan.steps) for name in ("requests", "input_tokens", "output_tokens")]
-    steps = f"{len(plan.steps)} step{'s' if len(plan.steps) != 1 else ''}"
-    return f"{steps}, about {minutes(plan.seconds)}: {sums[0]:,} requests, {sums[1]:,} tokens in, {sums[2]:,} out"
+def in_all(*plans: Plan) -> str:
+    """Say what plans take together."""
+    every = [each for plan in plans for each in plan.steps]
+    sums = [sum(getattr(each, name) for each in every) for name in ("requests", "input_tokens", "output_tokens")]
+    steps = f"{len(every)} step{'s' if len(every) != 1 else ''}"
+    needed = minutes(sum(each.seconds for each in every))
+    return f"{steps}, about {needed}: {sums[0]:,} requests, {sums[1]:,} tokens in, {sums[2]:,} out"
 
 
 def minutes(duration_s: float) -> str:

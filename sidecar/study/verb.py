@@ -20,6 +20,7 @@ from msgspec.structs import replace as replaced
 from loadgen.plan.workloads.fields import nearest
 from methodology.compliance import satisfies
 from methodology.compliance.system import System, as_text, read_system
+from methodology.procedures import guardrail, prefix_cache
 from methodology.search import Capacity, capacity
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.planning import counting
@@ -35,7 +36,9 @@ from sidecar.options.study import ALL, TESTS, StudyOptions
 from sidecar.progress import Progress
 from sidecar.study import between, record
 from sidecar.study.asking import (
+    SomeOptions,
     Variant,
+    as_declared,
     common_options,
     options_of,
     parameters_of,
@@ -45,13 +48,15 @@ from sidecar.study.asking import (
     with_values,
 )
 from sidecar.study.derive import Derived, derive_study, procedure_named
-from sidecar.study.plan import expected, in_all, minutes, plan_lines, within
+from sidecar.study.plan import Plan, engines_for, expected, in_all, minutes, plan_lines, served_by_one, within
 from sidecar.study.record import Seen, Study, StudyRecord
 from sidecar.study.runner import Conduct, conduct
 
 MISSED = 1
 LEAST_FOR_P99 = 100
-CACHES = ("off", "on")  # configurations of the test prefix-cache
+USUAL = "throughput"  # the test whose workload a capacity is of that is given to all
+# Names of the configurations that the tests of several compare.
+TAKEN = {"prefix-cache": prefix_cache.VARIANTS, "guardrail": tuple(guardrail.VARIANTS)}
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
 
@@ -71,10 +76,7 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     variants = variants_of(options)
     common = common_options(options, procedure)
     parameters = parameters_of(options, procedure)
-    if options.capacity_from is not None:
-        if parameters.capacity is not None:
-            raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
-        shown = capacity_of(options.capacity_from)
+    if options.capacity_from is not None and (shown := _stated(options)) is not None:
         parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
     system = _system(options, variants)
     asked = Asked(
@@ -105,6 +107,15 @@ def _system(options: StudyOptions, variants: Collection[str]) -> System:
     return replaced(system, isolated=True) if options.isolated else system
 
 
+def _stated(options: StudyOptions) -> Capacity | None:
+    """Return the capacity that was given, or is that of --from. Raises ConfigurationError."""
+    if options.capacity_from is None:
+        return Capacity(per_s=options.capacity, tokens_per_s=options.capacity_tokens) if options.capacity else None
+    if options.capacity is not None:
+        raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
+    return capacity_of(options.capacity_from)
+
+
 def capacity_of(path: Path) -> Capacity:
     """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
     study = record.open_study(path)
@@ -131,26 +142,56 @@ def _checked(common: RunOptions) -> RunOptions:
     return replace(common, url=checked.url)
 
 
-def _of_variant(common: RunOptions, variant: Variant) -> RunOptions:
+def _of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
     url = (variant.url,) if isinstance(variant.url, str) else variant.url
     values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
     return replace(with_values(common, values), url=url or common.url, header=(*common.header, *variant.header))
 
 
 def plan(options: StudyOptions, name: str) -> Iterator[str]:
-    """Yield the lines of --plan: of one test its steps, of all what each takes. Raises ConfigurationError."""
-    for test in TESTS if name == ALL else (name,):
-        procedure = procedure_named(test)
-        fitting = _that_it_has(options, procedure) if name == ALL else options
-        asked, costs = asked_of(fitting, procedure)
-        planned = expected(procedure, asked, common_options(fitting, procedure))
+    """Yield the lines of --plan: of one test its steps, of all what each takes, and all together.
+
+    Raises ConfigurationError, also where a test would refuse to begin.
+    """
+    if is_all := name == ALL:
+        _require_taken(variants_of(options))
+    stated, usual = _stated(options), procedure_named(USUAL)
+    # Of a test without that number a capacity says how fast the system is.
+    says_speed = is_all or "capacity" not in options_of(procedure_named(name))
+    of_usual = common_options(options, usual)
+    engines = engines_for(of_usual, stated.per_s) if stated is not None and says_speed else None
+    shown = {options.workload or usual.workload: stated} if stated is not None else {}
+    plans: list[Plan] = []
+    for procedure in map(procedure_named, TESTS if is_all else (name,)):
+        each = replace(options, capacity=None, capacity_tokens=None, capacity_from=None) if says_speed else options
+        each = _of_all(each, procedure, shown) if is_all else each
+        if is_all and (why := _left_out(procedure.name, each)):
+            yield f"{procedure.name:16} {why}"
+            continue
+        asked, costs = asked_of(each, procedure)
         yield from costs
-        if name == ALL:
-            yield f"{test:16} {_left_out(test, fitting) or in_all(planned)}"
-        else:
-            yield from plan_lines(planned)
-    if options.capacity is None and options.capacity_from is None:
-        yield "These are for the simulated engine's 5.95 requests/s; with --capacity or --from they are for yours."
+        plans.append(_planned(procedure, asked, common_options(each, procedure), engines))
+        if isinstance(capable := capacity(asked, plans[-1].finished), Capacity):
+            shown.setdefault(options.workload or procedure.workload, capable)
+        yield from [f"{procedure.name:16} {in_all(plans[-1])}"] if is_all else plan_lines(plans[-1])
+    if is_all:
+        yield f"{ALL:16} {in_all(*plans)}"
+    if stated is None:
+        yield (
+            f"These are for the simulated engine, which serves {served_by_one(of_usual):.2g} requests/s of "
+            f"{of_usual.workload}; with --capacity or --from they are for yours."
+        )
+
+
+def _planned(procedure: Procedure, asked: Asked, common: RunOptions, engines: float | None = None) -> Plan:
+    """Return the plan of a test. Raises ConfigurationError where it would refuse to begin, or has no such variant."""
+    planned = expected(procedure, asked, common, engines=engines)
+    if planned.end is not None and not planned.end.complete and not planned.steps:
+        raise ConfigurationError(f"{procedure.name}: {planned.end.reason}")
+    if unknown := {each.step.variant for each in planned.steps} - set(asked.variants or ("",)):
+        which = f"has no configuration {min(unknown)}" if any(unknown) else "measures a single configuration"
+        raise ConfigurationError(f"--variant {', '.join(asked.variants)}: the test {procedure.name} {which}")
+    return planned
 
 
 def start(options: StudyOptions, procedure: Procedure, command: list[str], progress: Progress, path: Path) -> Study:
@@ -161,12 +202,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     if options.requests is not None and options.requests < LEAST_FOR_P99:
         progress.warn(f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone")
     configurations = targets(options, procedure)
-    planned = expected(procedure, asked, next(iter(configurations.values())))
-    if planned.end is not None and not planned.end.complete and not planned.steps:
-        raise ConfigurationError(f"{procedure.name}: {planned.end.reason}")
-    if unknown := {each.step.variant for each in planned.steps} - configurations.keys():
-        which = f"has no configuration {min(unknown)}" if any(unknown) else "measures a single configuration"
-        raise ConfigurationError(f"--variant {', '.join(configurations)}: the test {procedure.name} {which}")
+    _planned(procedure, asked, next(iter(configurations.values())))
     seen: dict[str, Seen] = {}
     for name, each in configurations.items():
         if name and variants_of(options)[name].before:
@@ -287,13 +323,13 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
     follows one that the user stopped, or whose target cannot be reached.
     """
     root, options = _all_begun(options)
-    shown: dict[str, Capacity] = {}
+    stated = _stated(options)
+    shown = {options.workload or procedure_named(USUAL).workload: stated} if stated is not None else {}
+    first = None if options.url else next(iter(variants_of(options).items()), None)
+    is_first = False  # that configuration was the last to be set up
     for name in TESTS:
         procedure = procedure_named(name)
-        each = replace(_that_it_has(options, procedure), out=root / name, resume=None)
-        workload = options.workload or procedure.workload
-        if options.capacity is None and options.capacity_from is None and "capacity" in options_of(procedure):
-            each = _with_capacity(each, shown.get(workload))
+        each = replace(_of_all(options, procedure, shown), out=root / name, resume=None)
         if options.resume is not None and (root / name / record.STUDY).exists():
             each = replace(each, resume=root / name, out=None)
         if why := _left_out(name, each):
@@ -301,6 +337,9 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
             continue
         progress.stage(f"{name}: {procedure.objective}")
         try:
+            if first is not None and first[1].before and name not in TAKEN and not is_first:
+                between.set_up(*first, root / f"before-{name}.log")
+            is_first = name not in TAKEN
             ended = test(each, name, command, progress)
         except SidelightError as error:
             yield name, str(error), error.exit_code
@@ -311,7 +350,7 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
         if ended.error is not None:
             return
         with suppress(ConfigurationError):  # it does not show any
-            shown.setdefault(workload, capacity_of(ended.path))
+            shown.setdefault(options.workload or procedure.workload, capacity_of(ended.path))
 
 
 def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
@@ -323,17 +362,12 @@ def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
         then = from_record(record.read_all(options.resume), options)
         _require_same(options.resume, options, then)
         return options.resume, then
+    _require_taken(variants_of(options))
     root = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{ALL}"
     if any((root / name / record.STUDY).exists() for name in TESTS):
         raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
     record.write_all(root, as_recorded(options))
     return root, options
-
-
-def _with_capacity(options: StudyOptions, shown: Capacity | None) -> StudyOptions:
-    if shown is None:
-        return options
-    return replace(options, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
 
 
 def _left_out(name: str, options: StudyOptions) -> str:
@@ -344,17 +378,38 @@ def _left_out(name: str, options: StudyOptions) -> str:
     return ""
 
 
-def _that_it_has(options: StudyOptions, procedure: Procedure) -> StudyOptions:
-    """Return options without what a test does not have: given for all tests, they are of some. The configurations off
-    and on are of the prefix cache, others of guardrails.
+def _require_taken(variants: Collection[str]) -> None:
+    """Raise ConfigurationError for configurations that none of all tests takes."""
+    if unplaced := [name for name in variants if not any(name in names for names in TAKEN.values())]:
+        takers = "; ".join(f"{test} has {', '.join(names)}" for test, names in TAKEN.items())
+        raise ConfigurationError(f"--variant {', '.join(unplaced)}: no test takes one of that name; {takers}")
+
+
+def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Capacity]) -> StudyOptions:
+    """Return the options of one of all tests: what it does not have is left out, since it is of others; the capacity is
+    what was shown of its workload.
+
+    Of configurations it takes those of its names; a test of a single one without --url takes the first.
     """
-    wanted = {"prefix-cache": (True,), "guardrail": (False,)}.get(procedure.name, ())
-    names = {text: text.partition("=")[0] in CACHES for text in options.variant}
-    has = options_of(procedure)
-    default = StudyOptions()
-    dropped = [name for name in Parameters.__struct_fields__ if hasattr(default, name) and name not in has]
-    without = {name: getattr(default, name) for name in dropped if name != "output_tokens"}
-    return replace(options, **without, variant=tuple(text for text, of_cache in names.items() if of_cache in wanted))
+    has, default = options_of(procedure), StudyOptions()
+    dropped = {
+        name: getattr(default, name)
+        for name in Parameters.__struct_fields__
+        if hasattr(default, name) and name not in has and name != "output_tokens"
+    }
+    variants = variants_of(options)
+    names = TAKEN.get(procedure.name, ())
+    if variants and not names and not options.url:
+        options = _of_variant(options, next(iter(variants.values())))
+    known = shown.get(options.workload or procedure.workload) if "capacity" in has else None
+    taken = tuple(as_declared(name, variant) for name, variant in variants.items() if name in names)
+    values = dropped | {
+        "capacity": known.per_s if known is not None else None,
+        "capacity_tokens": known.tokens_per_s if known is not None else None,
+        "capacity_from": None,
+        "variant": taken,
+    }
+    return replace(options, **values)
 
 
 def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:

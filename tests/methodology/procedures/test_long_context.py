@@ -38,11 +38,19 @@ def truth_ms(tokens: float) -> float:
 
 def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], Findings]):
     """With the workload's structure and the stated output."""
-    steps = [each.step for each in study[0]]
+    steps = [each.step for each in study[0][1:]]
     assert [each.options["input_tokens"] for each in steps] == ["512", "1024", "2048", "4096"]
     assert {(each.load, each.level, each.requests, each.options["workload"]) for each in steps} == {
         ("closed", 1, 10, "long-context")
     }
+
+
+def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], Findings]):
+    """As the draft has it: its 100 requests are 10,000 output tokens, four at once, and no result is of them."""
+    step = study[0][0].step
+    assert (step.kind, step.level, step.warm_up) == ("warm-up", 4, "draft")
+    assert (step.options["input_tokens"], step.options["output_tokens"]) == ("256", "100")
+    assert not any("256" in name for name in study[1].results)
 
 
 def test_times_are_those_of_the_engine(study: tuple[list[Finished], Findings]):

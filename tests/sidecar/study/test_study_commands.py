@@ -66,6 +66,12 @@ test_of.__test__ = False  # type: ignore[attr-defined]
         (("tiny", URL, "--from", "absent"), "absent: no study.json here; give the directory of a study"),
         (("tiny", "--resume", "absent"), "absent: no study.json here; give the directory of a study"),
         (("tiny", URL, "--until", "p99"), "--until: the test tiny has no such number"),
+        (("ttft", URL, "--plan", "--until", "p99"), "ttft: --until p99: must be a percentile of the TTFT and a width"),
+        (("all", URL, "--plan", "--until", "p99"), "ttft: --until p99: must be a percentile of the TTFT and a width"),
+        (("guardrail", URL, "--plan"), "guardrail: this test compares a system without guardrails with others"),
+        (("tiny", "--plan", "--variant", f"a={URL}"), "--variant a: the test tiny measures a single configuration"),
+        (("all", "--variant", f"cached={URL}"), "--variant cached: no test takes one of that name; prefix-cache has"),
+        (("all", "--plan", "--variant", f"cached={URL}"), "--variant cached: no test takes one of that name"),
         (("memory-pressure", URL), "memory-pressure: this test drives the system beyond its memory"),
     ],
 )
@@ -146,5 +152,17 @@ def test_each_of_all_tests_is_asked_what_it_has(capsys: pytest.CaptureFixture[st
     variants = [f"--variant={name}={URL}" for name in ("baseline", "input", "off", "on")]
     assert 0 == test_of("all", URL, "--plan", "--scale", "short", "--capacity", "6", "--isolated", *variants)
     lines = capsys.readouterr().out.splitlines()
-    assert [*study.TESTS[:-1]] == [line.split()[0] for line in lines]
+    assert [*study.TESTS[:-1], "all"] == [line.split()[0] for line in lines]
     assert all(" about " in line for line in lines), lines
+
+
+def test_a_mapping_of_configurations_is_parted_among_all_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """As configurations that are given one by one; a test of a single one takes the first where there is no --url."""
+    mapping = json.dumps({name: {"url": URL, "header": ["A: b"]} for name in ("off", "on", "baseline", "full")})
+    assert 0 == test_of("all", "--plan", "--scale", "short", "--capacity", "6", "--variant", mapping)
+    plans = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "left out" in plans["memory-pressure"]
+    assert plans["prefix-cache"].startswith("8 steps")
+    assert plans["guardrail"].startswith("8 steps")
+    assert 3 == test_of("all", "--variant", mapping, "--out", str(tmp_path / "all"), "--quiet")
+    assert "cannot connect to 127.0.0.1:9" in capsys.readouterr().out

@@ -1,0 +1,43 @@
+"""What --plan says that a study takes, beside what studies took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from methodology.procedures import PROCEDURES
+from sidecar.options.study import StudyOptions
+from sidecar.study.asking import common_options
+from sidecar.study.plan import expected
+from sidecar.study.verb import asked_of, plan
+
+# Seconds from the first step's begin to the last one's end: --scale short over sockets, on the simulated engine.
+TOOK_S = {
+    "throughput": 825,
+    "ttft": 332,
+    "itl": 192,
+    "tradeoff": 312,
+    "capacity": 452,
+    "fairness": 352,
+}
+GUARDS = tuple(f"{name}=http://127.0.0.1:9" for name in ("baseline", "input", "output", "full"))
+
+
+@pytest.mark.parametrize("name", TOOK_S)
+def test_a_plan_is_what_a_short_study_took(name: str):
+    """Within 30 %; the capacity comes from the study of throughput, where a test can use it."""
+    of_throughput: dict[str, Any] = {"capacity": 5.69} if name in ("ttft", "itl", "tradeoff") else {}
+    options = StudyOptions(scale="short", isolated=True, variant=GUARDS if name == "guardrail" else (), **of_throughput)
+    procedure = PROCEDURES[name]
+    planned = expected(procedure, asked_of(options, procedure)[0], common_options(options, procedure))
+    assert planned.seconds == pytest.approx(TOOK_S[name], rel=0.3)
+
+
+def test_a_faster_system_serves_more_at_once():
+    """Its plan is that of as many simulated engines, whether the test has the capacity among its numbers or not."""
+    ends = [[*plan(StudyOptions(scale="short", capacity=each), "capacity")] for each in (5.8, 58)]
+    levels = [max(float(line.split()[2]) for line in lines[:-1]) for lines in ends]
+    assert levels[1] > 5 * levels[0]
+    assert "of it warm-up" in ends[0][0]
+    assert not any("simulated engine" in line for line in ends[0])
