@@ -70,7 +70,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     limit = measured_capacity(steps)
     if limit is None:
         void = next((each.outcome.void for each in reversed(finished) if each.outcome.void), "")
-        reason = f"no step counts, since {void}" if void else "no closed loop completed a request"
+        reason = f"no step counts, since {void.removesuffix('.')}" if void else "no closed loop completed a request"
         units = {"max_output_tokens": "tokens/s", "max_requests": "requests/s", "limit_requests": "requests/s"}
         missing = {f"{name}_per_s": number(None, unit, missing=reason) for name, unit in units.items()}
         return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)

@@ -59,7 +59,7 @@ def test_the_limit_and_where_the_objective_is_reached():
 
 def test_a_study_whose_steps_are_all_void_says_why():
     """There is no number of it, and the reason is that of the steps."""
-    void = Outcome(status="complete", void="the engine restarted during the step")
+    void = Outcome(status="complete", void="the engine restarted during the step.")
     step = Step(kind="saturate", label="closed-64", load="closed", level=64, seed=1)
     finished = [Finished(number=1, run="steps/0001-closed-64", step=step, outcome=void)]
     findings = THROUGHPUT.findings(asked(), finished, lambda _: pytest.fail("a void step is not read"))
