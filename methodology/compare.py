@@ -30,20 +30,20 @@ _NO_SPREAD = 1e-12  # of logarithms: what rounding leaves of equal ratios
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """How a metric of B compares with that of A."""
 
-    ratio: Annotated[float | None, doc("B over A, the geometric mean over pairs; null: not known", "ratio")]
+    ratio: Annotated[float | None, doc("B over A, the geometric mean over pairs; null: not known", "ratio")] = None
     ci95: Annotated[
         tuple[float, float] | None, doc("its 95 % interval, or that of another level; null below three runs", "ratio")
-    ]
+    ] = None
     p: Annotated[
         float | None, doc("how likely so large a ratio is between equals; after `of_family` by Holm's method", "ratio")
-    ]
+    ] = None
     verdict: Annotated[
         Verdict | None,
         doc(
             "`equivalent`: surely within the margin, also where surely different; `better`, `worse`: B surely differs; "
             "`inconclusive`: neither is shown; null: there is nothing to compare"
         ),
-    ]
+    ] = None
     reason: Annotated[str, msgspec.Meta(min_length=1), doc("why that is the verdict")]
     more_pairs: Annotated[
         int | None,
@@ -164,8 +164,6 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
     if facts.runs < LEAST_RUNS:
         return Comparison(
             ratio=_exp(facts.mean) if facts.runs else None,
-            ci95=None,
-            p=None,
             verdict="inconclusive",
             reason=f"{facts.runs} {_counted(facts)}: a claim needs at least {LEAST_RUNS}",
             more_pairs=LEAST_RUNS - facts.runs,
@@ -260,10 +258,6 @@ def _without_numbers(first: Floats, second: Floats, lower_is_better: bool) -> Co
     if not empty:
         return None
     return Comparison(
-        ratio=None,
-        ci95=None,
-        p=None,
-        verdict=None,
         reason=f"no run of {' and none of '.join(empty)} has a number above 0: there is nothing to compare",
         left_out=max(len(first), len(second)),
         lower_is_better=lower_is_better,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from methodology.compliance.case import Answer, Case, judged
+from methodology.measures.traffic import RANGES
 
-# The draft's classes: ranges of input and output tokens (fairness-setup).
-CLASSES = {"short": ((64, 256), (32, 128)), "long": ((1024, 4096), (256, 1024))}
 LEAST_OF_CLASS = 500
 SHA256 = "summary.json: workload.requests_sha256"
 
@@ -40,7 +39,7 @@ def fairness_workload(case: Case) -> Answer:
     stated = (facts.about.get("workload") or {}).get("classes") or ()
     lengths = [[(each[way].get("min"), each[way].get("max")) for way in ("input_tokens", "output_tokens")]
                for each in stated]  # fmt: skip
-    other = [name for name, wanted in CLASSES.items() if list(wanted) not in lengths]
+    other = [name for name, wanted in RANGES.items() if list(wanted) not in lengths]
     reason = (
         f"no class has the draft's lengths of {' and of '.join(other)} requests" if other else "as the draft has it"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,10 +17,10 @@ from correlator.breakdown import LABELS, TTFT_PARTS
 from methodology.compare import Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
 from methodology.search import Capacity, capacity
-from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import slug
+from methodology.study.planning import content_seed, counting, of_kind
+from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
 from rundir.stats import finite
 
@@ -30,6 +30,7 @@ LEAST_RUNS = 3
 RECORDED = 0  # pairs to measure, where runs are compared that were recorded before
 SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 MARGIN = 0.05
+_LETTER = Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN)
 TESTED = (
     "Student's t on the logarithm of each run's ratio, over pairs of runs with the same requests (Welch's where runs "
     "are not paired); Holm's correction over all metrics; equivalent by two one-sided tests (Schuirmann 1987)"
@@ -80,33 +81,27 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         seed = content_seed(asked, pair)
         for place in np.random.default_rng([asked.seed, pair]).permutation(len(variants)).tolist():
             if (seed, variants[place]) not in measured:
-                return Step(
-                    kind=PAIR,
-                    label=f"pair-{pair}-{variants[place]}",
-                    load=load[0],
-                    level=load[1],
-                    duration=parameters.duration,
-                    requests=parameters.requests,
-                    seed=seed,
-                    variant=variants[place],
-                    reset_cache=True,
-                )
+                step = load | {"duration": parameters.duration, "requests": parameters.requests, "seed": seed}
+                label = f"pair-{pair}-{variants[place]}"
+                return Step(**step, kind=PAIR, label=label, variant=variants[place], reset_cache=True)
     return Done(reason=f"{pairs} runs of each configuration were measured")
 
 
-def _load(asked: Asked, finished: Sequence[Finished]) -> tuple[Literal["open", "closed"], float] | Step | Done:
+def _load(asked: Asked, finished: Sequence[Finished]) -> dict[str, Any] | Step | Done:
     """Return the load that was asked for in numbers, else a share of the first configuration's capacity."""
     if rate := asked.parameters.rate:
-        return "open", rate
+        return {"load": "open", "level": rate}
     if concurrency := asked.parameters.concurrency:
-        return "closed", float(concurrency)
+        return {"load": "closed", "level": float(concurrency)}
     known = capacity(asked, finished)
-    return ("open", (asked.parameters.load or 1.0) * known.per_s) if isinstance(known, Capacity) else known
+    if not isinstance(known, Capacity):
+        return known
+    return {"load": "open", "level": (asked.parameters.load or 1.0) * known.per_s}
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     """Return by how much each configuration differs from the first, how sure that is, and what makes the difference."""
-    runs = [each for each in counting(finished) if each.step.kind == PAIR]
+    runs = of_kind(counting(finished), PAIR)
     samples, facts = [], []
     for each in runs:
         data = read(each)
@@ -150,16 +145,12 @@ def _compared(
     success = [float(np.mean([each.success for each in group] or [0.0])) for group in (before, after)]
     if metric in TIMES and abs(success[0] - success[1]) > SAME_SUCCESS:
         shares = " and ".join(f"{100 * share:.1f} %" for share in success)
-        return _no_verdict(f"success rates differ ({shares}), so that these are times of different requests")
+        return Comparison(reason=f"success rates differ ({shares}), so that these are times of different requests")
     a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
     if np.isinf([*a, *b]).any():
-        return _no_verdict("so many requests failed that it falls on one of them")
+        return Comparison(reason="so many requests failed that it falls on one of them")
     compare = paired if is_paired else unpaired
     return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
-
-
-def _no_verdict(reason: str) -> Comparison:
-    return Comparison(ratio=None, ci95=None, p=None, verdict=None, reason=reason)
 
 
 def _is_worse(comparison: Against) -> bool:
@@ -172,20 +163,15 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
     for metric in FAMILY:
         concluded = comparison.concluded[metric.name]
         if concluded.verdict is not None:
-            moved = (
-                f" ({100 * ((concluded.ratio or 1) - 1):+.1f} %)" if concluded.verdict in ("better", "worse") else ""
-            )
+            differs = concluded.verdict in ("better", "worse")
+            moved = f" ({100 * ((concluded.ratio or 1) - 1):+.1f} %)" if differs else ""
             by_verdict.setdefault(concluded.verdict, []).append(f"{metric.title}{moved}")
     name, base = comparison.other, comparison.first
     if not by_verdict:
         yield f"{name} against {base}: no verdict; {next(iter(comparison.concluded.values())).reason}."
         return
-    words = {
-        "worse": "worse on",
-        "better": "better on",
-        "equivalent": f"equivalent within {100 * margin:g} % on",
-        "inconclusive": "undecided on",
-    }
+    words = {"worse": "worse on", "better": "better on", "inconclusive": "undecided on",
+             "equivalent": f"equivalent within {100 * margin:g} % on"}  # fmt: skip
     listed = "; ".join(f"{words[verdict]} {', '.join(names)}" for verdict, names in by_verdict.items())
     count = min(len(comparison.before), len(comparison.after))
     runs = f"{count} run{'s' * (count != 1)} of each"
@@ -205,48 +191,35 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
 
 def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
     """Return the mean of each part of the TTFT on both sides, ms, of those that either has."""
-    before, after = (
-        [each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)
-    )
-    if not before or not after:
+    sides = [[each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)]
+    if not all(sides):
         return {}
-    means = {
-        part.name: (
-            float(np.mean([each[part.name] for each in before])),
-            float(np.mean([each[part.name] for each in after])),
-        )
-        for part in TTFT_PARTS
-    }
-    return {name: ends for name, ends in means.items() if any(ends)}
+    before, after = ({part.name: float(np.mean([each[part.name] for each in side])) for part in TTFT_PARTS}
+                     for side in sides)  # fmt: skip
+    return {name: (before[name], after[name]) for name in before if before[name] or after[name]}
 
 
 def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
     for metric in FAMILY:
         concluded = comparison.concluded[metric.name]
         name = f"{comparison.other}_over_{comparison.first}_{metric.name.rpartition('_ms')[0] or metric.name}_ratio"
-        missing = "" if concluded.ratio is not None else concluded.reason
         yield (
             name,
-            Quantity(
-                value=concluded.ratio,
-                unit="ratio",
+            number(
+                concluded.ratio,
+                "ratio",
                 ci95=concluded.ci95,
                 n=concluded.pairs,
                 method=TESTED,
-                missing=missing,
+                missing=concluded.reason,
             ),
         )
 
 
 def _evidence(comparison: Against) -> Iterator[Evidence]:
+    claim, name = f"{comparison.other} against {comparison.first}", TIMES[0].name
     for each in (*comparison.before, *comparison.after):
-        value = each.metrics[TIMES[0].name]
-        yield Evidence(
-            claim=f"{comparison.other} against {comparison.first}",
-            quantity=TIMES[0].name,
-            run=each.finished.run,
-            value=finite(value),
-        )
+        yield Evidence(claim=claim, quantity=name, run=each.finished.run, value=finite(each.metrics[name]))
 
 
 def _verdict_table(comparison: Against, margin: float) -> Table:
@@ -257,84 +230,44 @@ def _verdict_table(comparison: Against, margin: float) -> Table:
             finite(float(np.mean([each.metrics[metric.name] for each in group]))) if group else None
             for group in (comparison.before, comparison.after)
         ]
-        shown = (f"{metric.title}, {metric.unit}" if metric.unit == "ms" else metric.title, *middle)
+        title = f"{metric.title}, {metric.unit}" if metric.unit == "ms" else metric.title
         verdict = concluded.verdict or f"no verdict: {concluded.reason}"
-        low, high = concluded.ci95 or (None, None)
-        rows.append((*shown, concluded.ratio, low, high, concluded.p, verdict, concluded.more_pairs))
-    columns = (
-        Column(name="metric", title="Metric"),
-        Column(name="first", title=comparison.first),
-        Column(name="other", title=comparison.other),
-        Column(name="ratio", title="Ratio", digits=4),
-        Column(name="ratio_low", title="from", digits=4),
-        Column(name="ratio_high", title="to", digits=4),
-        Column(name="p", title="p (Holm)", digits=2),
-        Column(name="verdict", title="Verdict"),
-        Column(name="more_pairs", title="More runs", digits=None),
-    )
-    return Table(
-        name=f"comparison-{slug(comparison.other, 'run')}",
-        title=f"{comparison.other} against {comparison.first}",
-        columns=columns,
-        rows=tuple(rows),
-        note=f"Means over runs; 95 % intervals of the ratio. Equivalent: surely within {100 * margin:g} %. {TESTED}.",
-    )
+        ends = concluded.ci95 or (None, None)
+        rows.append((title, *middle, concluded.ratio, *ends, concluded.p, verdict, concluded.more_pairs))
+    titles = {
+        "metric": "Metric", "first": comparison.first, "other": comparison.other, "ratio": "Ratio",
+        "ratio_low": "from", "ratio_high": "to", "p": "p (Holm)", "verdict": "Verdict", "more_pairs": "More runs",
+    }  # fmt: skip
+    note = f"Means over runs; 95 % intervals of the ratio. Equivalent: surely within {100 * margin:g} %. {TESTED}."
+    digits = {"ratio": 4, "ratio_low": 4, "ratio_high": 4, "p": 2, "more_pairs": None}
+    title = f"{comparison.other} against {comparison.first}"
+    return table(f"comparison-{slug(comparison.other, 'run')}", title, titles, rows, note, digits)
 
 
 def _part_table(comparison: Against) -> Table:
     means = _part_means(comparison)
     whole = sum(after - before for before, after in means.values())
-    rows = tuple(
-        (
-            LABELS[name],
-            before,
-            after,
-            after / before if before > 0 else None,
-            after - before,
-            (after - before) / whole if whole else None,
-        )
-        for name, (before, after) in means.items()
-    )
-    return Table(
-        name=f"ttft-parts-{slug(comparison.other, 'run')}",
-        title=f"Where the mean TTFT differs, {comparison.other} against {comparison.first}",
-        columns=(
-            Column(name="part", title="Part"),
-            Column(name="first_ms", title=f"{comparison.first}, ms"),
-            Column(name="other_ms", title=f"{comparison.other}, ms"),
-            Column(name="ratio", title="Ratio"),
-            Column(name="change_ms", title="Change, ms"),
-            Column(name="share_of_change", title="Share of the change"),
-        ),
-        rows=rows,
-        note="" if rows else "No request has a breakdown of its TTFT.",
-    )
+    rows = []
+    for name, (before, after) in means.items():
+        ratio, change = after / before if before > 0 else None, after - before
+        rows.append((LABELS[name], before, after, ratio, change, change / whole if whole else None))
+    title = f"Where the mean TTFT differs, {comparison.other} against {comparison.first}"
+    titles = {
+        "part": "Part", "first_ms": f"{comparison.first}, ms", "other_ms": f"{comparison.other}, ms", "ratio": "Ratio",
+        "change_ms": "Change, ms", "share_of_change": "Share of the change",
+    }  # fmt: skip
+    note = "" if rows else "No request has a breakdown of its TTFT."
+    return table(f"ttft-parts-{slug(comparison.other, 'run')}", title, titles, rows, note)
 
 
 def _run_table(samples: Sequence[Sample]) -> Table:
-    rows = tuple(
-        (
-            each.finished.run,
-            each.finished.step.variant,
-            each.finished.outcome.sent,
-            each.success,
-            *(finite(each.metrics[metric.name]) for metric in FAMILY),
-        )
-        for each in samples
-    )
-    metrics = (Column(name=metric.name, title=metric.title) for metric in FAMILY)
-    return Table(
-        name="runs",
-        title="Runs, in the order in which they were measured",
-        columns=(
-            Column(name="run", title="Run"),
-            Column(name="configuration", title="Configuration"),
-            Column(name="requests", title="Requests", digits=None),
-            Column(name="success_ratio", title="Ended ok"),
-            *metrics,
-        ),
-        rows=rows,
-    )
+    rows = (
+        (each.finished.run, each.finished.step.variant, each.finished.outcome.sent, each.success,
+         *(finite(each.metrics[metric.name]) for metric in FAMILY)) for each in samples
+    )  # fmt: skip
+    titles = {"run": "Run", "configuration": "Configuration", "requests": "Requests", "success_ratio": "Ended ok"}
+    titles |= {metric.name: metric.title for metric in FAMILY}
+    return table("runs", "Runs, in the order in which they were measured", titles, rows, digits={"requests": None})
 
 
 def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
@@ -342,14 +275,8 @@ def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
     for name in dict.fromkeys(each.finished.step.variant for each in samples):
         values = [finite(each.metrics[metric.name]) for each in samples if each.finished.step.variant == name]
         lines.append(Line(name=name, x=tuple(float(place) for place in range(1, len(values) + 1)), y=tuple(values)))
-    return Plot(
-        name=f"runs-{slug(metric.name, 'run')}",
-        title=f"{metric.title} of each run",
-        kind="marks",
-        x_title="pair",
-        y_title=f"{metric.title}, {metric.unit}",
-        lines=tuple(lines),
-    )
+    axes = ("pair", f"{metric.title}, {metric.unit}")
+    return plot(f"runs-{slug(metric.name, 'run')}", f"{metric.title} of each run", axes, lines, kind="marks")
 
 
 COMPARE = Procedure(
@@ -359,10 +286,7 @@ COMPARE = Procedure(
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
     rests_on=("ttft",),
-    presets={
-        "letter": Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN),
-        "short": Parameters(load=0.7, duration=15.0, pairs=5, margin=MARGIN),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=15.0)},
     next_step=next_step,
     findings=findings,
     optional=("rate", "concurrency", "requests", "gate"),

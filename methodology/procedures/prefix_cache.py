@@ -35,6 +35,7 @@ from methodology.study.server_side import increase
 from rundir.columns import Floats
 
 NAME = "code-completion"
+_LETTER = Parameters(load=0.7, requests=1000, duration=60.0)
 OFF, COLD, WARM = "off", "cold", "warm"
 CONFIGURATIONS = {OFF: "Cache Disabled", COLD: "Cache (Cold)", WARM: "Cache (Warm)"}
 VARIANTS = ("off", "on")
@@ -80,23 +81,11 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if isinstance(limit, Step):
         return _configured(asked, limit, OFF)
     load = asked.parameters.load or 0.7
-    latency = Step(
-        kind=OFF,
-        label=OFF,
-        load="open",
-        level=load * limit.per_s,
-        share=load,
-        requests=asked.parameters.requests or 1000,
-        seed=content_seed(asked, 100),
-    )
+    count, seed = asked.parameters.requests or 1000, content_seed(asked, 100)
+    latency = Step(kind=OFF, label=OFF, load="open", level=load * limit.per_s, share=load, requests=count, seed=seed)
+    options = {"workload": shared}
     populate = Step(
-        kind=POPULATE,
-        label=POPULATE,
-        load="closed",
-        level=1,
-        requests=POPULATING,
-        seed=latency.seed,
-        options={"workload": shared},
+        kind=POPULATE, label=POPULATE, load="closed", level=1, requests=POPULATING, seed=seed, options=options
     )
     steps = [_configured(asked, latency, OFF)]
     for name, step in ((COLD, latency), (COLD, limit.step), (WARM, latency), (WARM, limit.step)):
@@ -149,15 +138,16 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     results: dict[str, Quantity] = {}
     for name, step in data.items():
         quantities = percentile_quantities(ttft[name][step.requests.status == "ok"])
-        results |= {f"ttft_{label}_ms_{name}": quantity for label, quantity in quantities.items()}
-        results |= {f"{key}_{name}": quantity for key, quantity in _hits(asked, steps[name], whole[name]).items()}
+        of_step = {f"ttft_{label}_ms": quantity for label, quantity in quantities.items()}
+        of_step |= _hits(asked, steps[name], whole[name])
         if name != OFF and OFF in data:
-            results |= {f"{key}_{name}": quantity for key, quantity in _reductions(data[OFF], step).items()}
+            of_step |= _reductions(data[OFF], step)
+        results |= {f"{key}_{name}": quantity for key, quantity in of_step.items()}
     base = fullest(counting(finished))
     for name in CONFIGURATIONS:
         results |= throughput(name, base if name == OFF else steps.get(f"{SATURATED}-{name}"), base)
-    heading = {"configuration": "Configuration"}
-    columns = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
+    curves = {CONFIGURATIONS[name]: ttft[name] for name in data}
+    columns = {"configuration": "Configuration"} | {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
     columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}
     columns |= {"prefix_hit_ratio": "Hits / prefix tokens", "prompt_hit_ratio": "Hits / prompt tokens"}
     columns |= {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Improvement (ratio)"}
@@ -169,12 +159,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             for name in data
             if (value := increase(leading_endpoints(data[name].endpoints), "prefix_cache_hits", data[name].start_ns))
         ),
-        tables=(grid("cache-effectiveness", "Cache Effectiveness", CONFIGURATIONS, heading | columns, results),),
-        plots=plot_cumulative(
-            "cache-ttft-cdf",
-            "TTFT with the cache off, cold and warm",
-            {CONFIGURATIONS[name]: ttft[name] for name in data},
-        ),
+        tables=(grid("cache-effectiveness", "Cache Effectiveness", CONFIGURATIONS, columns, results),),
+        plots=plot_cumulative("cache-ttft-cdf", "TTFT with the cache off, cold and warm", curves),
         notes=(*NOTES, *_notes(asked, results), *overloaded(counting(finished))),
     )
 
@@ -215,24 +201,21 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
     results: dict[str, Quantity] = {}
     if hits is not None and queries is not None:
         method = "the page: hits over queries" if queries else "the page: nothing was looked up"
-        results["prompt_hit_ratio"] = Quantity(value=hits / (queries or 1), unit="ratio", method=method)
+        results["prompt_hit_ratio"] = number(hits / (queries or 1), "ratio", method=method)
     elif stated.any():
         share = float(cached[stated].sum() / prompt[stated].sum())
-        results["prompt_hit_ratio"] = Quantity(
-            value=share, unit="ratio", n=int(stated.sum()), method="usage of the replies"
-        )
+        results["prompt_hit_ratio"] = number(share, "ratio", n=int(stated.sum()), method="usage of the replies")
     else:
-        results["prompt_hit_ratio"] = number(
-            None, "ratio", missing="neither a page nor the replies say what was found in the cache"
-        )
+        reason = "neither a page nor the replies say what was found in the cache"
+        results["prompt_hit_ratio"] = number(None, "ratio", missing=reason)
     sent = float(prefixes.sum()) if prefixes is not None else 0.0
     if prefixes is not None and stated.any() and prefixes[stated].sum():
         share = float(np.minimum(cached, prefixes)[stated].sum() / prefixes[stated].sum())
         method = "cached tokens of each reply, at most its prefix"
-        results["prefix_hit_ratio"] = Quantity(value=share, unit="ratio", n=int(stated.sum()), method=method)
+        results["prefix_hit_ratio"] = number(share, "ratio", n=int(stated.sum()), method=method)
     elif hits is not None and sent:
         method = "the page's hits over the prefix tokens that were sent"
-        results["prefix_hit_ratio"] = Quantity(value=hits / sent, unit="ratio", n=len(requests), method=method)
+        results["prefix_hit_ratio"] = number(hits / sent, "ratio", n=len(requests), method=method)
     else:
         reason = "what of the prompts was a prefix is not known" if not sent else results["prompt_hit_ratio"].missing
         results["prefix_hit_ratio"] = number(None, "ratio", missing=reason)
@@ -257,7 +240,7 @@ def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
     after = results.get(f"ttft_p50_ms_{WARM}")
     if not (reduced and before and after) or None in (reduced.value, before.value, after.value):
         return ("What the prefix cache saves is not known: the steps with the cache off and warm are needed.",)
-    low, high = reduced.ci95 or (None, None)
+    low, high = reduced.ends
     sure = "its interval is not known" if low is None or high is None else f"95 % {100 * low:.0f} to {100 * high:.0f} %"
     hit, change = results[f"prefix_hit_ratio_{WARM}"], results[f"throughput_change_ratio_{WARM}"]
     cached = "an unknown share" if hit.value is None else f"{100 * hit.value:.0f} %"
@@ -288,10 +271,7 @@ PREFIX_CACHE = Procedure(
     objective="What prefix caching saves of the TTFT, and adds to the throughput, where requests share prefixes.",
     workload=NAME,
     rests_on=("ttft",),
-    presets={
-        "letter": Parameters(load=0.7, requests=1000, duration=60.0),
-        "short": Parameters(load=0.7, requests=200, duration=20.0),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, requests=200, duration=20.0)},
     next_step=next_step,
     findings=findings,
 )

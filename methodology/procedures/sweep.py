@@ -14,20 +14,22 @@ from typing import Any
 
 import numpy as np
 from msgspec import to_builtins as builtins
+from msgspec.structs import replace
 
 from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
 from loadgen.requests.table import RequestLog
-from methodology.study.findings import Cell, Column, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import slug
+from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
 from rundir.columns import Floats, take
 from rundir.stats import Missing, finite, known
 
 CELL = "cell"
+_LETTER = Parameters(duration=60.0, repeat=3, order="random", vary={})
 UNKNOWN_TO_A_CLIENT = {
     "peak_memory_usage": "only the server knows its memory",
     "output_text_preview": "replies' text is not kept in tables; the raw log has it",
@@ -35,7 +37,7 @@ UNKNOWN_TO_A_CLIENT = {
     "download_duration_s": "only the cluster knows",
     "cluster": "no client can see the cluster's state",
 }
-SICLAIT = {"Mean": "mean", "Min": "min", "Max": "max", "P99": "p99", "P90": "p90", "P75": "p75"}
+SICLAIT = {"mean": "Mean", "min": "Min", "max": "Max", "p99": "P99", "p90": "P90", "p75": "P75"}
 SICLAIT_ROWS = {
     "ttft_ms": "Time to first token, ms",
     "request_latency_ms": "Request latency, ms",
@@ -148,22 +150,11 @@ def _long_table(names: Sequence[str], runs: Sequence[_Measured]) -> Table:
     for run in runs:
         outcome = run.sample.finished.outcome
         metrics = (finite(run.sample.metrics[metric.name]) for metric in FAMILY)
-        verdict = outcome.stability.verdict if outcome.stability else None
-        rows.append((run.sample.finished.run, *run.cell, run.repeat, outcome.sent, outcome.ok, *metrics, verdict))
-    return Table(
-        name="sweep",
-        title="Runs",
-        columns=(
-            Column(name="run", title="Run"),
-            *(Column(name=name, title=name) for name in names),
-            Column(name="repeat", title="Repeat", digits=None),
-            Column(name="sent", title="Sent", digits=None),
-            Column(name="ok", title="Ok", digits=None),
-            *(Column(name=metric.name, title=metric.title) for metric in FAMILY),
-            Column(name="stability", title="Load"),
-        ),
-        rows=tuple(rows),
-    )
+        counts = (run.repeat, outcome.sent, outcome.ok)
+        rows.append((run.sample.finished.run, *run.cell, *counts, *metrics, outcome.verdict))
+    titles = {"run": "Run", **{name: name for name in names}, "repeat": "Repeat", "sent": "Sent", "ok": "Ok"}
+    titles |= {metric.name: metric.title for metric in FAMILY} | {"stability": "Load"}
+    return table("sweep", "Runs", titles, rows, digits=dict.fromkeys(("repeat", "sent", "ok")))
 
 
 def _spread(runs: Sequence[_Measured]) -> Quantity:
@@ -173,7 +164,7 @@ def _spread(runs: Sequence[_Measured]) -> Quantity:
     method = "asiai's M8: pooled over the runs of the same combination; the speed of a run is the median of its replies"
     if isinstance(value, Missing):
         return Quantity(value=None, unit="tokens/s", missing="no combination was run twice", method=method)
-    return Quantity(value=value, unit="tokens/s", n=len(runs), method=method)
+    return number(value, "tokens/s", n=len(runs), method=method)
 
 
 def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quantity) -> Table:
@@ -183,33 +174,22 @@ def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quanti
         speeds = known([run.speed for run in of_cell])
         watts = known([run.power_watts for run in of_cell])
         if not len(speeds):
-            rows.append((*cell, len(of_cell), None, None, None, None, None, None, None))
+            rows.append((*cell, len(of_cell), *[None] * 7))
             continue
         middle, mean, deviation = float(np.median(speeds)), float(speeds.mean()), float(speeds.std())
         cv = 100 * deviation / mean if len(speeds) > 1 else None
         power = float(watts.mean()) if len(watts) else None
         per_watt = mean / power if power else None
-        rows.append(
-            (*cell, len(of_cell), middle, mean, deviation, cv, None if cv is None else stability(cv), power, per_watt)
-        )
+        spread_class = None if cv is None else stability(cv)
+        rows.append((*cell, len(of_cell), middle, mean, deviation, cv, spread_class, power, per_watt))
     pooled = "not known" if spread.value is None else f"{spread.value:.3g} tokens/s"
-    return Table(
-        name="asiai",
-        title="Generation speed by asiai's specification, the median first",
-        columns=(
-            *(Column(name=name, title=name) for name in names),
-            Column(name="runs", title="Runs", digits=None),
-            Column(name="tok_per_sec_median", title="M1, median"),
-            Column(name="tok_per_sec_mean", title="mean"),
-            Column(name="std_dev", title="sd of runs"),
-            Column(name="cv_percent", title="CV, %"),
-            Column(name="stability", title="Class"),
-            Column(name="power_watts", title="M6, W"),
-            Column(name="tok_per_sec_per_watt", title="M7"),
-        ),
-        rows=tuple(rows),
-        note=f"M8, pooled over the runs of each combination: {pooled}. A power that is missing was not measured.",
-    )
+    titles = {name: name for name in names} | {
+        "runs": "Runs", "tok_per_sec_median": "M1, median", "tok_per_sec_mean": "mean", "std_dev": "sd of runs",
+        "cv_percent": "CV, %", "stability": "Class", "power_watts": "M6, W", "tok_per_sec_per_watt": "M7",
+    }  # fmt: skip
+    note = f"M8, pooled over the runs of each combination: {pooled}. A power that is missing was not measured."
+    title = "Generation speed by asiai's specification, the median first"
+    return table("asiai", title, titles, rows, note, {"runs": None})
 
 
 def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_Measured]) -> Table:
@@ -220,18 +200,13 @@ def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_
     for name, title in SICLAIT_ROWS.items():
         value = getattr(metrics, name)
         if isinstance(value, PopulationStatistics):
-            rows.append((title, *(getattr(value, column) for column in SICLAIT.values())))
+            rows.append((title, *(getattr(value, column) for column in SICLAIT)))
         else:
-            rows.append((title, value, *(None for _ in range(len(SICLAIT) - 1))))
+            rows.append((title, value, *[None] * (len(SICLAIT) - 1)))
     where = ", ".join(f"{name} {value}" for name, value in zip(names, cell, strict=True))
-    columns = (Column(name=column, title=title) for title, column in SICLAIT.items())
-    return Table(
-        name=f"siclait-{slug('-'.join(cell), 'cell')}",
-        title=f"siclait's metrics at {where}",
-        columns=(Column(name="metric", title="Metric"), *columns),
-        rows=tuple(rows),
-        note="" if len(of_cell) == 1 else f"Of {len(of_cell)} runs, the one of median throughput.",
-    )
+    titles = {"metric": "Metric", **SICLAIT}
+    note = "" if len(of_cell) == 1 else f"Of {len(of_cell)} runs, the one of median throughput."
+    return table(f"siclait-{slug('-'.join(cell), 'cell')}", f"siclait's metrics at {where}", titles, rows, note)
 
 
 def _exo_rows(ok: RequestLog, finished: Finished, data: StepData, repeat: int) -> list[dict[str, Any]]:
@@ -286,17 +261,11 @@ def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: s
         except ValueError:
             x = float([each.cell[-1] for each in runs].index(run.cell[-1]))
         lines.setdefault(others or title, []).append((x, finite(run.sample.metrics[metric])))
-    return Plot(
-        name=f"sweep-{metric.replace('_', '-')}",
-        title=f"{title} over {names[-1]}" if names else title,
-        kind="marks",
-        x_title=names[-1] if names else "",
-        y_title=title,
-        lines=tuple(
-            Line(name=name, x=tuple(x for x, _ in sorted(points)), y=tuple(y for _, y in sorted(points)))
-            for name, points in lines.items()
-        ),
-    )
+    over = names[-1] if names else ""
+    drawn = (Line(name=name, x=tuple(x for x, _ in sorted(points)), y=tuple(y for _, y in sorted(points)))
+             for name, points in lines.items())  # fmt: skip
+    heading = f"{title} over {over}" if over else title
+    return plot(f"sweep-{metric.replace('_', '-')}", heading, (over, title), drawn, kind="marks")
 
 
 SWEEP = Procedure(
@@ -305,10 +274,7 @@ SWEEP = Procedure(
     section="",
     objective="Measure combinations of options, each several times.",
     workload="synthetic-uniform",
-    presets={
-        "letter": Parameters(duration=60.0, repeat=3, order="random", vary={}),
-        "short": Parameters(duration=10.0, repeat=3, order="random", vary={}),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=10.0)},
     next_step=next_step,
     findings=findings,
     optional=("rate", "concurrency", "requests", "vary"),

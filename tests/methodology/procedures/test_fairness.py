@@ -10,7 +10,8 @@ from virtual_study import run_step
 from watched_study import study
 
 from methodology.measures.fairness import jain, scheduling, starved
-from methodology.procedures.fairness import FAIRNESS, traffic
+from methodology.measures.traffic import traffic
+from methodology.procedures.fairness import FAIRNESS
 from methodology.study.model import Asked, Parameters, Step
 from methodology.study.outcome import outcome
 from simulator.settings import EngineSettings, SimulatorSettings

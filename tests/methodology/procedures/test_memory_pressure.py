@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from watched_study import records, study
 
-from methodology.procedures.memory_pressure import MEMORY_PRESSURE, several
+from methodology.measures.preemption import several
+from methodology.procedures.memory_pressure import MEMORY_PRESSURE
 from methodology.study.model import Asked, Done, Parameters
 from simulator.settings import EngineSettings, SimulatorSettings
 
