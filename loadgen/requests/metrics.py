@@ -13,12 +13,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.protocols.reading.failures import CONTENT_FILTER
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, Ints
+from rundir.columns import Bools, Floats, Ints
+
+_BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|guardrail", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,16 @@ class RequestMetrics:
     itl_ms: Floats
     itl_request: Ints
     itl_end_ns: Ints
+
+
+def refused_by_filter(log: RequestLog) -> Bools:
+    """Return which requests [n] a safety system refused, by the reason why a reply ended or the text of an error.
+
+    Other errors of the client's doing (HTTP 4xx), such as of a limit of rates, are none of it.
+    """
+    said = np.array([bool(_BY_FILTER.search(error)) for error in log.error], np.bool_)
+    refused: Bools = (log.status == "refused") & (said | (log.finish_reason == CONTENT_FILTER))
+    return refused
 
 
 def request_metrics(log: RequestLog) -> RequestMetrics:

@@ -13,7 +13,7 @@ from correlator.breakdown import TTFT_PARTS, Parts
 from loadgen.plan import arrivals, workloads
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
-from loadgen.requests.metrics import request_metrics
+from loadgen.requests.metrics import refused_by_filter, request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.steady import SteadyWindow, in_flight
 from methodology.study.model import StepData
@@ -124,7 +124,7 @@ def facts_of(
         transport=protocol.transport if protocol else None,
         arrivals=get_args(arrivals.Kind),
         ok=len(ok),
-        refused=int((requests.status == "refused").sum()),
+        refused=int(refused_by_filter(requests).sum()),
         stamp_ns=int(np.gcd.reduce(recorded[:3], axis=None)) if len(ok) else 0,
         unrecorded=int((recorded < 0).any(axis=0).sum()),
         held=int((requests.held_ns > 0).sum()),

@@ -15,7 +15,7 @@ from methodology.steady import SteadyWindow
 from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import latency, latency_line, number
+from methodology.study.quantities import latency, latency_line, number, wilson
 
 LEVEL = "level"
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
@@ -287,13 +287,6 @@ def _evidence(passed: Finished | None, failed: Finished | None) -> Iterator[Evid
             yield Evidence(claim="what makes more fail", quantity=name, run=failed.run, value=value)
 
 
-def wilson(outcome: Outcome) -> tuple[float, float]:
-    from scipy.stats import binomtest  # noqa: PLC0415  half a second, and most commands need none of SciPy
-
-    interval = binomtest(outcome.ok, max(outcome.sent, 1)).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> Table:
     columns = {
         "concurrency": "Concurrency", "completion_ratio": "Completion", "ttft_p99_ms": "TTFT P99 (ms)",
@@ -306,7 +299,7 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> 
     for each in sorted(levels, key=_level_of):
         came, of = each.outcome, held[each.number]
         tpot = latency(came, "tpot", "p99")
-        low, high = wilson(came)
+        low, high = wilson(came.ok, came.sent)
         rows.append((each.step.level, came.ok / came.sent if came.sent else None, criteria.ttft_ms(each, "p99"),
                      tpot.estimate if tpot else None, came.sent - came.ok,
                      "Pass" if _passes(asked, came) else "Fail", low, high, of.first_wave_ms, came.running_max,
@@ -347,7 +340,7 @@ def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
     if (asked.parameters.per_slot or 0) < 100:
         yield f"{asked.parameters.per_slot} completions a slot were asked for; the draft wants 100, or 60 s if longer."
     wanted = asked.parameters.completion or LEAST_COMPLETION
-    intervals = [(each.step.label, *wilson(each.outcome)) for each in levels]
+    intervals = [(each.step.label, *wilson(each.outcome.ok, each.outcome.sent)) for each in levels]
     unsure = [label for label, low, high in intervals if low < wanted < high]
     if unsure:
         yield (

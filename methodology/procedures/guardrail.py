@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from loadgen.requests.metrics import request_metrics
+from loadgen.requests.metrics import refused_by_filter, request_metrics
 from methodology.measures.paired import (
     bootstrapped,
     grid,
@@ -22,13 +23,14 @@ from methodology.measures.paired import (
 from methodology.search import fullest, saturated
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.planning import content_seed, counting
-from methodology.study.quantities import number
-from rundir.columns import Floats
+from methodology.study.planning import LEVEL, content_seed, counting
+from methodology.study.quantities import number, wilson
+from rundir.columns import Bools, Floats
 
 BASELINE = "baseline"
 VARIANTS = {BASELINE: "Baseline", "input": "Input Filter", "output": "Output Filter", "full": "Full Filter"}
-LEVEL, SATURATED = "level", "saturated"
+SATURATED = "saturated"
+LEAST_SATURATED_S = 20.0
 NEEDS = (
     "this test compares a system without guardrails with others of the same model: give each with --variant NAME=URL, "
     f"one of them named {BASELINE}; the draft has {', '.join(VARIANTS)}"
@@ -45,10 +47,16 @@ NOTES = (
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the baseline's saturated step and levels, then the same of each other configuration."""
+    """Return the baseline's saturated step and levels, then the same of each other configuration.
+
+    The saturated step comes first, since what warms a configuration up takes less time the more is in flight.
+    """
     if BASELINE not in asked.variants or len(asked.variants) < 2:
         return Done(reason=NEEDS, complete=False)
-    limit = saturated(asked, finished)
+    parameters = asked.parameters
+    length_s, least = parameters.duration or 60.0, parameters.requests or 0
+    lasting = replace(parameters, duration=max(length_s, LEAST_SATURATED_S))
+    limit = saturated(replace(asked, parameters=lasting), finished)
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
@@ -60,17 +68,17 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             load="open",
             level=share * limit.per_s,
             share=share,
-            duration=asked.parameters.duration or 60.0,
+            duration=max(length_s, float(math.ceil(least / (share * limit.per_s)))),
             seed=content_seed(asked, 100 + at),
             reset_cache=True,
         )
-        for at, share in enumerate(asked.parameters.levels or (0.5,))
+        for at, share in enumerate(parameters.levels or (0.5,))
     ]
     others = [name for name in asked.variants if name != BASELINE]
     steps = [replace(step, variant=BASELINE, label=f"{BASELINE}-{step.label}") for step in levels]
     for name in others:
-        steps += [replace(step, variant=name, label=f"{name}-{step.label}") for step in levels]
         steps.append(replace(limit.step, kind=SATURATED, variant=name, label=f"{name}-{limit.step.label}"))
+        steps += [replace(step, variant=name, label=f"{name}-{step.label}") for step in levels]
     ended = sum(each.step.kind in (LEVEL, SATURATED) for each in finished)
     return steps[ended] if ended < len(steps) else Done(reason="every configuration has been measured at each level")
 
@@ -84,7 +92,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     results: dict[str, Quantity] = {}
     times: dict[str, Floats] = {}
     differences: dict[str, list[Floats]] = {name: [] for name in names}
-    refused = dict.fromkeys(names, 0)
+    sent: dict[str, list[Bools]] = {name: [] for name in names}  # which of the requests were refused
     for share in shares:
         base = measured(levels[BASELINE, share], read(levels[BASELINE, share])) if (BASELINE, share) in levels else None
         for name in (each for each in names if (each, share) in levels):
@@ -93,7 +101,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             suffix = f"{name}_{round(100 * share)}"
             metrics = request_metrics(data.requests)
             ok = data.requests.status == "ok"
-            refused[name] += int((whole.requests.status == "refused").sum())
+            sent[name].append(refused_by_filter(whole.requests))
             times.setdefault(name, metrics.ttft_ms[ok])
             for metric, values in (("ttft", metrics.ttft_ms), ("e2e", metrics.e2e_ms)):
                 for label, quantity in percentile_quantities(values[ok]).items():
@@ -109,7 +117,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     for name in names[1:]:
         results |= _overheads(name, differences[name])
     results |= _throughputs(names, steps)
-    results |= {f"refused_{name}": Quantity(value=float(refused[name]), unit="requests") for name in names}
+    for name in (each for each in names if sent[each]):
+        results |= _refusals(name, np.concatenate(sent[name]))
     by_level = {f"{n}_{round(100 * s)}": f"{VARIANTS.get(n, n)}, {round(100 * s)} %" for n in names for s in shares}
     latency = {
         f"{metric}_{q}_ms": f"{metric.upper()} {q.upper()} (ms)"
@@ -119,7 +128,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     latency |= {"overhead_ttft_ms": "TTFT overhead (ms)", "overhead_e2e_ms": "E2E overhead (ms)"}
     latency |= {"outside_engine_p50_ms": "Outside the engine, P50 (ms)"}
     impact = {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Reduction (ratio)"}
-    impact |= {"refused": "Refused"}
+    impact |= {"refused": "Refused", "refused_ratio": "Refused (ratio)"}
     by_name = {name: VARIANTS.get(name, name) for name in names}
     heading = {"configuration": "Configuration"}
     return Findings(
@@ -132,6 +141,13 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
         notes=(*NOTES, *_notes(asked, results, names), *overloaded(steps)),
     )
+
+
+def _refusals(name: str, refused: Bools) -> dict[str, Quantity]:
+    count = int(refused.sum())
+    ends = wilson(count, len(refused))
+    ratio = Quantity(value=count / len(refused), unit="ratio", ci95=ends, n=len(refused), method="Wilson")
+    return {f"refused_{name}": Quantity(value=float(count), unit="requests"), f"refused_ratio_{name}": ratio}
 
 
 def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity]:
@@ -178,10 +194,10 @@ def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> 
     notes = []
     if missing := [name for name in VARIANTS if name not in asked.variants]:
         notes.append(f"Not measured of the draft's configurations: {', '.join(missing)}.")
-    refusals = {name: round(results[f"refused_{name}"].value or 0) for name in names}
-    if any(refusals.values()):
-        counts = ", ".join(f"{name} {count}" for name, count in refusals.items() if count)
-        notes.append(f"Requests were refused, and are in no latency: {counts}.")
+    refused = {name: results[f"refused_ratio_{name}"] for name in names if f"refused_ratio_{name}" in results}
+    shares = [f"{name} {100 * each.value:.1f} % of {each.n:,}" for name, each in refused.items() if each.value]
+    if shares:
+        notes.append(f"Safety systems refused requests, which are in no latency: {', '.join(shares)}.")
     return notes
 
 
@@ -193,8 +209,8 @@ GUARDRAIL = Procedure(
     workload="conversation",
     rests_on=("ttft",),
     presets={
-        "letter": Parameters(levels=(0.25, 0.5, 0.75), duration=60.0),
-        "short": Parameters(levels=(0.25, 0.5, 0.75), duration=20.0),
+        "letter": Parameters(levels=(0.25, 0.5, 0.75), duration=60.0, requests=50),
+        "short": Parameters(levels=(0.25, 0.5, 0.75), duration=15.0, requests=24),
     },
     next_step=next_step,
     findings=findings,

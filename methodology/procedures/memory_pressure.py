@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from methodology import search
 from methodology.measures.paired import grid, of_quantile
 from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
-from methodology.procedures.capacity import CAPACITY, bracket, wilson
+from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import latency, number
+from methodology.study.quantities import latency, number, wilson
 from methodology.study.server_side import NO_PAGE
 
 SEARCHED = "capacity"
@@ -102,7 +102,7 @@ def _percents(each: Finished) -> str:
 
 
 def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
-    came, sent, (low, high) = each.outcome, each.outcome.sent, wilson(each.outcome)
+    came, sent, (low, high) = each.outcome, each.outcome.sent, wilson(each.outcome.ok, each.outcome.sent)
     complete, ttft = came.ok / max(1, sent), latency(came, "ttft", "p99")
     results = {
         "completion_ratio": number(complete, "ratio", ci95=(low, high), n=sent, method="Wilson"),

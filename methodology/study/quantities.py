@@ -64,6 +64,14 @@ def mean(values: Floats, *, unit: str = "ms") -> Quantity:
     return Quantity(value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values")
 
 
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share."""
+    from scipy.stats import binomtest  # noqa: PLC0415  half a second, and most commands need none of SciPy
+
+    interval = binomtest(count, max(total, 1)).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
 def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval | None:
     """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; None where unknown."""
     return outcome.percentiles.get(f"{metric}_ms", {}).get(name)

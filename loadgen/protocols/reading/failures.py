@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 _MESSAGE_CHARS = 300
+CONTENT_FILTER = "content_filter"  # as a code or a type of an error, and as a reason why a reply ended
 
 # What decoding JSON raises on what a server may send: bytes that are no UTF-8 and deep nesting are no DecodeError.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -28,6 +31,8 @@ class _Refusal(Payload, gc=False):
 
 class _Error(msgspec.Struct, gc=False):
     message: str = ""
+    code: Any = None
+    type: Any = None
 
 
 _decode = msgspec.json.Decoder(_Refusal).decode
@@ -56,12 +61,18 @@ def server_message(data: bytes) -> str:
 
 
 def message_in(raw: bytes) -> str:
-    """Return the text in an error value: a string, an object with a message, or else its JSON."""
+    """Return the text in an error value: a string, an object with a message, or else its JSON.
+
+    Of its code or type only that of a content filter is said, which tells a refusal from other errors.
+    """
     try:
         value = msgspec.json.decode(raw, type=str | _Error)
     except UNREADABLE:
         return raw.decode(errors="replace")
-    return value if isinstance(value, str) else value.message or raw.decode(errors="replace")
+    if isinstance(value, str):
+        return value
+    by_filter = f"{CONTENT_FILTER}: " if value.message and CONTENT_FILTER in (value.code, value.type) else ""
+    return by_filter + (value.message or raw.decode(errors="replace"))
 
 
 def clip(text: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from loadgen import records
 from loadgen.requests import table as log
+from loadgen.requests.metrics import refused_by_filter
 from rundir.columns import take
 
 if TYPE_CHECKING:
@@ -98,6 +99,24 @@ def test_rows_are_sorted_and_only_what_was_dispatched(wire: type[Wire]):
 
 
 HTTP = "HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def test_what_a_content_filter_refused_is_known_from_other_errors(wire: type[Wire]):
+    """By the reason why a reply ended, by the code of an error, or by its words; a limit of rates is none."""
+    begun = wire.SSE_HEAD + wire.event(wire.ROLE) + wire.event(wire.content("a"))
+    filtered = begun + wire.event(wire.content("", "content_filter")) + wire.event("[DONE]") + wire.END
+    bodies = (
+        b'{"error":{"message":"No.","type":"content_filter"}}',
+        b'{"error":{"message":"No.","code":"content_filter"}}',
+        b'{"error":"blocked by guardrail pii"}',
+        b'{"error":{"message":"Too many requests","code":429}}',
+    )
+    replies = [filtered, *(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)]
+    parts = [part for index, reply in enumerate(replies) for part in _parts(index, reply)]
+    got = log.assemble([], parts, run_id="r")
+    assert ["refused"] * 5 == got.status.tolist()
+    assert [True, True, True, True, False] == refused_by_filter(got).tolist()
+    assert "http_400: content_filter: No." == got.error[1]
 
 
 def test_how_a_request_ended(wire: type[Wire]):

@@ -34,31 +34,42 @@ def test_the_overhead_is_the_delay_that_was_set(guarded: Studied) -> None:
     """Pairs of the same request differ by what the filter took, within 3 ms and 2 %; so does what is outside."""
     assert guarded.value("overhead_ttft_ms_input") == pytest.approx(50.0, abs=3 + 0.02 * 50)
     low, high = guarded.ends("overhead_ttft_ms_input")
-    assert low < 50.0 < high + 3
+    assert low < 50.01  # the median of many pairs is the delay to a rounding
+    assert high > 47.0
     outside = guarded.value("outside_engine_p50_ms_input_50") - guarded.value("outside_engine_p50_ms_baseline_50")
     assert outside == pytest.approx(50.0, abs=1.0)
     assert guarded.value("overhead_e2e_ms_full") > 60.0
 
 
 def test_all_configurations_are_sent_the_same(guarded: Studied) -> None:
-    """A level of each has the same requests at the same moments, and each is saturated once."""
-    assert guarded.kinds == ["saturate", "level", "level", *["level", "level", "saturated"] * 2]
+    """A level of each has the same requests at the same moments, and each is saturated once, which warms it up."""
+    assert guarded.kinds == ["saturate", "level", "level", *["saturated", "level", "level"] * 2]
     sent = {(each.step.variant, each.step.share): data.requests for each, data in guarded.of_kind("level")}
     for share in (0.25, 0.5):
         before, after = sent["baseline", share].submit_ns, sent["full", share].submit_ns
         assert (before - before[0]).tolist() == (after - after[0]).tolist()
 
 
-def test_refusals_are_counted_and_in_no_latency(guarded: Studied) -> None:
-    """The filter refuses some prompts, which the notes say."""
-    refused = sum(
-        int((data.requests.status == "refused").sum())
-        for each, data in guarded.of_kind("level")
-        if each.step.variant == "full"
-    )
+def test_refusals_are_those_of_the_filter(guarded: Studied) -> None:
+    """As many as the gateway truly refused, a share of all that was sent, and in no latency."""
+    sent = [exchange for each, data in guarded.of_kind("level") if each.step.variant == "full"
+            for exchange in data.about["truth"]]  # fmt: skip
+    refused = sum(exchange.status == 400 for exchange in sent)
     assert 0 < guarded.value("refused_full") == refused
-    assert guarded.value("refused_baseline") == 0
-    assert any("refused" in note for note in guarded.findings.notes)
+    assert guarded.value("refused_ratio_full") == pytest.approx(refused / len(sent))
+    low, high = guarded.ends("refused_ratio_full")
+    assert low < FULL.refuse_ratio < high
+    assert guarded.value("refused_ratio_baseline") == 0
+    assert any("Safety systems refused requests" in note and "full" in note for note in guarded.findings.notes)
+
+
+def test_each_level_has_requests_enough_to_pair() -> None:
+    """At a quarter of the load it lasts longer."""
+    wanted = asked("baseline", "input", levels=(0.1, 0.5), duration=1.0, requests=24)
+    variants = {name: SimulatorSettings() for name in wanted.variants}
+    steps = [each.step for each, _ in study(GUARDRAIL, wanted, variants=variants).of_kind("level")]
+    assert all(step.level * (step.duration or 0) >= 24 for step in steps)
+    assert {step.share: step.duration for step in steps}[0.1] > 10
 
 
 def test_a_baseline_is_needed() -> None:
