@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadgen.requests.slo import parse_slo
-from methodology.fits.monotone import Crossing, crossing
+from methodology.fits.logistic import share_crossing
+from methodology.fits.monotone import Crossing
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
 from methodology.study.planning import content_seed
 
@@ -34,7 +34,8 @@ MOST_LEVELS, MOST_SLO_LEVELS = 4, {"letter": 8, "short": 4}
 LONGER = 3  # times the duration, of a level that was undecided
 SLO_SHARES = (0.8, 0.5, 0.2, 0.1)  # of the limit: levels tried until one meets the objectives
 NARROW = 0.03  # of the load at the objective: half its interval, that ends the search
-UNKNOWN_SD = 0.4  # of the logarithm of a percentile whose interval is not known
+APART = 0.03  # levels at an objective: a step nearer to another one says little that is new
+STEADY = 0.97  # of the limit: of higher loads, how many requests are late depends on how long they last
 DEFAULT_S = 60.0
 Z95 = 1.96
 
@@ -363,26 +364,31 @@ def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, ti
 
 def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:
     """Return the next rate of the search for the load at which the objectives are reached."""
-    judged = [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
-    tried = [each for each in judged if each.step.kind == AT_SLO]
-    met = [each for each in judged if each.outcome.slo and each.outcome.slo.met]
-    failed = [each for each in judged if each.outcome.slo and each.outcome.slo.met is False]
+    judged = _judged(finished)
+    met, failed = (
+        [load_of(each, limit) for each in judged if each.outcome.slo_met is is_met] for is_met in (True, False)
+    )
     if not failed:
         return Done(reason="the objectives hold up to the highest load that is sustained")
-    lowest = min(load_of(each, limit) for each in failed)
-    floor = asked.parameters.min or 0.0
-    if not any(load_of(each, limit) < lowest for each in met):
-        rates = [rate for share in SLO_SHARES if (rate := max(share * limit.per_s, floor)) < 0.95 * lowest]
-        if not rates or len(tried) >= MOST_SLO_LEVELS[asked.scale]:
+    is_last = sum(each.step.kind == AT_SLO for each in judged) >= MOST_SLO_LEVELS[asked.scale]
+    if not met:
+        floor = asked.parameters.min or 0.0
+        rates = [rate for share in SLO_SHARES if (rate := max(share * limit.per_s, floor)) < 0.95 * min(failed)]
+        if not rates or is_last:
             return Done(reason="the objectives fail even at the lowest load that was tried")
         return rates[0]
-    reached = crossing_of(asked, finished, limit)
-    highest = max(load_of(each, limit) for each in met if load_of(each, limit) < lowest)
-    if len(tried) >= MOST_SLO_LEVELS[asked.scale] or _is_narrow(reached):
+    reached = crossing_of(finished, limit)
+    if is_last or _is_narrow(reached):
         return Done(reason="the load at which the objectives are reached is known")
-    at = reached.at if reached is not None and reached.at is not None else (lowest + highest) / 2
-    margin = 0.15 * (lowest - highest)
-    return float(np.clip(at, highest + margin, lowest - margin))
+    at = reached.at if reached is not None and reached.at is not None else (max(met) + min(failed)) / 2
+    # A step tells most at the load that is sought, and little where another has been.
+    places = (at * (1 + APART * offset) for offset in (0, 1, -1, 2, -2, 3, -3, 4, -4))
+    return next((place for place in places if all(abs(place / load - 1) > APART / 2 for load in (*met, *failed))), at)
+
+
+def _judged(finished: Sequence[Finished]) -> list[Finished]:
+    """Return the open loops that were judged by objectives."""
+    return [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
 
 
 def _is_narrow(reached: Crossing | None) -> bool:
@@ -392,34 +398,31 @@ def _is_narrow(reached: Crossing | None) -> bool:
     return ((high or 0) - (low or 0)) / 2 < NARROW * reached.at
 
 
-def crossing_of(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> Crossing | None:
-    """Return the load at which the first of the objectives is reached, by the open loops; None without two of them."""
-    judged = [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
+def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Crossing | None:
+    """Return the load at which the first of the objectives of percentiles is reached, by the open loops.
+
+    None without two that had a steady state, and where it lies outside all levels. The steps have one tau: by its
+    own, a step would count the less the more it has beyond the bound.
+    """
+    judged = _judged(finished)
+    loads = [load_of(each, limit) for each in judged]
     crossings = []
-    for objective in parse_slo(asked.parameters.slo or "").objectives:
-        if not objective.of_latency:
-            continue
-        known = [
-            (each, result)
-            for each in judged
-            for result in (each.outcome.slo.objectives if each.outcome.slo else ())
-            if result.text == objective.text
-        ]
+    for text in {text: None for each in judged for text in each.outcome.beyond}:
         points = [
-            (load_of(each, limit), math.log(result.value), log_deviation(each.outcome, result.metric, result.statistic))
-            for each, result in known
-            if result.value
+            (load, each.outcome.beyond[text])
+            for load, each in zip(loads, judged, strict=True)
+            if text in each.outcome.beyond and load < STEADY * limit.per_s
         ]
-        if len(points) > 1:
-            loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
-            crossings.append(crossing(loads, heights, spread, math.log(objective.bound)))
-    reached = [each for each in crossings if each.at is not None]
-    return min(reached, key=lambda each: each.at or 0, default=crossings[0] if crossings else None)
-
-
-def log_deviation(outcome: Outcome, metric: str, statistic: str) -> float:
-    """Return the standard deviation of the logarithm of a percentile, by its interval where that is known."""
-    interval = outcome.percentiles.get(f"{metric}_ms", {}).get(statistic)
-    if interval is None or not interval.low or not interval.high:
-        return UNKNOWN_SD
-    return max((math.log(interval.high) - math.log(interval.low)) / (2 * Z95), 0.01)
+        seen = [(beyond.n, beyond.tau) for _, beyond in points if beyond.share]
+        if len(points) < 2 or not seen:
+            continue
+        tau = float(np.average([each for _, each in seen], weights=[n for n, _ in seen]))
+        reached = share_crossing(
+            [load for load, _ in points],
+            [beyond.share for _, beyond in points],
+            [beyond.n / tau for _, beyond in points],
+            points[0][1].allowed,
+        )
+        if reached.at is not None and min(loads) <= reached.at <= max(loads):
+            crossings.append(reached)
+    return min(crossings, key=lambda each: each.at or 0, default=None)

@@ -13,7 +13,7 @@ from correlator.breakdown import TTFT_PARTS
 from methodology.fits.monotone import Crossing, crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
-from methodology.search import Capacity, bracket, capacity, load_of, log_deviation, measured_capacity
+from methodology.search import Capacity, bracket, capacity, load_of, measured_capacity
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
@@ -25,6 +25,7 @@ LEAST_SATURATED_S = 60.0
 KNEE = 2.0  # times the least TTFT P99
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 NAMES = ("p50", "p95", "p99")
+UNKNOWN_SD = 0.4  # of the logarithm of a P99 whose interval is not known
 _LETTER = Parameters(
     levels=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
     duration=60,
@@ -186,7 +187,7 @@ def _load(study: _Study, point: str, each: Finished) -> float:
 def _knee_fit(study: _Study) -> Crossing | None:
     """Return where the monotone fit of TTFT P99 passes twice its least value."""
     points = [
-        (load, math.log(value), log_deviation(each.outcome, "ttft", "p99"))
+        (load, math.log(value), _log_deviation(each))
         for load, each in zip(study.loads, study.levels, strict=True)
         if (value := criteria.ttft_ms(each, "p99"))
     ]
@@ -194,6 +195,14 @@ def _knee_fit(study: _Study) -> Crossing | None:
         return None
     loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
     return crossing(loads, heights, spread, math.log(KNEE), above_least=True)
+
+
+def _log_deviation(each: Finished) -> float:
+    """Return the standard deviation of the logarithm of a level's TTFT P99, by its interval where that is known."""
+    interval = latency(each.outcome, "ttft", "p99")
+    if interval is None or not interval.low or not interval.high:
+        return UNKNOWN_SD
+    return max(math.log(interval.high / interval.low) / (2 * 1.96), 0.01)
 
 
 def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:

@@ -114,6 +114,15 @@ class Done(Struct, frozen=True, kw_only=True):
     complete: Annotated[bool, doc("Whether the test has all that it needs.")] = True
 
 
+class Beyond(Struct, frozen=True, kw_only=True):
+    """How much of a step does not keep an objective of a percentile; what failed is beyond each bound."""
+
+    share: Annotated[Ratio, doc("Share of the requests, of an itl of the gaps, beyond the bound.", "ratio")]
+    allowed: Annotated[Ratio, doc("The share that the objective allows.", "ratio")]
+    n: Annotated[Count, doc("How many there are.", "values")]
+    tau: Annotated[Amount, doc("How many in a row say as much of the share as an independent one.", "values")]
+
+
 class Outcome(Struct, frozen=True, kw_only=True):
     """What came of a step, as later decisions need it; derived from the step's run directory alone."""
 
@@ -168,6 +177,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     slo: Annotated[
         SloResult | None, doc("The objectives that the step states, of the requests submitted in the window.")
     ] = None
+    beyond: Annotated[dict[str, Beyond], doc("By objective of a percentile: how much of the step is beyond it.")] = {}
     queued_ratio: Annotated[Ratio | None, doc("Share of the scrapes in the window with requests waiting.", "ratio")] = (
         None
     )

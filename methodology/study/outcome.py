@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.requests.metrics import counts, input_tokens, request_metrics
-from loadgen.requests.slo import SloResult, parse_slo, slo_result
+from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
+from loadgen.requests.slo import parse_slo, slo_result
+from loadgen.requests.slo.objectives import Objective
 from loadgen.requests.table import RequestLog
-from methodology.intervals import QuantileInterval, quantiles
+from methodology.intervals import QuantileInterval, autocorrelation_time, quantiles
 from methodology.load import stability_of
 from methodology.percentiles import times_in_order
 from methodology.steady import (
@@ -30,7 +31,7 @@ from methodology.steady import (
     token_arrivals,
     within,
 )
-from methodology.study.model import Kind, Outcome, Step, StepData
+from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, take
 from rundir.stats import known
@@ -78,7 +79,7 @@ def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outc
         stability=stability_of(log, data.endpoints, closed_loop=data.closed_loop),
         percentiles=_percentiles(data, window),
         ttft_counts=_ttft_counts(log, window),
-        slo=_slo(step, log, window),
+        **_slo(step, log, window),
         server_tokens_per_s=server.tokens_per_s,
         queued_ratio=server.queued_ratio,
         running_max=server.running_max,
@@ -184,12 +185,37 @@ def _bound(step: Step) -> list[str]:
     return [each.metric for each in parse_slo(str(text)).objectives] if text else []
 
 
-def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> SloResult | None:
+def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> dict[str, Any]:
     """Judge the objectives by the requests of the window; those of whole runs' rates are not a step's."""
     text = step.options.get("slo")
     if not text:
-        return None
+        return {}
     parsed = parse_slo(str(text))
     judged = tuple(each for each in parsed.objectives if each.of_latency or each.metric in OF_REQUESTS)
     rows = take(log, submitted_within(log, window))
-    return slo_result(replace(parsed, objectives=judged), rows, request_metrics(rows), {})
+    metrics = request_metrics(rows)
+    beyond = {each.text: _beyond(each, rows, metrics) for each in judged if each.quantile is not None}
+    return {
+        "slo": slo_result(replace(parsed, objectives=judged), rows, metrics, {}),
+        "beyond": {name: share for name, share in beyond.items() if share is not None},
+    }
+
+
+def _beyond(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> Beyond | None:
+    """Return how much is beyond the bound of a percentile, in the order of submission; None without any value."""
+    ok = log.status == "ok"
+    order = np.argsort(log.submit_ns, kind="stable")
+    if objective.metric == "itl":
+        times_ms = np.append(metrics.itl_ms, np.full(int((~ok).sum()), np.inf))
+    else:
+        times_ms = np.where(ok, getattr(metrics, f"{objective.metric}_ms"), np.inf)[order]
+    times_ms = times_ms[~np.isnan(times_ms)]
+    if not len(times_ms):
+        return None
+    late = times_ms > objective.bound if objective.inclusive else times_ms >= objective.bound
+    return Beyond(
+        share=float(late.mean()),
+        allowed=round(1 - (objective.quantile or 0.0), 9),
+        n=len(late),
+        tau=autocorrelation_time(late),
+    )
