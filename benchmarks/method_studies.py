@@ -27,7 +27,6 @@ from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
 from methodology.search import measured_capacity, saturation
 from methodology.stability import Stability
-from methodology.study.findings import Findings
 from methodology.study.model import Asked, Done, Finished, Parameters, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
@@ -55,6 +54,7 @@ SECONDS = {
     "equal": EngineSettings(),
     "equal, both drift 5 %/h": EngineSettings(drift_per_h=0.05),
 }
+SLO_ENGINES = ("demo", "max_num_seqs 32", "max_num_seqs 8, slow 0.5")
 SATURATED, LONG = 20_000, 10_000  # requests of a run that is the truth
 OBJECTIVE_MS = 500.0
 LEAST_GAIN, CLEAR = 0.02, 2.0  # of what binds: its own, and over the next one's
@@ -138,30 +138,30 @@ def throughput(ledger: Ledger, name: str, seed: int, *, seconds: float = 60.0, s
 
 
 def load_at_objective(ledger: Ledger, name: str) -> Result:
-    """Return the load, requests/s, at which the P99 of the TTFT of long runs is 500 ms: by bisection, then a line."""
+    """Return the load, requests/s, at which the P99 of the TTFT of long runs is 500 ms.
+
+    By a straight line through the logarithms of twelve runs' P99, at 94 to 106 % of where three coarse runs have it.
+    """
     per_s = truth_of(ledger, name)["per_s"]
 
     def search() -> Result:
-        low, high = (0.3, _p99_ms(name, 0.3 * per_s)), (1.0, _p99_ms(name, per_s))
-        while high[0] - low[0] > 0.03:
-            share = (low[0] + high[0]) / 2
-            point = share, _p99_ms(name, share * per_s)
-            low, high = (point, high) if point[1] < OBJECTIVE_MS else (low, point)
-        logs = math.log(low[1]), math.log(OBJECTIVE_MS), math.log(high[1])
-        return {"per_s": per_s * float(np.interp(logs[1], [logs[0], logs[2]], [low[0], high[0]]))}
+        coarse = _crossing(name, per_s * np.array([0.45, 0.6, 0.75]), seed=7)
+        return {"per_s": _crossing(name, coarse * np.repeat([0.94, 0.98, 1.02, 1.06], 3), seed=20)}
 
     return ledger.get("load at the objective", name, of=search)
 
 
-def _p99_ms(name: str, rate: float) -> float:
-    return float(np.quantile(np.concatenate([_long_ttft_ms(name, rate, seed) for seed in (7, 8)]), 0.99))
+def _crossing(name: str, rates: Floats, *, seed: int) -> float:
+    logs = [math.log(_long_p99_ms(name, rate, seed + at)) for at, rate in enumerate(rates.tolist())]
+    slope, height = np.polyfit(rates, logs, 1)
+    return float((math.log(OBJECTIVE_MS) - height) / slope)
 
 
-def _long_ttft_ms(name: str, rate: float, seed: int) -> Floats:
-    """Return the TTFT of a long open loop, without its first tenth."""
+def _long_p99_ms(name: str, rate: float, seed: int) -> float:
+    """Return the P99 of the TTFT of a long open loop, without its first tenth."""
     step = a_step(rate, seed, seconds=None, requests=LONG)
     data = run_step(step, server_of(ENGINES[name], shown=False), scrape_s=None, parts="none")
-    return request_metrics(data.requests).ttft_ms[LONG // 10 :]
+    return float(np.quantile(request_metrics(data.requests).ttft_ms[LONG // 10 :], 0.99))
 
 
 # What binds
@@ -276,42 +276,24 @@ def metrics_of(data: StepData) -> dict[str, float]:
 
 # Until an interval is narrow
 
-
 UNTIL = {"ttft_p50±5%": "p50", "ttft_p50±10%": "p50", "ttft_p99±10%": "p99", "ttft_p99±20%": "p99"}
-UNTIL_ENGINES = ("demo", "max_num_seqs 32")
-
-
-def until(ledger: Ledger, name: str, load: float, text: str, seed: int) -> Result:
-    """Return the interval of a percentile that a ttft study with `--until` ends with, and its looks."""
-    truth = truth_of(ledger, name)
-
-    def study() -> Result:
-        asked = _asked_until(load, text, seed, per_s=truth["per_s"], tokens_per_s=truth["tokens_per_s"])
-        steps, findings = play(TTFT, asked, replace(ENGINES[name], seed=1000 + seed), scrape_s=None, parts="none")
-        return _at_end(findings, text, len(steps))
-
-    return ledger.get("until", name, load, text, seed, of=study)
-
-
-def _asked_until(load: float, text: str, seed: int, *, per_s: float, tokens_per_s: float | None = None) -> Asked:
-    parameters = Parameters(load=load, requests=1000, until=text, capacity=per_s, capacity_tokens=tokens_per_s)
-    return Asked(test="ttft", scale="short", parameters=parameters, seed=seed)
-
-
-def _at_end(findings: Findings, text: str, looks: int) -> Result:
-    result = findings.results[f"ttft_{UNTIL[text]}_ms"]
-    return {"value": result.value, "ci95": result.ci95, "looks": looks, "n": result.n}
 
 
 def until_of_queue(servers: int, load: float, text: str, seed: int) -> Result:
-    """Return the same of a queue that serves one request a second and server, by the time in flight as the TTFT."""
-    asked, finished = _asked_until(load, text, seed, per_s=float(servers)), list[Finished]()
+    """Return the interval that a ttft study with `--until` ends with, and its looks: the TTFT is the time in flight.
+
+    The queue serves one request a second and server; each step finds it empty.
+    """
+    parameters = Parameters(load=load, requests=1000, until=text, capacity=float(servers))
+    asked = Asked(test="ttft", scale="short", parameters=parameters, seed=seed)
+    finished: list[Finished] = []
     data: list[StepData] = []
     while isinstance(step := decide(TTFT, asked, finished), Step):
         data.append(_queued(step, servers))
         came = outcome(step, data[-1])
         finished.append(Finished(number=len(data), run=step.label, step=step, outcome=came))
-    return _at_end(TTFT.findings(asked, finished, lambda each: data[each.number - 1]), text, len(finished))
+    findings = TTFT.findings(asked, finished, lambda each: data[each.number - 1])
+    return {"ci95": findings.results[f"ttft_{UNTIL[text]}_ms"].ci95, "looks": len(finished)}
 
 
 def _queued(step: Step, servers: int) -> StepData:
@@ -331,14 +313,3 @@ def _queued(step: Step, servers: int) -> StepData:
         requests=log, parts=break_down(log, unjoined(count), nothing(count, "not estimated")), endpoints=(),
         start_ns=EPOCH_NS, end_ns=int(submit_ns[-1]), closed_loop=False, status="complete", about={},
     )  # fmt: skip
-
-
-def long_percentiles(ledger: Ledger, name: str, load: float) -> Result:
-    """Return percentiles of the TTFT of ten runs of 10,000 requests."""
-    rate = load * truth_of(ledger, name)["per_s"]
-
-    def runs() -> Result:
-        ttft_ms = np.concatenate([_long_ttft_ms(name, rate, 100 + seed) for seed in range(10)])
-        return {label: float(np.quantile(ttft_ms, q)) for label, q in (("p50", 0.5), ("p99", 0.99))}
-
-    return ledger.get("percentiles", name, load, of=runs)

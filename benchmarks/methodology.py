@@ -230,26 +230,30 @@ def verdict(ledger: Ledger, size: int) -> None:
         row(f"{low:g} - {high:g}", counter.total(), *(share(counter[name], counter.total()) for name in VERDICTS))
 
 
-def until(ledger: Ledger, size: int) -> None:
+def until(_: Ledger, size: int) -> None:
     """Print how often the interval holds the truth after `--until` ended, at whatever look and at an early one."""
-    head("systems", "until", "studies", "have an interval, %", "of these hold, %", "ended early", "of these hold, %")
-    for systems in ("queues", "engines"):
-        everything: list[Judged] = []
-        for text in studies.UNTIL:
-            known = _until_queues(text, size) if systems == "queues" else _until_engines(ledger, text, size)
-            _until_row(known, systems, text)
-            everything += known
-        _until_row(everything, systems, "all")
+    head("until", "studies", "have an interval, %", "of these hold, %", "of them ended early", "of these hold, %")
+    everything: list[tuple[int, bool | None]] = []
+    for text in studies.UNTIL:
+        known = [_until(*case, text, seed) for case in product(SERVERS, LOADS[:3]) for seed in range(4 * size)]
+        _until_row(text, known)
+        everything += known
+    _until_row("all", everything)
 
 
-Judged = tuple[Result, float]  # with the truth
+def _until(servers: int, load: float, text: str, seed: int) -> tuple[int, bool | None]:
+    """Return the looks of a study, and whether its interval holds the truth; None where it has none."""
+    result = studies.until_of_queue(servers, load, text, seed)
+    if None in (result["ci95"] or (None,)):
+        return result["looks"], None
+    return result["looks"], _holds(result["ci95"], true_percentile(servers, load, studies.UNTIL[text]))
 
 
-def _until_queues(text: str, size: int) -> list[Judged]:
-    return [
-        (studies.until_of_queue(servers, load, text, seed), true_percentile(servers, load, studies.UNTIL[text]))
-        for servers, load, seed in product(SERVERS, (0.3, 0.5, 0.7), range(4 * size))
-    ]
+def _until_row(text: str, known: Sequence[tuple[int, bool | None]]) -> None:
+    held_at = [(looks, held) for looks, held in known if held is not None]
+    early = [held for looks, held in held_at if looks < LOOKS]
+    shares = share(len(held_at), len(known)), share(sum(held for _, held in held_at), len(held_at))
+    row(text, len(known), *shares, len(early), share(sum(early), len(early)))
 
 
 @cache
@@ -259,35 +263,14 @@ def true_percentile(servers: int, load: float, name: str) -> float:
     return 1e3 * float(np.quantile(times_s, int(name[1:]) / 100))
 
 
-def _until_engines(ledger: Ledger, text: str, size: int) -> list[Judged]:
-    known: list[Judged] = []
-    for name, load, seed in product(studies.UNTIL_ENGINES, (0.5, 0.7), range(math.ceil(size / 3))):
-        truth = studies.long_percentiles(ledger, name, load)[studies.UNTIL[text]]
-        known.append((studies.until(ledger, name, load, text, seed), truth))
-    return known
-
-
-def _until_row(known: Sequence[Judged], *cells: object) -> None:
-    given = [(each, _holds(each["ci95"], truth)) for each, truth in known if None not in (each["ci95"] or (None,))]
-    early = [holds for each, holds in given if each["looks"] < LOOKS]
-    row(
-        *cells,
-        len(known),
-        share(len(given), len(known)),
-        share(sum(holds for _, holds in given), len(given)),
-        len(early),
-        share(sum(early), len(early)),
-    )
-
-
 def slo(ledger: Ledger, size: int) -> None:
     """Print how far the load at P99 < 500 ms is from the truth, of studies with steps of 300 s, by engine."""
     head("engine", "truth, requests/s", "studies", "within 8 %", "interval holds", "bias, sd, %", "steps at it, most")
     everything: list[tuple[float, Result]] = []
-    for name in (*ENGINES, "all"):
+    for name in (*studies.SLO_ENGINES, "all"):
         truth = 0.0 if name == "all" else studies.load_at_objective(ledger, name)["per_s"]
         objective = f"ttft_p99<{studies.OBJECTIVE_MS:g}ms"
-        seeds = range(math.ceil(size / 5)) if truth else ()
+        seeds = range(math.ceil(size / 6)) if truth else ()
         known = [(truth, studies.throughput(ledger, name, seed, seconds=300.0, slo=objective)) for seed in seeds]
         everything += known
         known = known or everything
