@@ -137,15 +137,17 @@ METRICS = ("ttft_p50", "ttft_p99", "tpot_p50", "e2e_p50")
 Pair = tuple[dict[str, float], dict[str, float]]
 
 
-def twins(random: np.random.Generator, load: float, *, seconds: float = 60.0, servers: int = 16) -> Pair:
-    """Return the metrics of two runs of one system with the same requests: each of its times varies by 5 %."""
+def twins(
+    random: np.random.Generator, load: float, *, seconds: float = 60.0, servers: int = 16, slow: float = 1.0
+) -> Pair:
+    """Return the metrics of two runs with the same requests, whose times vary by 5 %; the second may be slower."""
     per_s = 6.0
     arrived_s = np.sort(random.uniform(0, seconds, random.poisson(load * per_s * seconds)))
     tokens = np.maximum(1, np.rint(took(random, len(arrived_s), 160, 0.4)))
     runs = []
-    for _ in range(2):
-        token_s = servers / per_s / 160 * random.lognormal(0, 0.05, len(arrived_s))
-        prefill_s = 0.05 * random.lognormal(0, 0.05, len(arrived_s))
+    for times in (1.0, slow):
+        token_s = times * servers / per_s / 160 * random.lognormal(0, 0.05, len(arrived_s))
+        prefill_s = times * 0.05 * random.lognormal(0, 0.05, len(arrived_s))
         queue = served(arrived_s, prefill_s + tokens * token_s, servers=servers)
         ttft_s = queue.begun_s - arrived_s + prefill_s
         runs.append(
@@ -165,17 +167,23 @@ def compared(pairs: Iterable[Sequence[dict[str, float]]], *, margin: float = 0.0
 
 
 def power(ledger: Ledger, size: int) -> None:
-    """Print what five pairs of 60 s at 70 % load say of engines that differ, and of equals."""
-    head("B", "verdict", *METRICS)
+    """Print what five pairs of 60 s at 70 % load say of systems that differ, and of equals."""
+    head("of 60 s at 70 %", "B", "studies", "verdict", *METRICS)
+    for name, slow in {"5 % slower": 1.05, "10 % slower": 1.1, "equal": 1.0}.items():
+        random = np.random.default_rng([7, round(100 * slow)])
+        _power_rows("queues", name, [[twins(random, 0.7, slow=slow) for _ in range(5)] for _ in range(80 * size)])
     for name in studies.SECONDS:
-        pairs = [studies.engine_pairs(ledger, name, study)["pairs"] for study in range(4 * size)]
-        for margin, kinds in ((0.05, ("worse", "better", "equivalent", "inconclusive")), (0.0, ("worse", "better"))):
-            verdicts = [compared(each, margin=margin) for each in pairs]
-            for kind in kinds:
-                shares = (
-                    share(sum(each[metric].verdict == kind for each in verdicts), len(pairs)) for metric in METRICS
-                )
-                row(name, kind if margin else f"{kind}, without a margin", *shares)
+        _power_rows("engines", name, [studies.engine_pairs(ledger, name, at)["pairs"] for at in range(4 * size)])
+
+
+def _power_rows(system: str, name: str, known: Sequence[Iterable[Sequence[dict[str, float]]]]) -> None:
+    for margin, kinds in ((0.05, ("worse", "better", "equivalent", "inconclusive")), (0.0, ("worse", "better"))):
+        verdicts = [compared(each, margin=margin) for each in known]
+        for kind in kinds:
+            hits = [sum(each[metric].verdict == kind for each in verdicts) for metric in METRICS]
+            if any(hits):
+                said = kind if margin else f"{kind}, without a margin"
+                row(system, name, len(known), said, *(share(each, len(known)) for each in hits))
 
 
 # Studies of engines
