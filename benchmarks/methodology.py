@@ -33,7 +33,7 @@ from scipy.stats import binomtest
 
 from methodology.compare import Comparison, of_family, paired
 from methodology.intervals import quantiles
-from methodology.procedures.ttft import LOOKS
+from methodology.measures.looks import LOOKS
 
 Floats = npt.NDArray[np.float64]
 

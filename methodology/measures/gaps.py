@@ -17,8 +17,11 @@ from typing import Literal
 import numpy as np
 
 from methodology.intervals import LEAST_TAIL, autocorrelation_time
+from methodology.study.model import StepData
 from rundir.columns import Bools, Floats, Ints
 from rundir.stats import Missing
+from scraper.engines import canonical, detect
+from scraper.series.resets import restarts_of, rising
 
 LEAST_GAPS, MOST_GAPS = 50, 2000  # independent ones, whose modes are tested
 MOST_MODES = 4
@@ -207,3 +210,23 @@ def _extremes(grid: _Grid, values: Floats, most: int) -> tuple[Floats, Floats]:
     valleys = [first + int(np.argmin(density[first:last])) for first, last in itertools.pairwise(peaks.tolist())]
     at_peaks, at_valleys = (grid.low + grid.step * (np.asarray(places) + 0.5) for places in (peaks, valleys))
     return at_peaks, at_valleys
+
+
+def foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
+    """Return which gaps [n] fell between scrapes that saw prompt tokens rise, though no request of ours began."""
+    unknown = np.zeros(len(end_ns), dtype=np.bool_)
+    slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0
+    firsts = np.sort(data.requests.first_token_ns[data.requests.first_token_ns >= 0])
+    for endpoint in data.endpoints:
+        engine = detect(endpoint.series)
+        source = canonical(endpoint.series, engine.name)["prompt_tokens"] if engine else Missing("no engine")
+        if isinstance(source, Missing) or not source.columns:
+            continue
+        restarts = restarts_of(endpoint)
+        total = np.sum([rising(endpoint, column, restarts).values for column in source.columns], axis=0)
+        at_ns = endpoint.at_ns
+        ours = np.searchsorted(firsts, at_ns[1:] + slack, side="right") > np.searchsorted(firsts, at_ns[:-1] - slack)
+        moved = np.flatnonzero((np.diff(total) > 0) & ~ours)
+        interval = np.searchsorted(at_ns, end_ns) - 1
+        unknown |= np.isin(interval, moved)
+    return unknown

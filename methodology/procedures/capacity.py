@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
+from msgspec.structs import replace
 
-from correlator.statistics.server_load import gauge_samples
-from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.measures import criteria
-from methodology.steady import SteadyWindow
-from methodology.study.findings import Cell, Column, Evidence, Findings, Line, Plot, Quantity, Table
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.planning import content_seed, counting
+from methodology.measures.held import Held, held_by
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
+from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import latency, latency_line, number, wilson
 
-LEVEL = "level"
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
 LEAST_S = 60.0
 LEAST_COMPLETION = 0.99
 SELDOM = 0.01  # share of the scrapes with requests waiting, up to which P99 is not of waiting
 SERVER_LIMITS = ("seats", "kv_cache", "steps")
+_LETTER = Parameters(
+    min=8, max=512, increment=1, duration=60, per_slot=100, output_tokens=256, completion=0.99, slo="ttft_p99<500ms"
+)
 _NOTES = (
     (
         "All requests of a level are first sent at one instant: this first wave is P99 by itself, so that it stands "
@@ -39,7 +38,7 @@ _NOTES = (
 def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     parameters = asked.parameters
     first, most = max(1, round(parameters.min or 8)), max(1, round(parameters.max or 512))
-    levels = [each for each in finished if each.step.kind == LEVEL]
+    levels = of_kind(finished, LEVEL)
     if not levels:
         return _level(asked, levels, min(first, most))
     if _is_short(asked, levels[-1]):
@@ -50,9 +49,8 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     low = round(passed.step.level)
     if failed is None:
         if low >= most:
-            return Done(
-                reason=f"{most} requests in flight, the highest level, meet the criteria: it may be more (--max)"
-            )
+            reason = f"{most} requests in flight, the highest level, meet the criteria: it may be more (--max)"
+            return Done(reason=reason)
         return _level(asked, levels, min(2 * low, most))
     high = round(failed.step.level)
     if high - low <= max(NARROW * low, parameters.increment or 1, 1):
@@ -67,16 +65,9 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
     count = max((parameters.per_slot or 1) * concurrency, math.ceil(1.3 * rate * (parameters.duration or LEAST_S)))
     again = any(each.step.level == concurrency for each in levels)
     options = {"output_tokens": str(parameters.output_tokens)} if parameters.output_tokens else {}
-    return Step(
-        kind=LEVEL,
-        label=f"closed-{concurrency}" + ("-longer" if again else ""),
-        load="closed",
-        level=concurrency,
-        requests=count,
-        seed=content_seed(asked, len(levels) + 1),
-        unpaired=True,
-        options=options | ({"slo": parameters.slo} if parameters.slo else {}),
-    )
+    options |= {"slo": parameters.slo} if parameters.slo else {}
+    label = f"closed-{concurrency}" + ("-longer" if again else "")
+    return fresh(asked, levels, label, "closed", concurrency, requests=count, options=options)
 
 
 def _is_short(asked: Asked, each: Finished) -> bool:
@@ -87,23 +78,18 @@ def _is_short(asked: Asked, each: Finished) -> bool:
     return whole_s < 0.95 * (asked.parameters.duration or LEAST_S) and longer > (each.step.requests or 0)
 
 
-def _passes(asked: Asked, outcome: Outcome) -> bool:
-    return not _failures(asked, outcome)
-
-
 def _failures(asked: Asked, outcome: Outcome) -> list[str]:
     """Return the criteria that a level does not meet, in words."""
     failures = []
-    completion = outcome.ok / outcome.sent if outcome.sent else 0.0
+    completion = outcome.success or 0.0
     if completion < (asked.parameters.completion or LEAST_COMPLETION):
         failures.append(f"{100 * completion:.1f} % of the requests ended ok")
     if outcome.slo is not None and outcome.slo.met is not True:
-        missed = [
+        failures += [
             f"{each.name} was {each.value:,.4g} {each.unit}" if each.value is not None else f"{each.name} was missed"
             for each in outcome.slo.objectives
             if each.met is not True
         ]
-        failures += missed
     if outcome.out_of_memory:
         failures.append(f"{outcome.out_of_memory} requests met an engine out of memory")
     return failures
@@ -112,7 +98,7 @@ def _failures(asked: Asked, outcome: Outcome) -> list[str]:
 def bracket(asked: Asked, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
     """Return the highest level that passed below all that failed, and the lowest that failed; the last run counts."""
     latest = {each.step.level: each for each in levels}
-    failed = min((each for each in latest.values() if not _passes(asked, each.outcome)), key=_level_of, default=None)
+    failed = min((each for each in latest.values() if _failures(asked, each.outcome)), key=_level_of, default=None)
     below = [each for each in latest.values() if failed is None or each.step.level < failed.step.level]
     return max(below, key=_level_of, default=None), failed
 
@@ -121,67 +107,14 @@ def _level_of(each: Finished) -> float:
     return each.step.level
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What a level held at once: tokens of the requests in flight by stamps, tokens in the KV cache by the page; and
-    the TTFT P99 of the first wave.
-    """
-
-    tokens: float | None
-    cached_tokens: float | None
-    first_wave_ms: float | None
-
-
-def _held(each: Finished, data: StepData) -> _Held:
-    log, window = data.requests, each.outcome.window
-    first = np.argsort(log.submit_ns, kind="stable")[: round(each.step.level)]
-    ttft_ms = request_metrics(log).ttft_ms[first]
-    ttft_ms = ttft_ms[np.isfinite(ttft_ms)]
-    return _Held(
-        tokens=_tokens_in_flight(data, window) if window else None,
-        cached_tokens=_cached_tokens(data, window) if window else None,
-        first_wave_ms=float(np.quantile(ttft_ms, 0.99)) if len(ttft_ms) else None,
-    )
-
-
-def _tokens_in_flight(data: StepData, window: SteadyWindow) -> float:
-    """Return the mean of input and so far output tokens over all requests in flight in the window."""
-    log = data.requests
-    sent = log.submit_ns >= 0
-    prompts = np.nan_to_num(input_tokens(log))
-    ended_ns = np.where(log.end_ns >= 0, log.end_ns, window.end_ns)
-    chunks = np.diff(log.chunk_start)
-    since = np.concatenate([log.submit_ns[sent], log.chunk_ns])
-    until = np.concatenate([ended_ns[sent], np.repeat(ended_ns, chunks)])
-    each = np.maximum(log.output_tokens, 0) / np.maximum(chunks, 1)
-    tokens = np.concatenate([prompts[sent], np.repeat(each, chunks)])
-    overlap = np.minimum(until, window.end_ns) - np.maximum(since, window.start_ns)
-    return float((tokens * np.maximum(overlap, 0)).sum()) / (window.end_ns - window.start_ns)
-
-
-def _cached_tokens(data: StepData, window: SteadyWindow) -> float | None:
-    """Return mean KV usage times the cache's size, where the page states its blocks; of one engine alone."""
-    usage = gauge_samples(data.endpoints, "kv_cache_usage")
-    inside = (usage.at_ns >= window.start_ns) & (usage.at_ns <= window.end_ns) & np.isfinite(usage.amount)
-    sizes = [
-        int(labels["num_gpu_blocks"]) * int(labels["block_size"])
-        for endpoint in data.endpoints
-        for series in endpoint.series
-        if series.name.endswith("cache_config_info")
-        and (labels := dict(series.labels)).get("num_gpu_blocks", "").isdigit()
-        and labels.get("block_size", "").isdigit()
-    ]
-    return float(usage.amount[inside].mean()) * sizes[0] if len(sizes) == 1 and inside.any() else None
-
-
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    levels = [each for each in counting(finished) if each.step.kind == LEVEL]
+    levels = of_kind(counting(finished), LEVEL)
     if not levels:
         missing = number(None, "requests", missing="no level was completed")
         return Findings(
             answer=("The capacity is not known: no level was completed.",), results={"max_concurrency": missing}
         )
-    held = {each.number: _held(each, read(each)) for each in levels}
+    held = {each.number: held_by(each, read(each)) for each in levels}
     passed, failed = bracket(asked, levels)
     results = _results(passed, held)
     return Findings(
@@ -189,58 +122,42 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         results=results,
         evidence=tuple(_evidence(passed, failed)),
         tables=(_table(asked, levels, held),),
-        plots=tuple(_plots(levels)),
+        plots=_plots(levels),
         notes=(*_NOTES, *_deviations(asked, levels)),
     )
 
 
-def _results(passed: Finished | None, held: dict[int, _Held]) -> dict[str, Quantity]:
+def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quantity]:
     least = "not even the lowest level meets the criteria"
     if passed is None:
         names = {"max_concurrency": "requests", "output_tokens_per_s": "tokens/s", "tokens_in_flight": "tokens"}
         return {name: number(None, unit, missing=least) for name, unit in names.items()}
     came, of = passed.outcome, held[passed.number]
+    method = "highest level that passed below all that failed"
+    tokens, requests = came.output_tokens_ci95, came.throughput_ci95
+    stamps, page = "integral over stamps: input and output so far", "KV cache usage x blocks x block size"
+    not_stated = "the engine's page does not state its cache's size"
+    not_shown = "no page of an engine shows what runs"
     return {
-        "max_concurrency": Quantity(
-            value=passed.step.level,
-            unit="requests",
-            ci95=None,
-            n=came.sent,
-            method="highest level that passed below all that failed",
-        ),
-        "output_tokens_per_s": Quantity(
-            value=came.output_tokens_per_s, unit="tokens/s", ci95=came.output_tokens_ci95, method="batch means"
-        ),
-        "requests_per_s": Quantity(
-            value=came.completed_per_s, unit="requests/s", ci95=came.throughput_ci95, method="batch means"
-        ),
-        "tokens_in_flight": number(of.tokens, "tokens", method="integral over stamps: input and output so far"),
-        "tokens_in_kv_cache": number(
-            of.cached_tokens,
-            "tokens",
-            method="KV cache usage x blocks x block size",
-            missing="the engine's page does not state its cache's size",
-        ),
-        "running_max": number(came.running_max, "requests", missing="no page of an engine shows what runs"),
+        "max_concurrency": number(passed.step.level, "requests", n=came.sent, method=method),
+        "output_tokens_per_s": number(came.output_tokens_per_s, "tokens/s", ci95=tokens, method="batch means"),
+        "requests_per_s": number(came.completed_per_s, "requests/s", ci95=requests, method="batch means"),
+        "tokens_in_flight": number(of.tokens, "tokens", method=stamps),
+        "tokens_in_kv_cache": number(of.cached_tokens, "tokens", method=page, missing=not_stated),
+        "running_max": number(came.running_max, "requests", missing=not_shown),
     }
 
 
 def _answer(
     asked: Asked, levels: Sequence[Finished], passed: Finished | None, failed: Finished | None
 ) -> Iterator[str]:
-    criteria_text = (
-        f"completion of {100 * (asked.parameters.completion or LEAST_COMPLETION):g} %, no memory that ran out"
-    )
-    if asked.parameters.slo:
-        criteria_text = f"{asked.parameters.slo}, {criteria_text}"
+    completion = f"completion of {100 * (asked.parameters.completion or LEAST_COMPLETION):g} %"
+    text = ", ".join(filter(None, (asked.parameters.slo, completion, "no memory that ran out")))
     if passed is None:
-        yield f"No level that was tried meets the criteria ({criteria_text})."
+        yield f"No level that was tried meets the criteria ({text})."
     else:
-        tokens = passed.outcome.output_tokens_per_s or 0
-        yield (
-            f"{passed.step.level:g} requests in flight meet the criteria ({criteria_text}), with {tokens:,.4g} output "
-            "tokens/s."
-        )
+        served = f"{passed.outcome.output_tokens_per_s or 0:,.4g} output tokens/s"
+        yield f"{passed.step.level:g} requests in flight meet the criteria ({text}), with {served}."
     if failed is None:
         yield "No level that was tried fails: the capacity may be higher (--max)."
         return
@@ -275,19 +192,18 @@ def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
     )
 
 
-def _evidence(passed: Finished | None, failed: Finished | None) -> Iterator[Evidence]:
+def _evidence(passed: Finished | None, failed: Finished | None) -> list[Evidence]:
+    said: list[Evidence] = []
     if passed is not None:
-        value = passed.outcome.output_tokens_per_s
-        yield Evidence(
-            claim="the highest level that passes", quantity="output_tokens_per_s", run=passed.run, value=value
-        )
+        served = {"output_tokens_per_s": passed.outcome.output_tokens_per_s}
+        said += evidence("the highest level that passes", passed.run, served)
     if failed is not None:
-        for name in ("running_max", "queued_ratio", "kv_cache_max", "preemptions"):
-            value = getattr(failed.outcome, name)
-            yield Evidence(claim="what makes more fail", quantity=name, run=failed.run, value=value)
+        names = ("running_max", "queued_ratio", "kv_cache_max", "preemptions")
+        said += evidence("what makes more fail", failed.run, {name: getattr(failed.outcome, name) for name in names})
+    return said
 
 
-def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> Table:
+def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> Table:
     columns = {
         "concurrency": "Concurrency", "completion_ratio": "Completion", "ttft_p99_ms": "TTFT P99 (ms)",
         "tpot_p99_ms": "TPOT P99 (ms)", "errors": "Errors", "status": "Status", "completion_low": "Completion from",
@@ -300,39 +216,25 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, _Held]) -> 
         came, of = each.outcome, held[each.number]
         tpot = latency(came, "tpot", "p99")
         low, high = wilson(came.ok, came.sent)
-        rows.append((each.step.level, came.ok / came.sent if came.sent else None, criteria.ttft_ms(each, "p99"),
+        rows.append((each.step.level, came.success, criteria.ttft_ms(each, "p99"),
                      tpot.estimate if tpot else None, came.sent - came.ok,
-                     "Pass" if _passes(asked, came) else "Fail", low, high, of.first_wave_ms, came.running_max,
+                     "Fail" if _failures(asked, came) else "Pass", low, high, of.first_wave_ms, came.running_max,
                      came.queued_ratio, came.kv_cache_max, came.output_tokens_per_s, of.tokens,
                      came.limit))  # fmt: skip
-    return Table(
-        name="capacity-search",
-        title="Capacity Search Results",
-        columns=tuple(Column(name=name, title=title) for name, title in columns.items()),
-        rows=tuple(rows),
-        note="TTFT and TPOT are of requests submitted after the first tenth; the first wave is apart.",
-    )
+    note = "TTFT and TPOT are of requests submitted after the first tenth; the first wave is apart."
+    return table("capacity-search", "Capacity Search Results", columns, rows, note)
 
 
-def _plots(levels: Sequence[Finished]) -> Iterator[Plot]:
+def _plots(levels: Sequence[Finished]) -> tuple[Plot, ...]:
     ordered = sorted(levels, key=_level_of)
-    steps = tuple(float(each.number) for each in levels)
-    yield Plot(
-        name="search-path",
-        title="Search path",
-        kind="marks",
-        x_title="Step",
-        y_title="Requests in flight",
-        lines=(Line(name="level", x=steps, y=tuple(each.step.level for each in levels)),),
+    tried = Line(name="level", x=tuple(float(each.number) for each in levels), y=tuple(map(_level_of, levels)))
+    p99, axes = (
+        latency_line(ordered, list(map(_level_of, ordered)), "ttft", "p99"),
+        ("Requests in flight", "TTFT P99 (ms)"),
     )
-    yield Plot(
-        name="ttft-concurrency",
-        title="TTFT P99 over requests in flight",
-        kind="line",
-        x_title="Requests in flight",
-        y_title="TTFT P99 (ms)",
-        lines=(latency_line(ordered, [each.step.level for each in ordered], "ttft", "p99"),),
-        log_y=True,
+    return (
+        plot("search-path", "Search path", ("Step", "Requests in flight"), [tried], kind="marks"),
+        plot("ttft-concurrency", "TTFT P99 over requests in flight", axes, [p99], log_y=True),
     )
 
 
@@ -355,28 +257,7 @@ CAPACITY = Procedure(
     section="test-capacity",
     objective="How many requests in flight the system serves within its latency objective, and what ends that.",
     workload="synthetic-uniform",
-    presets={
-        "letter": Parameters(
-            min=8,
-            max=512,
-            increment=1,
-            duration=60,
-            per_slot=100,
-            output_tokens=256,
-            completion=0.99,
-            slo="ttft_p99<500ms",
-        ),
-        "short": Parameters(
-            min=8,
-            max=512,
-            increment=1,
-            duration=30,
-            per_slot=10,
-            output_tokens=256,
-            completion=0.99,
-            slo="ttft_p99<500ms",
-        ),
-    },
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=30, per_slot=10)},
     next_step=_next_step,
     findings=_findings,
 )

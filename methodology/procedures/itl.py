@@ -11,18 +11,16 @@ from msgspec.structs import replace
 
 from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
-from methodology.measures.gaps import Modes, TailShape, modes, tail, with_prefill
+from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
 from methodology.measures.paired import measured, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
+from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import LABELS, mean, number, percentiles
-from rundir.columns import Bools, Floats, Ints, take
+from rundir.columns import Bools, Floats, take
 from rundir.stats import Missing
-from scraper.engines import canonical, detect
-from scraper.series.resets import restarts_of, rising
 
 LEAST_TOKENS = 50
 LEVELS = (0.25, 0.5, 0.75, 0.9)
@@ -101,7 +99,7 @@ def _level(finished: Finished, read: Reader) -> _Level:
         finished=finished,
         gaps_ms=gaps_ms,
         prefill=prefill,
-        unknown=~prefill & _foreign_prefill(data, begin_ns[order], metrics.itl_end_ns[order]),
+        unknown=~prefill & foreign_prefill(data, begin_ns[order], metrics.itl_end_ns[order]),
         jitter_ms=known[0],
         pause_ms=known[1],
         shorter=int((~enough).sum()),
@@ -110,26 +108,6 @@ def _level(finished: Finished, read: Reader) -> _Level:
         modes=modes(gaps_ms),
         tail=tail(gaps_ms),
     )
-
-
-def _foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
-    """Return which gaps [n] fell between scrapes that saw prompt tokens rise, though no request of ours began."""
-    unknown = np.zeros(len(end_ns), dtype=np.bool_)
-    slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0
-    firsts = np.sort(data.requests.first_token_ns[data.requests.first_token_ns >= 0])
-    for endpoint in data.endpoints:
-        engine = detect(endpoint.series)
-        source = canonical(endpoint.series, engine.name)["prompt_tokens"] if engine else Missing("no engine")
-        if isinstance(source, Missing) or not source.columns:
-            continue
-        restarts = restarts_of(endpoint)
-        total = np.sum([rising(endpoint, column, restarts).values for column in source.columns], axis=0)
-        at_ns = endpoint.at_ns
-        ours = np.searchsorted(firsts, at_ns[1:] + slack, side="right") > np.searchsorted(firsts, at_ns[:-1] - slack)
-        moved = np.flatnonzero((np.diff(total) > 0) & ~ours)
-        interval = np.searchsorted(at_ns, end_ns) - 1
-        unknown |= np.isin(interval, moved)
-    return unknown
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -142,11 +120,13 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         )
     name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
     results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
+    suffix = levels[-1].suffix
+    shown = {each: results[each].value for each in (f"{name}_modes{suffix}", f"{name}_with_prefill_ratio{suffix}")}
     by_level = {level.title: level.gaps_ms[level.gaps_ms > 0] for level in levels}
     return Findings(
         answer=_answer(name, levels, results),
         results=results,
-        evidence=_evidence(levels, results),
+        evidence=tuple(evidence(_whose(levels[-1]), levels[-1].finished.run, shown)),
         tables=_tables(name, levels, results),
         plots=plot_cumulative("itl-cdf", f"{_TITLES[name]} Distribution", by_level, "ms", "share of the gaps"),
         notes=(*_NOTES, *_deviations(asked, levels)),
@@ -216,15 +196,6 @@ def _whose(level: _Level) -> str:
         what = f"a prefill ran in {100 * prefilled:.3g} % of its steps"
         kinds.append(f"{place_ms:.3g} ms ({100 * level.modes.shares[at]:.3g} % of the gaps; {what})")
     return f"The gaps have {len(kinds)} modes: {', '.join(kinds)}."
-
-
-def _evidence(levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Evidence, ...]:
-    claim, run = _whose(levels[-1]), levels[-1].finished.run
-    return tuple(
-        Evidence(claim=claim, quantity=name, run=run, value=quantity.value)
-        for name, quantity in results.items()
-        if name.endswith((f"_modes{levels[-1].suffix}", f"_with_prefill_ratio{levels[-1].suffix}"))
-    )
 
 
 def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Table, ...]:

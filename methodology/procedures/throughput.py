@@ -22,7 +22,7 @@ from methodology.search import (
     measured_capacity,
     next_step,
 )
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import counting
@@ -123,7 +123,7 @@ def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Q
 
 
 def _results(study: _Study) -> dict[str, Quantity]:
-    limit, came, objective = study.limit, study.best.outcome, study.objective
+    limit, came, objective, stable = study.limit, study.best.outcome, study.objective, study.verdicts.stable
     ratio = limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
     served: dict[str, Any] = {"method": "in the steady window of the highest stable level; batch means"}
     full: dict[str, Any] = {"method": _LIMIT_METHOD, "missing": "the load generator never filled the server"}
@@ -132,7 +132,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "max_requests_per_s": number(came.completed_per_s, "requests/s", ci95=came.throughput_ci95, **served),
         "max_input_tokens_per_s": number(came.input_tokens_per_s, "tokens/s"),
         "sustainable_requests_per_s": number(
-            study.verdicts.stable.step.level if study.verdicts.stable else None,
+            stable.step.level if stable else None,
             "requests/s",
             method="highest offered load that was shown stable",
             missing="no open loop was shown stable",
@@ -159,9 +159,8 @@ def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
     if interval is None:
         reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
         return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
-    return percentile(
-        interval, name, round((outcome.realised_per_s or 0) * (outcome.window.duration_s if outcome.window else 0))
-    )
+    window_s = outcome.window.duration_s if outcome.window else 0
+    return percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
 
 
 def _efficiency(study: _Study) -> dict[str, Quantity]:
@@ -169,18 +168,13 @@ def _efficiency(study: _Study) -> dict[str, Quantity]:
     count, largest = system.get("accelerator_count"), system.get("largest_batch")
     ran = max((each.outcome.running_max or 0 for each in study.steps), default=0)
     method = "mean running over the largest batch declared" if largest else "mean running over the most that ever ran"
+    per_gpu = (outcome.output_tokens_per_s or 0) / count if count else None
+    used = outcome.running_mean / (largest or ran) if outcome.running_mean is not None and (largest or ran) else None
+    undeclared = "the number of accelerators is not declared (`accelerator_count` of the SUT)"
+    not_shown = "no page of the engine shows how many requests run"
     return {
-        "output_tokens_per_gpu_s": number(
-            (outcome.output_tokens_per_s or 0) / count if count else None,
-            "tokens/s",
-            missing="the number of accelerators is not declared (`accelerator_count` of the SUT)",
-        ),
-        "batch_utilisation_ratio": number(
-            outcome.running_mean / (largest or ran) if outcome.running_mean is not None and (largest or ran) else None,
-            "ratio",
-            method=method,
-            missing="no page of the engine shows how many requests run",
-        ),
+        "output_tokens_per_gpu_s": number(per_gpu, "tokens/s", missing=undeclared),
+        "batch_utilisation_ratio": number(used, "ratio", method=method, missing=not_shown),
     }
 
 
@@ -188,9 +182,8 @@ def _what(study: _Study, results: dict[str, Quantity]) -> str:
     tokens, requests = results["max_output_tokens_per_s"].value, results["max_requests_per_s"].value
     served = f"{tokens or 0:,.4g} output tokens/s ({requests or 0:.3g} requests/s)"
     if not study.limit.filled:
-        return (
-            f"With {study.best.step.level:g} requests in flight, the most that were allowed, the server gives {served}."
-        )
+        most = f"{study.best.step.level:g} requests in flight, the most that were allowed"
+        return f"With {most}, the server gives {served}."
     if study.verdicts.stable is None:
         return f"Saturated, the server gives {served}; no load offered beside it was shown to be sustained."
     return (
@@ -227,25 +220,18 @@ def _what_limits(study: _Study) -> str:
     return said + "."
 
 
-def _evidence(study: _Study) -> Iterator[Evidence]:
-    limit, best = study.limit, study.best
-    yield Evidence(claim="what a full server serves", quantity="completed_per_s", run=limit.run, value=limit.per_s)
-    yield Evidence(
-        claim="the highest load shown stable" if study.verdicts.stable else "the most that was served",
-        quantity="output_tokens_per_s",
-        run=best.run,
-        value=best.outcome.output_tokens_per_s,
-    )
+def _evidence(study: _Study) -> list[Evidence]:
+    limit, best, growing = study.limit, study.best, study.verdicts.growing
     saturated = next(each.outcome for each in study.steps if each.run == limit.run)
-    for name in ("queued_ratio", "running_max", "kv_cache_max", "preemptions"):
-        yield Evidence(claim="what binds", quantity=name, run=limit.run, value=getattr(saturated, name))
-    if (growing := study.verdicts.growing) is not None and growing.outcome.stability:
-        yield Evidence(
-            claim="the lowest load at which requests piled up",
-            quantity="stability.growth",
-            run=growing.run,
-            value=growing.outcome.stability.growth,
-        )
+    shown = {name: getattr(saturated, name) for name in ("queued_ratio", "running_max", "kv_cache_max", "preemptions")}
+    what = "the highest load shown stable" if study.verdicts.stable else "the most that was served"
+    said = evidence("what a full server serves", limit.run, {"completed_per_s": limit.per_s})
+    said += evidence(what, best.run, {"output_tokens_per_s": best.outcome.output_tokens_per_s})
+    said += evidence("what binds", limit.run, shown)
+    if growing is not None and (stability := growing.outcome.stability):
+        growth = {"stability.growth": stability.growth}
+        said += evidence("the lowest load at which requests piled up", growing.run, growth)
+    return said
 
 
 def _summary_table(results: dict[str, Quantity]) -> Table:

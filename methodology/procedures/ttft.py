@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec.structs import replace
 
 from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.intervals import QuantileInterval, of_sorted
+from methodology.intervals import of_sorted
+from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import measured, overloaded, plot_cumulative
 from methodology.search import Capacity, capacity
-from methodology.study.findings import Cell, Evidence, Findings, Quantity, Table, table
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.outcome import QUANTILES, TTFT_BIN, trusted
+from methodology.study.outcome import QUANTILES, trusted
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import (
     LABELS,
@@ -33,8 +32,6 @@ from methodology.study.quantities import (
 from rundir.columns import Bools, Floats, Ints, concat, take
 from rundir.stats import Missing
 
-LOOKS = 5  # of --until; each at a level of its own, so that 95 % hold after any
-_UNTIL = re.compile(r"ttft_(p50|p90|p95|p99|p99_9)\s*(?:±|\+-|\+/-)\s*(\d+(?:\.\d+)?)\s*%")
 _SHOWN = ("p50", "p95", "p99")
 _EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)
 _NOTES = (
@@ -42,14 +39,6 @@ _NOTES = (
     "1,000 requests give P99 within 10 % only where nothing queues and no tail is heavy: its interval is stated.",
     "The first tenth of each step is left out, as for throughput; so many more requests are sent.",
 )
-
-
-def parse_until(text: str) -> tuple[str, float]:
-    """Return the percentile and the relative width that `--until` asks for. Raises ValueError, one line."""
-    match = _UNTIL.fullmatch(text.strip())
-    if match is None or not 0 < float(match[2]) <= 100:
-        raise ValueError(f"--until {text}: must be a percentile of the TTFT and a width, as in ttft_p99±10%")
-    return match[1], float(match[2]) / 100
 
 
 def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
@@ -66,7 +55,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if levels and until is not None:
         if "ttft_ms" not in levels[-1].outcome.percentiles:
             return Done(reason=f"{levels[-1].step.label} has no request with a TTFT", complete=False)
-        width = _width(levels, until[0])
+        width = width_of(levels, until[0])
         if width is not None and width <= until[1]:
             return Done(reason=f"{LABELS[until[0]]} is known within {_percent(width)}, by look {len(levels)}")
         if len(levels) == LOOKS:
@@ -89,42 +78,6 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 def with_ramp(count: int) -> int:
     """Return how many requests of a Poisson load leave at least `count` without its first tenth, all but surely."""
     return int(np.ceil((count + 1.3 * np.sqrt(count)) / 0.9))
-
-
-def _pooled(levels: Sequence[Finished], name: str) -> QuantileInterval:
-    """Return a percentile of the requests of all steps, at the level of one look of five.
-
-    It is of counts in bins of 1 %, whose outer edges count: those of the values themselves are never wider.
-    """
-    bins = sorted({at for each in levels for at in each.outcome.ttft_counts})
-    counts = [sum(each.outcome.ttft_counts.get(at, 0) for each in levels) for at in bins]
-    tau = _tau(levels, name)
-    first, last = (
-        of_sorted(np.repeat(np.exp(TTFT_BIN * (np.asarray(bins) + edge)), counts), QUANTILES[name], tau, _LOOK_LEVEL)
-        for edge in (0, 1)
-    )
-    return replace(first, high=last.high)
-
-
-_LOOK_LEVEL = 1 - 0.05 / LOOKS
-
-
-def _tau(levels: Sequence[Finished], name: str) -> float:
-    """Return how many requests of all steps say as much as one: those of different steps are independent."""
-    sizes = [sum(each.outcome.ttft_counts.values()) for each in levels]
-    taus = [each.outcome.percentiles["ttft_ms"][name].tau for each in levels if each.outcome.ttft_counts]
-    effective = sum(size / tau for size, tau in zip(filter(None, sizes), taus, strict=True))
-    return sum(sizes) / effective if effective else 1.0
-
-
-def _width(levels: Sequence[Finished], name: str) -> float | None:
-    """Return by how much the farther end of a percentile's interval is off, as a share of it; None: not known."""
-    if not any(each.outcome.ttft_counts for each in levels):
-        return None
-    interval = _pooled(levels, name)
-    if interval.low is None or interval.high is None or not interval.estimate:
-        return None
-    return max(interval.high - interval.estimate, interval.estimate - interval.low) / interval.estimate
 
 
 def _percent(ratio: float) -> str:
@@ -171,14 +124,16 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     requests, parts = concat(logs), concat(parts_of)
     known = requests.ok & np.isfinite(requests.ttft_ms)
     timed, parts = take(requests, known), take(parts, known)
-    results = _results(timed, levels, _LOOK_LEVEL if asked.parameters.until else 0.95) | _part_results(parts)
+    results = _results(timed, levels, LOOK_LEVEL if asked.parameters.until else 0.95) | _part_results(parts)
     tail = tail_shares(parts, timed.submit_ns, timed.waiting)
     results |= _tail_results(tail)
     blamed = _blame(tail)
+    shares = [name for name in results if name.startswith("ttft_p99_") and name.endswith("_ratio")]
+    shown = {name: value for name in (*shares, "ttft_queue_from_waiting") if (value := results[name].value) is not None}
     return Findings(
         answer=(_what(levels, results), _how_sure(asked, levels, results), blamed),
         results=results,
-        evidence=_evidence(blamed, levels[-1].run, results),
+        evidence=tuple(evidence(blamed, levels[-1].run, shown)),
         tables=(_results_table(results), _length_table(timed), *_parts_tables(parts, results)),
         plots=plot_cumulative("ttft-cdf", "TTFT Distribution", {"TTFT": timed.ttft_ms}),
         notes=(*_NOTES, *_deviations(levels, requests)),
@@ -189,7 +144,7 @@ def _results(timed: _Requests, levels: Sequence[Finished], level: float) -> dict
     ascending = np.sort(timed.ttft_ms)
     results = {
         f"ttft_{name}_ms": percentile(
-            of_sorted(ascending, q, _tau(levels, name), level), name, len(ascending), level=level
+            of_sorted(ascending, q, tau_of(levels, name), level), name, len(ascending), level=level
         )
         for name, q in QUANTILES.items()
     }
@@ -282,15 +237,6 @@ def _blame(tail: TailShares | Missing) -> str:
     return f"{said}."
 
 
-def _evidence(claim: str, run: str, results: dict[str, Quantity]) -> tuple[Evidence, ...]:
-    names = [name for name in results if name.startswith("ttft_p99_") and name.endswith("_ratio")]
-    return tuple(
-        Evidence(claim=claim, quantity=name, run=run, value=results[name].value)
-        for name in (*names, "ttft_queue_from_waiting")
-        if results[name].value is not None
-    )
-
-
 def _results_table(results: dict[str, Quantity]) -> Table:
     titles = {"ttft_requests": "Requests", **{f"ttft_{name}_ms": f"TTFT {LABELS[name]}" for name in QUANTILES}}
     titles |= {f"ttft_{name}_ms": f"TTFT {name.capitalize()}" for name in ("mean", "min", "max")}
@@ -335,7 +281,7 @@ def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
     if len(levels) > 1:
         notes.append(
             f"{len(levels)} steps at the same load were pooled in order: each began with a drained engine, without its "
-            f"first tenth. Each of at most {LOOKS} looks has a level of {100 * _LOOK_LEVEL:g} %, so that 95 % holds "
+            f"first tenth. Each of at most {LOOKS} looks has a level of {100 * LOOK_LEVEL:g} %, so that 95 % holds "
             "after any of them."
         )
     if failed := int((~requests.ok).sum()):

@@ -99,6 +99,11 @@ class Findings(Struct, frozen=True, kw_only=True):
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 
+def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[Evidence]:
+    """Return what a sentence rests on in a run, by the names of the quantities."""
+    return [Evidence(claim=claim, quantity=name, run=run, value=value) for name, value in values.items()]
+
+
 def columns(titles: Mapping[str, str], digits: Mapping[str, int | None] | None = None) -> tuple[Column, ...]:
     """Return columns by name and heading; their digits where these are not 3."""
     return tuple(Column(name=name, title=title, digits=(digits or {}).get(name, 3)) for name, title in titles.items())

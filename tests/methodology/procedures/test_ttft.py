@@ -9,7 +9,8 @@ import pytest
 from msgspec import structs
 from virtual_study import play
 
-from methodology.procedures.ttft import TTFT, parse_until, with_ramp
+from methodology.measures.looks import parse_until
+from methodology.procedures.ttft import TTFT, with_ramp
 from methodology.study.findings import Findings
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import content_seed, decide
