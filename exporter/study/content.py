@@ -19,7 +19,7 @@ from exporter.study.tables import number, requests_table, shown, steps_table
 from methodology.compliance import DRAFT, Compliance
 from methodology.compliance.requirements import Level
 from methodology.compliance.system import System
-from methodology.study.findings import Column, Findings, Quantity, Table
+from methodology.study.findings import Findings, Quantity, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
 
@@ -164,9 +164,8 @@ def _results(study: Study) -> Iterator[RenderableType]:
     ratio = f" ({100 * ok / sent:.4g} %)" if sent else ""
     void = len(study.result.steps) - len(counting)
     left_out = f"; {_counted(void, 'void step')} left out" if void else ""
-    yield Prose(
-        f"Success: {ok:,} of {_counted(sent, 'request')}{ratio} in {_counted(len(counting), 'step')}{left_out}."
-    )
+    among = f"{_counted(sent, 'request')}{ratio} in {_counted(len(counting), 'step')}"
+    yield Prose(f"Success: {ok:,} of {among}{left_out}.")
     drift = study.result.drift
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 
@@ -257,16 +256,14 @@ def _reproduction(study: Study) -> Iterator[RenderableType]:
 
 
 def _facts(study: Study, title: str, facts: Mapping[str, str]) -> Iterator[RenderableType]:
-    yield from _table(
-        study, title, ("Fact", "Value"), [(name.replace("_", " "), value) for name, value in facts.items()]
-    )
+    rows = [(name.replace("_", " "), value) for name, value in facts.items()]
+    yield from _table(study, title, ("Fact", "Value"), rows)
 
 
 def _table(study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[RenderableType]:
     """Yield a table for people only; none where it has no rows."""
-    columns = tuple(Column(name=name, title=name) for name in names)
     if listed := tuple(rows):
-        yield from shown(Table(name="-", title=title, columns=columns, rows=listed), study.width)
+        yield from shown(table("-", title, {name: name for name in names}, listed), study.width)
 
 
 def load_model(steps: Sequence[StepRecord]) -> str:

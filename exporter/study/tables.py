@@ -14,6 +14,7 @@ from rich.text import Text
 
 from exporter.report.format import ABSURD, Prose, table
 from methodology.study.findings import Cell, Column, Table
+from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
 
 MOST_ROWS = 60
@@ -135,28 +136,21 @@ def every_table(result: StudyResult, tables: Sequence[Table]) -> Iterator[Table]
 
 def results_table(result: StudyResult) -> Table:
     """Return every result with its interval; its method, or why it is missing."""
-    names = {
+    titles = {
         "result": "Result", "value": "Value", "unit": "Unit", "ci95_low": "95 % interval from", "ci95_high": "to",
         "n": "Values", "tau": "tau", "method": "How it was computed, or why it is missing",
     }  # fmt: skip
-    rows = []
-    for name, quantity in result.results.items():
-        low, high = quantity.ci95 or (None, None)
-        how = f"missing: {quantity.missing or 'no reason is known'}" if quantity.value is None else quantity.method
-        rows.append((name, quantity.value, quantity.unit, low, high, quantity.n, quantity.tau, how))
+    rows: list[tuple[Cell, ...]] = []
+    for name, each in result.results.items():
+        how = f"missing: {each.missing or 'no reason is known'}" if each.value is None else each.method
+        rows.append((name, each.value, each.unit, *each.ends, each.n, each.tau, how))
     note = "tau: so many values in a row say as much as an independent one." if any(row[6] for row in rows) else ""
-    return Table(
-        name="results",
-        title="Results with their 95 % intervals",
-        columns=tuple(Column(name=name, title=title) for name, title in names.items()),
-        rows=tuple(rows),
-        note=note,
-    )
+    return new_table("results", "Results with their 95 % intervals", titles, rows, note)
 
 
 def steps_table(steps: Sequence[StepRecord]) -> Table:
     """Return the steps in order: what was asked of each, what came, and whether it counts."""
-    names = {
+    titles = {
         "number": "Step", "run": "Directory", "kind": "Kind", "variant": "Variant", "load": "Load", "level": "Level",
         "offered_per_s": "Offered (req/s)", "realised_per_s": "Sent (req/s)", "completed_per_s": "Completed (req/s)",
         "requests": "Requests", "ok": "ok", "stability": "Load was", "limit": "Limit", "void": "Void because",
@@ -168,26 +162,14 @@ def steps_table(steps: Sequence[StepRecord]) -> Table:
         )
         for step in steps
     ]  # fmt: skip
-    filled = [at for at in range(len(names)) if at < 3 or any(row[at] not in (None, "") for row in rows)]
-    columns = [Column(name=name, title=title, digits=None if name == "level" else 3) for name, title in names.items()]
-    return Table(
-        name="steps",
-        title="Steps",
-        columns=tuple(columns[at] for at in filled),
-        rows=tuple(tuple(row[at] for at in filled) for row in rows),
-        note="Level: requests/s offered in an open loop, requests in flight in a closed loop.",
-    )
+    filled = [at for at in range(len(titles)) if at < 3 or any(row[at] not in (None, "") for row in rows)]
+    shown = {name: title for at, (name, title) in enumerate(titles.items()) if at in filled}
+    note = "Level: requests/s offered in an open loop, requests in flight in a closed loop."
+    return new_table("steps", "Steps", shown, ([row[at] for at in filled] for row in rows), note, {"level": None})
 
 
 def requests_table(steps: Sequence[StepRecord]) -> Table:
     """Return what identifies the requests of each step: seed and hash."""
-    return Table(
-        name="requests",
-        title="Requests of the steps",
-        columns=(
-            Column(name="number", title="Step"),
-            Column(name="seed", title="Seed", digits=None),
-            Column(name="requests_sha256", title="SHA-256 of the requests as sent"),
-        ),
-        rows=tuple((step.number, step.seed, step.requests_sha256 or "not known") for step in steps),
-    )
+    titles = {"number": "Step", "seed": "Seed", "requests_sha256": "SHA-256 of the requests as sent"}
+    rows = ((step.number, step.seed, step.requests_sha256 or "not known") for step in steps)
+    return new_table("requests", "Requests of the steps", titles, rows, digits={"seed": None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from methodology.study.findings import Column, Table
+from methodology.study.findings import Table, table
 from methodology.study.model import Asked, Finished
 
 Facts = Mapping[str, Any]
@@ -18,16 +18,8 @@ _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url"
 
 def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
     """Return the checklist of a comparison, whose runs [n] recorded `facts` [n]."""
-    return Table(
-        name="fair-comparison-checklist",
-        title="Fair Comparison Checklist",
-        columns=(
-            Column(name="line", title="Line"),
-            Column(name="state", title="State"),
-            Column(name="evidence", title="Evidence"),
-        ),
-        rows=tuple(_lines(asked, runs, facts)),
-    )
+    titles = {"line": "Line", "state": "State", "evidence": "Evidence"}
+    return table("fair-comparison-checklist", "Fair Comparison Checklist", titles, _lines(asked, runs, facts))
 
 
 def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
@@ -49,15 +41,10 @@ def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
 
 def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[tuple[str, str, str]]:
     same, evidence = _same_requests(runs, facts)
-    yield (
-        "Same workload: the same requests, in the same order, by the same seeds",
-        CHECKED if same else NOT_MET,
-        evidence,
-    )
-    yield (
-        "Same load model and parameters",
-        *_equal(facts, lambda each: {name: _config(each).get(name) for name in _LOAD}),
-    )
+    line = "Same workload: the same requests, in the same order, by the same seeds"
+    yield line, CHECKED if same else NOT_MET, evidence
+    load = _equal(facts, lambda each: {name: _config(each).get(name) for name in _LOAD})
+    yield "Same load model and parameters", *load
     yield "Same test duration", *_equal(facts, lambda each: _config(each).get("duration"))
     yield "Same warm-up procedure", *_equal(_warmed(facts), lambda each: (each.get("warmup") or {}).get("policy"))
     yield "Same success criteria", *_equal(facts, lambda each: _config(each).get("slo"))
