@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.breakdown import TTFT_PARTS
-from methodology.fits.monotone import Crossing, crossing
+from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
 from methodology.search import Capacity, bracket, capacity, load_of, measured_capacity
@@ -73,12 +73,11 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Study:
-    """The levels in ascending order, the capacity that they are shares of, and the loads that they realised [n]."""
+    """The levels in ascending order, and the capacity that they are shares of."""
 
     asked: Asked
     levels: Sequence[Finished]
     limit: Capacity
-    loads: tuple[float, ...]
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -90,7 +89,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         reason = "no level counts"
         missing = {f"{name}_requests_per_s": number(None, "requests/s", missing=reason) for name in _DERIVED}
         return Findings(answer=(f"There is no curve: {reason}.",), results=missing)
-    study = _Study(asked=asked, levels=levels, limit=limit, loads=tuple(load_of(each, limit) for each in levels))
+    study = _Study(asked=asked, levels=levels, limit=limit)
     results = _results(study)
     return Findings(
         answer=tuple(_answer(study, results)),
@@ -125,41 +124,23 @@ def _results(study: _Study) -> dict[str, Quantity]:
     fallen = next((levels[at] for at in range(1, len(levels)) if served[at] < served[at - 1]), None)
     peak = levels[int(np.argmax(served))]
     verdicts = bracket(levels, study.limit)
-    fit = _knee_fit(study)
+    unmet = f"no level meets {slo}" if slo else "no objective was stated (--slo)"
+    # By name: the level, what it is, and why there is none.
     points: dict[str, tuple[Finished | None, str, str]] = {
-        "optimal": (
-            optimal,
-            f"highest throughput of the levels that meet {slo}",
-            f"no level meets {slo}" if slo else "no objective was stated (--slo)",
-        ),
-        "knee": (
-            knee,
-            "first level whose TTFT P99 exceeds twice the least",
-            "not reached: no P99 exceeds twice the least",
-        ),
-        "saturation": (
-            fallen,
-            "first level that achieves less than the one before",
-            "not reached: achieved throughput never decreased",
-        ),
+        "optimal": (optimal, f"highest throughput of the levels that meet {slo}", unmet),
+        "knee": (knee, "first level whose TTFT P99 exceeds twice the least",
+                 "not reached: no P99 exceeds twice the least"),
+        "saturation": (fallen, "first level that achieves less than the one before",
+                       "not reached: achieved throughput never decreased"),
         "peak": (peak, "level of the highest throughput", ""),
         "stable": (verdicts.stable, f"highest {_REALISED} shown stable", "no level was shown stable"),
         "growing": (verdicts.growing, f"lowest {_REALISED} at which requests piled up", "not reached: none piled up"),
-    }
-    results = {
-        f"{name}_requests_per_s": number(
-            _load(study, name, each) if each else None, "requests/s", method=method, missing=missing
-        )
-        for name, (each, method, missing) in points.items()
-    }
-    results["knee_fit_requests_per_s"] = number(
-        fit.at if fit else None,
-        "requests/s",
-        ci95=fit.ci95 if fit else None,
-        n=len(p99) if fit and fit.at else None,
-        method=_FIT,
-        missing="the monotone fit does not reach twice its least P99",
-    )
+    }  # fmt: skip
+    results = {}
+    for name, (each, method, missing) in points.items():
+        load = _load(study, name, each) if each else None
+        results[f"{name}_requests_per_s"] = number(load, "requests/s", method=method, missing=missing)
+    results["knee_fit_requests_per_s"] = _knee_fit(study)
     came = peak.outcome
     results["peak_output_tokens_per_s"] = number(
         came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means"
@@ -184,17 +165,20 @@ def _load(study: _Study, point: str, each: Finished) -> float:
     return load_of(each, study.limit) if point in ("stable", "growing") else each.step.level
 
 
-def _knee_fit(study: _Study) -> Crossing | None:
+def _knee_fit(study: _Study) -> Quantity:
     """Return where the monotone fit of TTFT P99 passes twice its least value."""
     points = [
-        (load, math.log(value), _log_deviation(each))
-        for load, each in zip(study.loads, study.levels, strict=True)
+        (load_of(each, study.limit), math.log(value), _log_deviation(each))
+        for each in study.levels
         if (value := criteria.ttft_ms(each, "p99"))
     ]
+    missing = "the monotone fit does not reach twice its least P99"
     if len(points) < 2:
-        return None
+        return number(None, "requests/s", missing=missing)
     loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
-    return crossing(loads, heights, spread, math.log(KNEE), above_least=True)
+    fit = crossing(loads, heights, spread, math.log(KNEE), above_least=True)
+    n = len(points) if fit.at is not None else None
+    return number(fit.at, "requests/s", ci95=fit.ci95, n=n, method=_FIT, missing=missing)
 
 
 def _log_deviation(each: Finished) -> float:
@@ -210,10 +194,8 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     slo = study.asked.parameters.slo
     tokens = results.get("optimal_output_tokens_per_s")
     if optimal.value is not None and tokens is not None:
-        yield (
-            f"Within {slo} the best level is {optimal.value:.3g} requests/s ({_percent(study, optimal.value)} of the "
-            f"capacity), with {tokens.value or 0:,.4g} output tokens/s."
-        )
+        best = f"{optimal.value:.3g} requests/s ({100 * optimal.value / study.limit.per_s:.0f} % of the capacity)"
+        yield f"Within {slo} the best level is {best}, with {tokens.value or 0:,.4g} output tokens/s."
     else:
         highest = study.levels[-1].step.level
         yield f"The curve has {len(study.levels)} levels up to {highest:.3g} requests/s; {optimal.missing}."
@@ -229,10 +211,6 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
         yield f"{criteria.WORDS[study.limit.limit]}, by the saturated step: {study.limit.reason}."
     else:
         yield f"What binds is not known: {last.blame or 'no page of an engine shows what ran and waited'}."
-
-
-def _percent(study: _Study, rate: float) -> str:
-    return f"{100 * rate / study.limit.per_s:.0f} %"
 
 
 def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
