@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -19,9 +18,9 @@ from msgspec.structs import replace
 from methodology.fits.logistic import share_crossing
 from methodology.fits.monotone import Crossing
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
-from methodology.study.planning import content_seed
+from methodology.study.planning import LEVEL, fresh, of_kind
 
-SATURATE, LEVEL, AT_SLO = "saturate", "level", "slo"
+SATURATE, AT_SLO = "saturate", "slo"
 Interval = tuple[float, float]
 
 FIRST_CONCURRENCY, MOST_CONCURRENCY = 64, 1024
@@ -64,7 +63,7 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Do
     """
     if asked.parameters.capacity:
         return Capacity(per_s=asked.parameters.capacity, tokens_per_s=asked.parameters.capacity_tokens)
-    steps = [each for each in finished if each.step.kind == SATURATE]
+    steps = of_kind(finished, SATURATE)
     if (decided := saturation(asked, steps, confirm=False)) is not None:
         return decided
     known = measured_capacity(steps)
@@ -83,7 +82,7 @@ def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> 
 
     confirm  a step that saturates is not enough: a doubling must have gained nothing
     """
-    steps = sorted((each for each in finished if each.step.kind == SATURATE), key=lambda each: each.step.level)
+    steps = sorted(of_kind(finished, SATURATE), key=lambda each: each.step.level)
     most = asked.parameters.concurrency or MOST_CONCURRENCY
     if not steps:
         return _closed(asked, finished, min(FIRST_CONCURRENCY, most))
@@ -113,15 +112,8 @@ def _is_full(outcome: Outcome) -> bool:
 
 
 def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
-    return Step(
-        kind=SATURATE,
-        label=f"closed-{level}",
-        load="closed",
-        level=level,
-        duration=asked.parameters.duration or DEFAULT_S,
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
-    )
+    duration_s = asked.parameters.duration or DEFAULT_S
+    return fresh(asked, finished, f"closed-{level}", "closed", level, kind=SATURATE, duration=duration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +129,7 @@ def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | 
 
     Its throughput is what others are compared with: it is measured where the capacity is stated, too.
     """
-    ended = [each for each in finished if each.step.kind == SATURATE]
+    ended = of_kind(finished, SATURATE)
     limit = capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), ended)
     best = fullest(ended)
     if isinstance(limit, Step | Done):
@@ -149,7 +141,7 @@ def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | 
 
 def fullest(finished: Sequence[Finished]) -> Finished | None:
     """Return the saturated step of the first configuration that served most."""
-    ended = [each for each in finished if each.step.kind == SATURATE]
+    ended = of_kind(finished, SATURATE)
     return max(ended, key=lambda each: each.outcome.output_tokens_per_s or 0.0, default=None)
 
 
@@ -158,28 +150,17 @@ def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
 
     Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts.
     """
-    closed = [each for each in finished if each.step.kind == SATURATE and each.outcome.completed_per_s]
+    closed = [each for each in of_kind(finished, SATURATE) if each.outcome.completed_per_s]
     if not closed:
         return None
     best = max(closed, key=_served)
     limit, reason, filled = _binding(closed, best)
-    grown = [
-        each
-        for each in finished
-        if each.step.load == "open"
-        and each.outcome.stability is not None
-        and each.outcome.stability.verdict == "growing"
-        and _is_full(each.outcome)
-    ]
-    pooled = [
-        best,
-        *(
-            each
-            for each in closed
-            if each is not best and filled and _served(each) >= (1 - GAIN) * _served(best) and _is_full(each.outcome)
-        ),
-    ]
-    pooled += [each for each in grown if filled and each.outcome.completed_per_s]
+    pooled = [best]
+    if filled:
+        near = [each for each in closed if _served(each) >= (1 - GAIN) * _served(best) and _is_full(each.outcome)]
+        grown = [each for each in finished if each.step.load == "open" and each.outcome.verdict == "growing"]
+        pooled += [each for each in near if each is not best]
+        pooled += [each for each in grown if _is_full(each.outcome) and each.outcome.completed_per_s]
     tokens, tokens_ci95 = _pooled(pooled, "output_tokens_per_s", "output_tokens_ci95")
     per_s, ci95 = _by_tokens(finished, tokens, tokens_ci95) or _pooled(pooled, "completed_per_s", "throughput_ci95")
     return Capacity(
@@ -205,13 +186,10 @@ def _binding(closed: Sequence[Finished], best: Finished) -> tuple[Limit | None, 
         before = by_level[-2]
         levels = f"from {before.step.level:g} to {by_level[-1].step.level:g} requests in flight"
         gain = 100 * (_served(by_level[-1]) / _served(before) - 1)
-        ran = before.outcome.running_mean, last.running_mean
-        if ran[0] and ran[1] and ran[1] > 1.3 * ran[0]:
-            return (
-                "steps",
-                f"{levels} the engine ran {ran[0]:.0f}, then {ran[1]:.0f} at once, and served {gain:+.1f} %",
-                True,
-            )
+        ran, then = before.outcome.running_mean, last.running_mean
+        if ran and then and then > 1.3 * ran:
+            said = f"{levels} the engine ran {ran:.0f}, then {then:.0f} at once, and served {gain:+.1f} %"
+            return "steps", said, True
         return "unknown", f"{levels} the throughput moved by {gain:+.1f} %; {last.limit_reason}", True
     return last.limit, last.limit_reason, False
 
@@ -276,24 +254,20 @@ def load_of(each: Finished, capacity: Capacity) -> float:
 
 def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
     """Return what open-loop levels [n] say of where load ceases to be sustained; verdicts go by the realised load."""
-    verdicts: dict[str, list[Finished]] = {"stable": [], "growing": [], "undecided": []}
-    for each in levels:
-        if each.outcome.stability and each.outcome.stability.verdict:
-            verdicts[each.outcome.stability.verdict].append(each)
-    loads = {each.number: load_of(each, limit) for each in levels}
-    growing = min(verdicts["growing"], key=lambda each: loads[each.number], default=None)
-    below = [each for each in verdicts["stable"] if growing is None or loads[each.number] < loads[growing.number]]
+    stable, growing = ([each for each in levels if each.outcome.verdict == name] for name in ("stable", "growing"))
+
+    def load(each: Finished) -> float:
+        return load_of(each, limit)
+
+    lowest = min(growing, key=load, default=None)
+    below = [each for each in stable if lowest is None or load(each) < load(lowest)]
+    last = {each.step.level: each for each in levels}.values()  # a longer step of the same level counts
     return Bracket(
-        stable=max(below, key=lambda each: loads[each.number], default=None),
-        growing=growing,
-        contradictions=len(verdicts["stable"]) - len(below),
-        undecided=tuple(each for each in verdicts["undecided"] if _is_longest(each, levels)),
+        stable=max(below, key=load, default=None),
+        growing=lowest,
+        contradictions=len(stable) - len(below),
+        undecided=tuple(each for each in last if each.outcome.verdict == "undecided"),
     )
-
-
-def _is_longest(each: Finished, levels: Sequence[Finished]) -> bool:
-    same = [other for other in levels if other.step.level == each.step.level]
-    return each is same[-1]
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
@@ -305,7 +279,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     limit = measured_capacity(finished)
     if limit is None or not limit.filled:
         return Done(reason="the load generator's requests in flight never filled the server: it bounds the throughput")
-    levels = [each for each in finished if each.step.kind == LEVEL]
+    levels = of_kind(finished, LEVEL)
     if (level := _next_level(asked, levels, limit)) is not None:
         return _open(asked, finished, LEVEL, *level)
     if not asked.parameters.slo:
@@ -348,18 +322,10 @@ def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tu
 
 
 def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, times: int) -> Step:
+    label = f"open-{rate:.3g}" + ("-longer" if times > 1 else "")
+    options = {"slo": asked.parameters.slo} if asked.parameters.slo else {}
     duration_s = times * (asked.parameters.duration or DEFAULT_S)
-    options: dict[str, Any] = {"slo": asked.parameters.slo} if asked.parameters.slo else {}
-    return Step(
-        kind=kind,
-        label=f"open-{rate:.3g}" + ("-longer" if times > 1 else ""),
-        load="open",
-        level=rate,
-        duration=duration_s,
-        seed=content_seed(asked, len(finished) + 1),
-        unpaired=True,
-        options=options,
-    )
+    return fresh(asked, finished, label, "open", rate, kind=kind, duration=duration_s, options=options)
 
 
 def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:

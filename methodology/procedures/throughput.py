@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from methodology.measures import criteria
 from methodology.search import (
     AT_SLO,
-    LEVEL,
     SATURATE,
     Bracket,
     Capacity,
@@ -25,7 +24,7 @@ from methodology.search import (
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
-from methodology.study.planning import counting
+from methodology.study.planning import LEVEL, counting
 from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}

@@ -104,24 +104,14 @@ def _steps(study: Study, facts: Mapping[str, StepFacts]) -> list[StepRecord]:
         StepRecord(
             number=each.number,
             run=each.run,
-            kind=each.step.kind,
-            load=each.step.load,
-            level=each.step.level,
-            share=each.step.share,
-            variant=each.step.variant,
             offered=each.outcome.offered_per_s,
             realised=each.outcome.realised_per_s,
             completed=each.outcome.completed_per_s,
-            stability=each.outcome.stability.verdict if each.outcome.stability else None,
-            limit=each.outcome.limit,
-            void=each.outcome.void,
-            window=each.outcome.window,
+            stability=each.outcome.verdict,
             requests=each.outcome.sent,
-            ok=each.outcome.ok,
-            seed=each.step.seed,
             requests_sha256=facts[each.run].requests_sha256 if each.run in facts else None,
-            blame=each.outcome.blame,
-            doubts=each.outcome.doubts,
+            **{name: getattr(each.step, name) for name in ("kind", "load", "level", "share", "variant", "seed")},
+            **{name: getattr(each.outcome, name) for name in ("limit", "void", "window", "ok", "blame", "doubts")},
         )
         for each in study.finished
     ]
