@@ -10,13 +10,16 @@ from scraper.window.summary import Gap
 
 
 def alerts(summary: Summary) -> Iterator[str]:
-    """Yield them as sentences, worst first: what became of requests before by how much their times may be off."""
+    """Yield them as sentences, worst first: whether another system was measured than was declared, then what became of
+    requests, then by how much their times may be off.
+    """
+    contradictions = [each for test in summary.methodology.tests.values() for each in test.contradictions or ()]
     first_line, counts = summary.self_check.first_line, summary.client.requests
     damage = set(damage_lines(summary.integrity))  # stands above the heading
     warnings = [warning for warning in summary.warnings if warning not in damage]
     distrust = [first_line] if first_line else []
     failures_first = summary.status != "complete" or counts.ok < counts.sent
-    for text in warnings + distrust if failures_first else distrust + warnings:
+    for text in contradictions + (warnings + distrust if failures_first else distrust + warnings):
         yield f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 

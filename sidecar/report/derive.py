@@ -78,6 +78,8 @@ REPORTS = {
     "junit": ("junit.xml", as_junit),
 }
 UNTESTED = "no test of the draft was run; this is a plain measurement"
+STUDIES = ("test", "compare", "sweep")  # commands whose runs are steps
+OF_STUDY = "this run is a step of a study, whose compliance.json says which requirements are met"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,11 +284,12 @@ def _methodology(run: Run, times: Correlated, stability: Stability, ttft_ms: Sta
     events = {event.name: event.data for event in run.events if event.data.get("phase") != "warmup"}
     about = {**run.manifest, **events, "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run))}
     facts = facts_of(measured, parts, run.endpoints, about)
-    statement = comply_run(facts, ttft_ms, closed_loop=closed_loop(run))
+    is_step = (run.manifest.get("command") or ("", ""))[1:2] in ([name] for name in STUDIES)
+    is_tested = len(measured) and run.watched is None and not is_step
     return Methodology(
         draft=DRAFT,
-        tests={TEST: statement} if len(measured) and run.watched is None else {},
-        missing=UNTESTED,
+        tests={TEST: comply_run(facts, ttft_ms, closed_loop=closed_loop(run))} if is_tested else {},
+        missing=OF_STUDY if is_step else UNTESTED,
         stability=stability,
         warmup=_warm_up(run),
         percentiles=percentile_intervals(measured, parts),

@@ -17,7 +17,7 @@ from methodology.procedures import PROCEDURES
 from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Done, Kind, Outcome, Procedure
-from methodology.study.planning import SENTINEL, counting, decide
+from methodology.study.planning import SENTINEL, decide
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
 from sidecar.directory import write_json, write_text
@@ -47,7 +47,7 @@ def derive_study(path: Path) -> Derived:
     asked = study.record.asked
     procedure, steps, declared = procedure_named(asked.test), Steps(path), read_system(asked.system)
     findings = procedure.findings(asked, study.finished, steps.read)
-    facts = steps.facts_of(counting(study.finished))
+    facts = steps.facts_of(study.finished)
     compliance = comply(asked.test, asked, declared, study.finished, findings, facts)
     result = study_result(study, procedure, findings, facts, compliance.system)
     write_json(path / RESULT, builtins(result))

@@ -7,6 +7,7 @@ import pytest
 import summaries
 
 from exporter.report.alerts import alerts
+from methodology.compliance.runs import RunStatement
 
 replace = msgspec.structs.replace
 
@@ -31,3 +32,18 @@ def test_what_became_of_requests_stands_before_doubts_of_their_times(ok: int, st
         self_check=replace(whole.self_check, first_line="doubt"),
     )
     assert order == list(alerts(whole))
+
+
+def test_what_the_server_contradicts_of_the_declaration_stands_first():
+    """Numbers of a system other than declared are misread, however sound they are."""
+    whole = summaries.summary(summaries.correlated())
+    statement = RunStatement(
+        verdict="not compliant",
+        sentence="",
+        contradictions=["prefix caching is declared off, but is on in this run by its page"],
+        requirements={},
+    )
+    methodology = replace(whole.methodology, tests={"ttft": statement})
+    whole = replace(whole, warnings=["what happened"], methodology=methodology)
+    first = "Prefix caching is declared off, but is on in this run by its page."
+    assert [first, "What happened."] == list(alerts(whole))[:2]

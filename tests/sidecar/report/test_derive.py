@@ -187,3 +187,19 @@ def test_no_length_of_a_queue_that_only_grew_is_a_threshold():
     text = as_text(msgspec.structs.replace(summary, config=summary.config | {"duration": 40.0, "requests": None}))
     assert text.startswith("! Overloaded: 5 requests/s were offered, and the system served 0.98; ")
     assert "Queueing takes over" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "tests", "stated"),
+    [
+        ("run", ["ttft"], "no test of the draft was run; this is a plain measurement"),
+        ("test", [], "this run is a step of a study, whose compliance.json says which requirements are met"),
+    ],
+)
+def test_a_step_of_a_study_states_no_compliance_of_its_own(command: str, tests: list[str], stated: str):
+    """It would be that with another test; the study states that of its own."""
+    run = run_of(request(sent_s=2, ended_s=3))
+    run = replace(run, manifest={**run.manifest, "command": ["sidelight", command, "capacity"]})
+    methodology = summarise(run, window_of(run), correlated(run)).methodology
+    assert tests == [*methodology.tests]
+    assert stated == methodology.missing

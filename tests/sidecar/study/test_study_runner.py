@@ -135,6 +135,7 @@ def test_a_void_step_is_repeated_once_and_counts_for_nothing(tmp_path: Path, url
     assert any("Step 1 (open-0.50) counts for nothing" in note for note in derived.result.notes)
     assert derived.result.steps[0].seed == derived.result.steps[1].seed
     assert "steps/0002-open-0.50-again" == derived.result.steps[1].run
+    assert all(step.requests_sha256 for step in derived.result.steps)
 
 
 def test_doubtful_gaps_void_only_a_test_that_rests_on_them(tmp_path: Path, url: str):
