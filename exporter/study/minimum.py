@@ -70,8 +70,9 @@ def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
     quantity = next((result.results[name] for name in names if name in result.results), None)
     if quantity is None:
         return f"not measured (the test {result.test} has no such result)"
+    at = f" (at {quantity.at})" if quantity.at else ""
     if quantity.value is None:
         low = quantity.ci95[0] if quantity.ci95 else None
-        value = "not measured" if low is None else f"at least {ms(low)} {unit}"
+        value = "not measured" if low is None else f"at least {ms(low)} {unit}{at}"
         return f"{value} ({quantity.missing or 'no reason is known'})"
-    return f"{ms(quantity.value)} {unit}"
+    return f"{ms(quantity.value)} {unit}{at}"

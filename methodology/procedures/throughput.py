@@ -150,7 +150,11 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels),
         **_efficiency(study),
     }
-    return results | {f"{metric}_{name}_ms": _latency(came, metric, name) for metric in METRICS for name in NAMES}
+    return results | {
+        f"{metric}_{name}_ms": replace(_latency(came, metric, name), at=study.best.step.load_words)
+        for metric in METRICS
+        for name in NAMES
+    }
 
 
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:

@@ -148,13 +148,15 @@ def _results(timed: _Requests, levels: Sequence[Finished], level: float) -> dict
         )
         for name, q in QUANTILES.items()
     }
-    return results | {
+    results |= {
         "ttft_mean_ms": mean(timed.ttft_ms),
         "ttft_min_ms": number(float(ascending[0]), "ms", n=len(ascending)),
         "ttft_max_ms": number(float(ascending[-1]), "ms", n=len(ascending)),
+        **percentiles(timed.tpot_ms[np.isfinite(timed.tpot_ms)], "tpot_{}_ms", _SHOWN),
+    }
+    return {name: replace(each, at=levels[0].step.load_words) for name, each in results.items()} | {
         "ttft_requests": number(len(ascending), "requests"),
         "offered_requests_per_s": number(levels[0].step.level, "requests/s"),
-        **percentiles(timed.tpot_ms[np.isfinite(timed.tpot_ms)], "tpot_{}_ms", _SHOWN),
     }
 
 

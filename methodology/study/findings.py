@@ -23,6 +23,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
     n: Annotated[Count | None, doc("Values that it rests on.", "values")] = None
     tau: Annotated[float | None, doc("How many values in a row say as much as an independent one.", "values")] = None
     method: Annotated[str, doc("How it and its interval were computed.")] = ""
+    at: Annotated[str, doc("The load at which it was measured, in words; empty: of the study as a whole.")] = ""
     missing: Annotated[str, doc("Why it is null.")] = ""
 
     @property

@@ -106,6 +106,11 @@ class Step(Struct, frozen=True, kw_only=True):
     ] = False
     repeat: Annotated[Count, doc("1: the same step again, because the first was void.", NO_UNIT)] = 0
 
+    @property
+    def load_words(self) -> str:
+        """Return the level in words."""
+        return f"{self.level:.3g} requests/s offered" if self.load == "open" else f"{self.level:g} requests in flight"
+
 
 class Done(Struct, frozen=True, kw_only=True):
     """No further step."""

@@ -284,8 +284,9 @@ def _methodology(run: Run, times: Correlated, stability: Stability, ttft_ms: Sta
     events = {event.name: event.data for event in run.events if event.data.get("phase") != "warmup"}
     about = {**run.manifest, **events, "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run))}
     facts = facts_of(measured, parts, run.endpoints, about)
-    is_step = (run.manifest.get("command") or ("", ""))[1:2] in ([name] for name in STUDIES)
-    is_tested = len(measured) and run.watched is None and not is_step
+    command = list(run.manifest.get("command") or ())
+    is_step = bool({*command[1:2]} & {*STUDIES})
+    is_tested = len(measured) > 0 and run.watched is None and not is_step
     return Methodology(
         draft=DRAFT,
         tests={TEST: comply_run(facts, ttft_ms, closed_loop=closed_loop(run))} if is_tested else {},

@@ -81,6 +81,14 @@ def test_the_minimum_report_states_no_throughput_of_another_objective():
     assert line in files(other)["report-minimum.txt"].splitlines()
 
 
+def test_the_minimum_report_says_at_which_load_a_latency_was_measured():
+    """The load of the study is that of all its steps."""
+    known = result()
+    at = {**known.results, "ttft_p99_ms": msgspec.structs.replace(known.results["ttft_p99_ms"], at="5.41 requests/s")}
+    lines = files(msgspec.structs.replace(known, results=at))["report-minimum.txt"].splitlines()
+    assert "- TTFT P99: 1,873.5 ms (at 5.41 requests/s)" in lines
+
+
 def test_what_is_missing_says_why(written: dict[str, str]):
     """In the report as a sentence, in the file as an empty cell with the reason; an open interval has one end."""
     reason = "the number of accelerators was not declared"
