@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
 from correlator.statistics.server_load import met_at_submission
