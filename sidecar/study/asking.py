@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
 
+from loadgen.plan.workloads.fields import nearest
+from methodology.compliance.system import System, read_system
 from methodology.study.model import Parameters, Procedure
+from rundir.access import MASK
 from sidecar.errors import ConfigurationError
+from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
 from sidecar.options.fields import flag_of, http_url, seconds
 from sidecar.options.load import RunOptions
@@ -29,6 +32,8 @@ DECIDED = (
 _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
 _WORKLOAD = ("output_tokens",)
 _OUTPUT = ("out", "formats", "listen", "quiet", "json", "verbose", "config")
+# Options that are of one call, not of the study.
+_OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
 STEP_FORMATS = ("json", "text")
 SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 
@@ -138,7 +143,7 @@ def common_options(options: StudyOptions, procedure: Procedure) -> RunOptions:
     has = options_of(procedure)
     passed_on = {
         field.name: getattr(options, field.name)
-        for field in fields(RunOptions)
+        for field in dataclasses.fields(RunOptions)
         if field.name not in DECIDED and not (field.name in _SHARED and field.name in has)
     }
     workload = options.workload or procedure.workload
@@ -177,3 +182,74 @@ def typed(name: str, value: Any, hint: Any) -> Any:
         return msgspec.convert(value, hint, dec_hook=lambda _, text: Path(text))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{flag_of(name)} {value}: {error}") from error
+
+
+def targets(options: StudyOptions, procedure: Procedure) -> dict[str, RunOptions]:
+    """Return the options of each configuration: of the only one, by the name "". Raises ConfigurationError."""
+    common = common_options(options, procedure)
+    variants = variants_of(options)
+    if not variants:
+        return {"": _checked(common)}
+    return {name: _checked(of_variant(common, variant)) for name, variant in variants.items()}
+
+
+def _checked(common: RunOptions) -> RunOptions:
+    """Return options whose target and workload can be used, by themselves. Raises ConfigurationError."""
+    checked = check_run(dataclasses.replace(common, rate=1.0, requests=1, duration=None, concurrency=None))
+    return dataclasses.replace(common, url=checked.url)
+
+
+def of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
+    """Return options with what a configuration has of its own."""
+    url = (variant.url,) if isinstance(variant.url, str) else variant.url
+    values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
+    header = (*common.header, *variant.header)
+    return dataclasses.replace(with_values(common, values), url=url or common.url, header=header)
+
+
+def system_of(options: StudyOptions, variants: Collection[str]) -> System:
+    """Return what is declared of the system. Raises ConfigurationError; also for the name of a variant with a slip."""
+    try:
+        system = read_system(options.sut)
+    except ValueError as error:
+        raise ConfigurationError(f"--sut {error}") from error
+    if options.isolated and system.isolated is False:
+        raise ConfigurationError("--isolated: --sut declares `isolated: false`; correct one of them")
+    undeclared = [name for name in variants if name not in system.variants]
+    for name in system.variants:
+        if name not in variants and (near := nearest(name, undeclared)):
+            raise ConfigurationError(f"--sut variants.{name}: there is no such --variant{near}")
+    return replace(system, isolated=True) if options.isolated else system
+
+
+def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:
+    """Return the options that a study was begun with; what is not recorded, since it is secret, as given now.
+
+    Raises ConfigurationError where such a one is missing, or one cannot be read.
+    """
+    kind = type(given)
+    hints = get_type_hints(kind, include_extras=True)
+    values: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(kind)):
+        value = recorded.get(name)
+        if name in _OF_NOW:
+            values[name] = getattr(given, name)
+        elif MASK in json.dumps(value):
+            values[name] = getattr(given, name)
+            if not values[name]:
+                raise ConfigurationError(f"--resume: {flag_of(name)} was given, and is not recorded; give it again")
+        elif name in recorded:
+            values[name] = typed(name, value, hints[name])
+    return kind(**values)
+
+
+def require_same(path: Path, given: StudyOptions, then: StudyOptions) -> None:
+    default = type(given)()
+    for name in (field.name for field in dataclasses.fields(type(given))):
+        now, before = getattr(given, name), getattr(then, name)
+        if name not in _OF_NOW and now != getattr(default, name) and now != before:
+            shown = as_recorded(then)[name]
+            was = "not given" if shown in (None, []) else f"{shown}"
+            raise ConfigurationError(
+                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new study"
+            )

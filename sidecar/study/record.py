@@ -5,8 +5,13 @@ Each step is a run directory under `steps/`. All else in the directory is derive
 
 from __future__ import annotations
 
+import os
+import platform
+import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +22,11 @@ from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
 from rundir.files import read_regular
 from rundir.frames import FrameLog, read_frames
+from sidecar import VERSION
 from sidecar.directory import MANIFEST, RAW, one_line, write_json
 from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.options.config import as_recorded
+from sidecar.options.study import StudyOptions
 
 STUDY, LOG, STEPS, ALL = "study.json", "steps.log", "steps", "all.json"
 TORN = ".torn"
@@ -106,6 +114,26 @@ class Study:
     ended_ns: Mapping[int, int] = field(default_factory=dict)
     pending: Decided | None = None
     stopped: Stopped | None = None
+
+
+def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
+    """Return `study.json` of a study that begins now."""
+    now = datetime.now(tz=UTC)
+    return StudyRecord(
+        study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        tool={"name": "sidelight", "version": VERSION},
+        command=command,
+        started_at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        asked=asked,
+        options=as_recorded(options),
+        seen=dict(seen),
+        host={
+            "name": socket.gethostname(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+        },
+    )
 
 
 def create(path: Path, record: StudyRecord) -> Study:

@@ -21,7 +21,7 @@ from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
 from sidecar.study.data import step_data
 from sidecar.study.derive import derive_study, procedure_named
-from sidecar.study.verb import Ended, asked_of, code_of, new_record
+from sidecar.study.verb import Ended, asked_of, code_of
 
 
 def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
@@ -56,7 +56,7 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
         )
     finished = [_counted(each) for each in finished]
     out = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-compare"
-    study = record.create(out, new_record(replace(options, out=out), asked, command, seen={}))
+    study = record.create(out, record.new(replace(options, out=out), asked, command, seen={}))
     for each, data in zip(finished, read, strict=True):
         record.append(
             study.path,

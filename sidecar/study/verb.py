@@ -4,52 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
-import secrets
-import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from msgspec.structs import replace as replaced
 
-from loadgen.plan.workloads.fields import nearest
 from methodology.compliance import satisfies
-from methodology.compliance.system import System, as_text, read_system
+from methodology.compliance.system import as_text
 from methodology.procedures import guardrail, prefix_cache
 from methodology.search import Capacity, capacity
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.planning import counting
 from methodology.study.result import StudyResult
-from rundir.access import MASK, masked
+from rundir.access import masked
 from sidecar import VERSION
 from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured
-from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
-from sidecar.options.fields import flag_of
 from sidecar.options.load import RunOptions
 from sidecar.options.study import ALL, TESTS, StudyOptions
 from sidecar.progress import Progress
 from sidecar.study import between, record
 from sidecar.study.asking import (
-    SomeOptions,
-    Variant,
     as_declared,
     common_options,
+    from_record,
+    of_variant,
     options_of,
     parameters_of,
     recorded_options,
-    typed,
+    require_same,
+    system_of,
+    targets,
     variants_of,
-    with_values,
 )
 from sidecar.study.derive import Derived, derive_study, procedure_named
 from sidecar.study.plan import Plan, engines_for, expected, in_all, minutes, plan_lines, served_by_one, within
-from sidecar.study.record import Seen, Study, StudyRecord
+from sidecar.study.record import Seen, Study
 from sidecar.study.runner import Conduct, conduct
 
 MISSED = 1
@@ -57,8 +50,6 @@ LEAST_FOR_P99 = 100
 USUAL = "throughput"  # the test whose workload a capacity is of that is given to all
 # Names of the configurations that the tests of several compare.
 TAKEN = {"prefix-cache": prefix_cache.VARIANTS, "guardrail": tuple(guardrail.VARIANTS)}
-# Options that are of one call, not of the study.
-_OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +69,7 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     parameters = parameters_of(options, procedure)
     if options.capacity_from is not None and (shown := _stated(options)) is not None:
         parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
-    system = _system(options, variants)
+    system = system_of(options, variants)
     asked = Asked(
         test=procedure.name,
         scale=options.scale,
@@ -90,21 +81,6 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
         system=json.loads(as_text(system)),
     )
     return (asked, []) if options.budget is None else within(procedure, asked, common, options.budget)
-
-
-def _system(options: StudyOptions, variants: Collection[str]) -> System:
-    """Return what is declared of the system. Raises ConfigurationError; also for the name of a variant with a slip."""
-    try:
-        system = read_system(options.sut)
-    except ValueError as error:
-        raise ConfigurationError(f"--sut {error}") from error
-    if options.isolated and system.isolated is False:
-        raise ConfigurationError("--isolated: --sut declares `isolated: false`; correct one of them")
-    undeclared = [name for name in variants if name not in system.variants]
-    for name in system.variants:
-        if name not in variants and (near := nearest(name, undeclared)):
-            raise ConfigurationError(f"--sut variants.{name}: there is no such --variant{near}")
-    return replaced(system, isolated=True) if options.isolated else system
 
 
 def _stated(options: StudyOptions) -> Capacity | None:
@@ -125,27 +101,6 @@ def capacity_of(path: Path) -> Capacity:
             f"--from {path}: its {len(study.finished)} steps do not show the capacity; give --capacity"
         )
     return stated
-
-
-def targets(options: StudyOptions, procedure: Procedure) -> dict[str, RunOptions]:
-    """Return the options of each configuration: of the only one, by the name "". Raises ConfigurationError."""
-    common = common_options(options, procedure)
-    variants = variants_of(options)
-    if not variants:
-        return {"": _checked(common)}
-    return {name: _checked(_of_variant(common, variant)) for name, variant in variants.items()}
-
-
-def _checked(common: RunOptions) -> RunOptions:
-    """Return options whose target and workload can be used, by themselves. Raises ConfigurationError."""
-    checked = check_run(replace(common, rate=1.0, requests=1, duration=None, concurrency=None))
-    return replace(common, url=checked.url)
-
-
-def _of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
-    url = (variant.url,) if isinstance(variant.url, str) else variant.url
-    values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
-    return replace(with_values(common, values), url=url or common.url, header=(*common.header, *variant.header))
 
 
 def plan(options: StudyOptions, name: str) -> Iterator[str]:
@@ -212,27 +167,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
             url=masked(served.url), model=served.model, max_model_len=served.max_model_len, version=version
         )
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
-    return record.create(path, new_record(options, replaced(asked, max_model_len=longest), command, seen))
-
-
-def new_record(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
-    """Return `study.json` of a study that begins now."""
-    now = datetime.now(tz=UTC)
-    return StudyRecord(
-        study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        tool={"name": "sidelight", "version": VERSION},
-        command=command,
-        started_at=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        asked=asked,
-        options=as_recorded(options),
-        seen=dict(seen),
-        host={
-            "name": socket.gethostname(),
-            "system": platform.platform(),
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-        },
-    )
+    return record.create(path, record.new(options, replaced(asked, max_model_len=longest), command, seen))
 
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
@@ -299,7 +234,7 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
             f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
         )
     then = from_record(study.record.options, options)
-    _require_same(path, options, then)
+    require_same(path, options, then)
     for variant, each in targets(then, procedure_named(study.record.asked.test)).items():
         if variant and variants_of(then)[variant].before:
             continue
@@ -360,7 +295,7 @@ def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
     """
     if options.resume is not None:
         then = from_record(record.read_all(options.resume), options)
-        _require_same(options.resume, options, then)
+        require_same(options.resume, options, then)
         return options.resume, then
     _require_taken(variants_of(options))
     root = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{ALL}"
@@ -400,7 +335,7 @@ def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Cap
     variants = variants_of(options)
     names = TAKEN.get(procedure.name, ())
     if variants and not names and not options.url:
-        options = _of_variant(options, next(iter(variants.values())))
+        options = of_variant(options, next(iter(variants.values())))
     known = shown.get(options.workload or procedure.workload) if "capacity" in has else None
     taken = tuple(as_declared(name, variant) for name, variant in variants.items() if name in names)
     values = dropped | {
@@ -410,36 +345,3 @@ def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Cap
         "variant": taken,
     }
     return replace(options, **values)
-
-
-def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:
-    """Return the options that a study was begun with; what is not recorded, since it is secret, as given now.
-
-    Raises ConfigurationError where such a one is missing, or one cannot be read.
-    """
-    kind = type(given)
-    hints = get_type_hints(kind, include_extras=True)
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(kind)):
-        value = recorded.get(name)
-        if name in _OF_NOW:
-            values[name] = getattr(given, name)
-        elif MASK in json.dumps(value):
-            values[name] = getattr(given, name)
-            if not values[name]:
-                raise ConfigurationError(f"--resume: {flag_of(name)} was given, and is not recorded; give it again")
-        elif name in recorded:
-            values[name] = typed(name, value, hints[name])
-    return kind(**values)
-
-
-def _require_same(path: Path, given: StudyOptions, then: StudyOptions) -> None:
-    default = type(given)()
-    for name in (field.name for field in fields(type(given))):
-        now, before = getattr(given, name), getattr(then, name)
-        if name not in _OF_NOW and now != getattr(default, name) and now != before:
-            shown = as_recorded(then)[name]
-            was = "not given" if shown in (None, []) else f"{shown}"
-            raise ConfigurationError(
-                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new study"
-            )
