@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import arrivals, workloads
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
@@ -17,10 +18,9 @@ from loadgen.requests.metrics import refused_by_filter, request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.steady import SteadyWindow, in_flight
 from methodology.study.model import StepData
+from methodology.study.server_side import increase
 from rundir.columns import take
-from rundir.stats import Missing
-from scraper.engines import canonical, detect
-from scraper.series.resets import restarts_of, rising
+from scraper.engines import detect
 from scraper.series.table import EndpointSeries
 
 LEAST_OUTPUT_TOKENS = 50  # of a request whose gaps count (itl-setup)
@@ -139,7 +139,7 @@ def facts_of(
         is_server_timed=bool(delivered.server_itl_ms.count) and delivered.itl_option != "direct",
         cached_ratio=cached_ratio,
         unshared_cached_ratio=0.0 if shares else cached_ratio or 0.0,
-        hits=_hits(endpoints),
+        hits=increase(leading_endpoints(endpoints), "prefix_cache_hits"),
         is_clock_compared=bool(np.isfinite(parts.request_network_s).any()),
         round_trip_ms=min(round_trips, default=None),
         engine=engine.name if engine else "",
@@ -161,19 +161,6 @@ def _in_flight_mean(requests: RequestLog) -> float | None:
     begin_ns, end_ns = int(np.quantile(sent_ns, 0.1)), int(sent_ns.max())
     window = SteadyWindow(start_ns=begin_ns, end_ns=end_ns, left_out=0.1, enough=None)
     return in_flight(requests.dispatch_ns, requests.end_ns, window)
-
-
-def _hits(endpoints: Sequence[EndpointSeries]) -> float | None:
-    """Return by how much the prefix cache hits of all engines rose; None where no page shows them."""
-    increases: list[float] = []
-    for endpoint in endpoints:
-        engine = detect(endpoint.series)
-        source = canonical(endpoint.series, engine.name)["prefix_cache_hits"] if engine else Missing("no engine")
-        if not isinstance(source, Missing) and len(endpoint.at_ns):
-            restarts = restarts_of(endpoint)
-            totals = [rising(endpoint, column, restarts).values for column in source.columns]
-            increases.append(sum(float(total[-1] - total[0]) for total in totals))
-    return sum(increases) if increases else None
 
 
 def _cache_config(endpoints: Sequence[EndpointSeries]) -> dict[str, str]:

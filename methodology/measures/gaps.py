@@ -16,12 +16,12 @@ from typing import Literal
 
 import numpy as np
 
+from correlator.statistics.server_load import leading_endpoints
 from methodology.intervals import LEAST_TAIL, autocorrelation_time
 from methodology.study.model import StepData
+from methodology.study.server_side import cumulative
 from rundir.columns import Bools, Floats, Ints
 from rundir.stats import Missing
-from scraper.engines import canonical, detect
-from scraper.series.resets import restarts_of, rising
 
 LEAST_GAPS, MOST_GAPS = 50, 2000  # independent ones, whose modes are tested
 MOST_MODES = 4
@@ -217,16 +217,12 @@ def foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
     unknown = np.zeros(len(end_ns), dtype=np.bool_)
     slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0
     firsts = np.sort(data.requests.first_token_ns[data.requests.first_token_ns >= 0])
-    for endpoint in data.endpoints:
-        engine = detect(endpoint.series)
-        source = canonical(endpoint.series, engine.name)["prompt_tokens"] if engine else Missing("no engine")
-        if isinstance(source, Missing) or not source.columns:
+    for page, sources in leading_endpoints(data.endpoints):
+        total = cumulative(page, sources, "prompt_tokens")
+        if total is None:
             continue
-        restarts = restarts_of(endpoint)
-        total = np.sum([rising(endpoint, column, restarts).values for column in source.columns], axis=0)
-        at_ns = endpoint.at_ns
+        at_ns = page.at_ns
         ours = np.searchsorted(firsts, at_ns[1:] + slack, side="right") > np.searchsorted(firsts, at_ns[:-1] - slack)
         moved = np.flatnonzero((np.diff(total) > 0) & ~ours)
-        interval = np.searchsorted(at_ns, end_ns) - 1
-        unknown |= np.isin(interval, moved)
+        unknown |= np.isin(np.searchsorted(at_ns, end_ns) - 1, moved)
     return unknown

@@ -26,14 +26,10 @@ KNEE = 2.0  # times the least TTFT P99
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 NAMES = ("p50", "p95", "p99")
 UNKNOWN_SD = 0.4  # of the logarithm of a P99 whose interval is not known
-_LETTER = Parameters(
-    levels=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2),
-    duration=60,
-    requests=200,
-    slo="ttft_p99<500ms",
-    sentinel=True,
-)
-_SHORT_LEVELS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+SHORT_LEVELS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+_LETTER = Parameters(levels=LEVELS, duration=60, requests=200, slo="ttft_p99<500ms", sentinel=True)
+_SHORT = replace(_LETTER, levels=SHORT_LEVELS, duration=20, requests=30, sentinel=False)
 _NOTES = (
     *criteria.NOTES[:2],
     (
@@ -59,16 +55,9 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return Done(reason="every level was run")
     share = shares[len(ended)]
     rate = share * known.per_s
-    return fresh(
-        asked,
-        finished,
-        f"open-{100 * share:g}-percent",
-        "open",
-        rate,
-        share=share,
-        duration=max(parameters.duration or 60.0, (parameters.requests or 0) / rate),
-        options={"slo": parameters.slo} if parameters.slo else {},
-    )
+    duration_s = max(parameters.duration or 60.0, (parameters.requests or 0) / rate)
+    label, options = f"open-{100 * share:g}-percent", {"slo": parameters.slo} if parameters.slo else {}
+    return fresh(asked, finished, label, "open", rate, share=share, duration=duration_s, options=options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +303,7 @@ TRADEOFF = Procedure(
     workload="synthetic-uniform",
     presets={
         "letter": _LETTER,
-        "short": replace(_LETTER, levels=_SHORT_LEVELS, duration=20, requests=30, sentinel=False),
+        "short": replace(_LETTER, levels=SHORT_LEVELS, duration=20, requests=30, sentinel=False),
     },
     next_step=_next_step,
     findings=_findings,

@@ -89,7 +89,7 @@ def _most(values: Floats) -> float | None:
     return float(values.max()) if len(values) else None
 
 
-def _cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | None:
+def cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | None:
     """Return a counter over all label sets [t] as if it had never been reset; None where the page has none."""
     source = sources[name]
     if isinstance(source, Missing) or not len(page.at_ns):
@@ -99,11 +99,11 @@ def _cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | N
     return np.sum(columns, axis=0) if columns else np.zeros(len(page.at_ns))
 
 
-def increase(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int) -> float | None:
-    """Return the increase of a counter since the last scrape before a moment."""
+def increase(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int = 0) -> float | None:
+    """Return the increase of a counter since the last scrape before a moment, by default since the first one."""
     total = 0.0
     for page, sources in engines:
-        values = _cumulative(page, sources, name)
+        values = cumulative(page, sources, name)
         if values is None:
             return None
         total += float(values[-1] - values[reference(page, start_ns)])
@@ -118,7 +118,7 @@ def _rate(engines: Sequence[tuple[EndpointSeries, Sources]], window: SteadyWindo
     """Return the output tokens that the engines counted in the window, a second; linear between scrapes."""
     rate = 0.0
     for page, sources in engines:
-        values = _cumulative(page, sources, "generation_tokens")
+        values = cumulative(page, sources, "generation_tokens")
         if values is None:
             return None
         edges_ns = np.clip([window.start_ns, window.end_ns], page.at_ns[0], page.at_ns[-1])

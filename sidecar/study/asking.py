@@ -21,13 +21,14 @@ from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
 from sidecar.options.fields import flag_of, http_url, seconds
 from sidecar.options.load import RunOptions
-from sidecar.options.study import StudyOptions
+from sidecar.options.study import HIDDEN, StudyOptions
 
-# Options of `run` that a test decides itself.
-DECIDED = (
-    "rate", "barrier", "warmup", "arrival", "burstiness", "burst_on", "burst_off", "ramp", "ramp_to", "ramp_duration",
-    "trace", "replay_speed", "deadline", "linger", "replay_requests", "save_requests", "trace_url", "sut",
-)  # fmt: skip
+# Options of `run` that a test decides itself: those that its own command hides, and the declaration.
+DECIDED = {"sut"} | {
+    name
+    for name, hint in get_type_hints(StudyOptions, include_extras=True).items()
+    if HIDDEN in getattr(hint, "__metadata__", ())
+}
 # Numbers whose option is that of `run` by the same name; of these, one of every workload.
 _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
 _WORKLOAD = ("output_tokens",)
