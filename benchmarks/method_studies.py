@@ -25,11 +25,11 @@ from correlator.exact.table import unjoined
 from loadgen.requests.metrics import request_metrics
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
-from methodology.search import measured_capacity, saturation
 from methodology.stability import Stability
 from methodology.study.model import Asked, Done, Finished, Parameters, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
+from methodology.study.saturation import measured_capacity, saturation
 from rundir.columns import Floats, take
 from simulator.settings import EngineSettings, SimulatorSettings
 from simulator.virtual import EPOCH_NS, Load, VirtualServer

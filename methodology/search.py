@@ -1,8 +1,7 @@
-"""How much a system can serve: the capacity that levels of load are shares of, and the search for it.
+"""The search for the highest load that a system sustains, and for the load at which objectives are reached.
 
-By the saturation rule the stability limit of an open loop is the throughput of the saturated system (Baccelli and Foss
-1995): a closed loop that always leaves requests waiting shows it in one step. Open loops around it then show which
-levels are sustained, and a monotone fit of latency over load where an objective is reached.
+Around what the saturated system serves, open loops show which levels are sustained; a logistic fit of the share of
+requests beyond a bound, over their load, shows where an objective is reached.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
 
 from methodology.fits.logistic import share_crossing
 from methodology.fits.monotone import Crossing
-from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
+from methodology.study.findings import Quantity
+from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, of_kind
+from methodology.study.quantities import number
+from methodology.study.saturation import DEFAULT_S, Capacity, measured_capacity, saturation
 
-SATURATE, AT_SLO = "saturate", "slo"
-Interval = tuple[float, float]
+AT_SLO = "slo"
 
-FIRST_CONCURRENCY, MOST_CONCURRENCY = 64, 1024
-ALWAYS = 0.95  # share of the scrapes that saw requests wait: saturated
-GAIN = 0.03  # by which a doubling must raise the throughput, to go on
 AROUND = 0.1  # of the limit, on both sides: where open loops are tried
 INCREMENT = 0.05  # of the limit: nearer levels cannot be distinguished
 SAME = 0.01  # levels within that are the same
@@ -35,197 +31,6 @@ SLO_SHARES = (0.8, 0.5, 0.2, 0.1)  # of the limit: levels tried until one meets 
 NARROW = 0.03  # of the load at the objective: half its interval, that ends the search
 APART = 0.03  # levels at an objective: a step nearer to another one says little that is new
 STEADY = 0.97  # of the limit: of higher loads, how many requests are late depends on how long they last
-DEFAULT_S = 60.0
-Z95 = 1.96
-
-
-class Capacity(Struct, frozen=True, kw_only=True):
-    """What a saturated system serves; `run` is the step that showed it best, empty where it was stated.
-
-    `limit` is what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated.
-    """
-
-    per_s: float
-    ci95: Interval | None = None
-    run: str = ""
-    tokens_per_s: float | None = None
-    tokens_ci95: Interval | None = None
-    limit: Limit | None = None
-    reason: str = ""
-    filled: bool = True
-
-
-def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
-    """Return the capacity that was stated, else what a saturated closed loop served, else the step that will tell.
-
-    Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %. No later step moves
-    it, so that levels that are shares of it stay.
-    """
-    if asked.parameters.capacity:
-        return Capacity(per_s=asked.parameters.capacity, tokens_per_s=asked.parameters.capacity_tokens)
-    steps = of_kind(finished, SATURATE)
-    if (decided := saturation(asked, steps, confirm=False)) is not None:
-        return decided
-    known = measured_capacity(steps)
-    if known is None or not known.filled:
-        most = max(each.step.level for each in steps)
-        return Done(
-            reason=f"the server was never full, not even by {most:g} requests in flight: its capacity is not known; "
-            "state it (--capacity), or allow more in flight (--concurrency)",
-            complete=False,
-        )
-    return known
-
-
-def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:
-    """Return the next closed loop on the way to the saturated system, None where it is reached or out of reach.
-
-    confirm  a step that saturates is not enough: a doubling must have gained nothing
-    """
-    steps = sorted(of_kind(finished, SATURATE), key=lambda each: each.step.level)
-    most = asked.parameters.concurrency or MOST_CONCURRENCY
-    if not steps:
-        return _closed(asked, finished, min(FIRST_CONCURRENCY, most))
-    last = steps[-1].outcome
-    if not last.completed_per_s:
-        length = f"{last.window.duration_s:.0f} s" if last.window else "nothing"
-        return Done(
-            reason=f"no request ended ok in the {length} that count of {steps[-1].step.label}: a step must be longer "
-            "than a request takes (--duration), and requests must succeed",
-            complete=False,
-        )
-    if _is_full(last) and not confirm:
-        return None
-    if len(steps) > 1 and _served(steps[-1]) < (1 + GAIN) * max(_served(each) for each in steps[:-1]):
-        return None
-    level = min(2 * round(steps[-1].step.level), most)
-    return _closed(asked, finished, level) if level > steps[-1].step.level else None
-
-
-def _served(each: Finished) -> float:
-    """Return what a step served a second: output tokens, which vary least by chance, else requests."""
-    return each.outcome.output_tokens_per_s or each.outcome.completed_per_s or 0.0
-
-
-def _is_full(outcome: Outcome) -> bool:
-    return outcome.queued_ratio is not None and outcome.queued_ratio >= ALWAYS
-
-
-def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
-    duration_s = asked.parameters.duration or DEFAULT_S
-    return fresh(asked, finished, f"closed-{level}", "closed", level, kind=SATURATE, duration=duration_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saturated:
-    """What a full system serves, as stated or as measured, and the step that shows it, to be repeated with others."""
-
-    per_s: float
-    step: Step
-
-
-def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
-    """Return what the first configuration serves when it is full, or the step that will tell.
-
-    Its throughput is what others are compared with: it is measured where the capacity is stated, too.
-    """
-    ended = of_kind(finished, SATURATE)
-    limit = capacity(replace(asked, parameters=replace(asked.parameters, capacity=None)), ended)
-    best = fullest(ended)
-    if isinstance(limit, Step | Done):
-        return limit
-    if best is None:
-        return Done(reason="no saturated step has been run", complete=False)
-    return Saturated(per_s=asked.parameters.capacity or limit.per_s, step=replace(best.step, repeat=0))
-
-
-def fullest(finished: Sequence[Finished]) -> Finished | None:
-    """Return the saturated step of the first configuration that served most."""
-    ended = of_kind(finished, SATURATE)
-    return max(ended, key=lambda each: each.outcome.output_tokens_per_s or 0.0, default=None)
-
-
-def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
-    """Return what saturated steps served, pooled: closed loops, and open ones that grew; None where no step served.
-
-    Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts.
-    """
-    closed = [each for each in of_kind(finished, SATURATE) if each.outcome.completed_per_s]
-    if not closed:
-        return None
-    best = max(closed, key=_served)
-    limit, reason, filled = _binding(closed, best)
-    pooled = [best]
-    if filled:
-        near = [each for each in closed if _served(each) >= (1 - GAIN) * _served(best) and _is_full(each.outcome)]
-        grown = [each for each in finished if each.step.load == "open" and each.outcome.verdict == "growing"]
-        pooled += [each for each in near if each is not best]
-        pooled += [each for each in grown if _is_full(each.outcome) and each.outcome.completed_per_s]
-    tokens, tokens_ci95 = _pooled(pooled, "output_tokens_per_s", "output_tokens_ci95")
-    per_s, ci95 = _by_tokens(finished, tokens, tokens_ci95) or _pooled(pooled, "completed_per_s", "throughput_ci95")
-    return Capacity(
-        per_s=per_s,
-        ci95=ci95,
-        run=best.run,
-        tokens_per_s=tokens,
-        tokens_ci95=tokens_ci95,
-        limit=limit,
-        reason=reason,
-        filled=filled,
-    )
-
-
-def _binding(closed: Sequence[Finished], best: Finished) -> tuple[Limit | None, str, bool]:
-    """Return what bound the saturated steps, the evidence, and whether the server was full."""
-    by_level = sorted(closed, key=lambda each: each.step.level)
-    last = by_level[-1].outcome
-    if _is_full(best.outcome) or _is_full(last):
-        of = best.outcome if _is_full(best.outcome) else last
-        return of.limit, of.limit_reason, True
-    if len(by_level) > 1 and _served(by_level[-1]) < (1 + GAIN) * _served(by_level[-2]):
-        before = by_level[-2]
-        levels = f"from {before.step.level:g} to {by_level[-1].step.level:g} requests in flight"
-        gain = 100 * (_served(by_level[-1]) / _served(before) - 1)
-        ran, then = before.outcome.running_mean, last.running_mean
-        if ran and then and then > 1.3 * ran:
-            said = f"{levels} the engine ran {ran:.0f}, then {then:.0f} at once, and served {gain:+.1f} %"
-            return "steps", said, True
-        return "unknown", f"{levels} the throughput moved by {gain:+.1f} %; {last.limit_reason}", True
-    return last.limit, last.limit_reason, False
-
-
-def _by_tokens(
-    finished: Sequence[Finished], tokens_per_s: float, ci95: Interval | None
-) -> tuple[float, Interval | None] | None:
-    """Return how many requests a second so many tokens a second are, by the mean of all requests of the study.
-
-    Those of one step are longer or shorter by chance, and it serves fewer or more of them in its time.
-    """
-    steps = [each.outcome for each in finished if each.outcome.output_tokens]
-    count, tokens = sum(each.ok for each in steps), sum(each.output_tokens for each in steps)
-    if not (tokens_per_s and tokens):
-        return None
-    per_s = tokens_per_s * count / tokens
-    if ci95 is None:
-        return per_s, None
-    square = sum(each.ok * (each.output_tokens_std or 0.0) ** 2 for each in steps) / count
-    chance = Z95 * math.sqrt(square / count) * count / tokens
-    half = per_s * math.hypot((ci95[1] - ci95[0]) / 2 / tokens_per_s, chance)
-    return per_s, (per_s - half, per_s + half)
-
-
-def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float, Interval | None]:
-    """Return the rate over the windows of several steps together, and its interval from theirs."""
-    lengths = np.array([each.outcome.window.duration_s if each.outcome.window else 0.0 for each in steps])
-    rates = np.array([getattr(each.outcome, name) or 0.0 for each in steps])
-    shares = lengths / lengths.sum()
-    per_s = float(shares @ rates)
-    ends = [getattr(each.outcome, interval) for each in steps]
-    if not all(ends):
-        return per_s, None
-    halves = np.array([(high - low) / 2 for low, high in ends])
-    half = math.sqrt(float(((shares * halves) ** 2).sum()))
-    return per_s, (per_s - half, per_s + half)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,3 +197,29 @@ def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Crossing | Non
         if reached.at is not None and min(loads) <= reached.at <= max(loads):
             crossings.append(reached)
     return min(crossings, key=lambda each: each.at or 0, default=None)
+
+
+def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
+    """Return the highest load that meets the objectives."""
+    text = asked.parameters.slo
+    judged = _judged(steps)
+    if not text or not judged:
+        missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
+        return number(None, "requests/s", missing=missing)
+    crossing = crossing_of(steps, limit)
+    least_failing = min((load_of(each, limit) for each in judged if each.outcome.slo_met is False), default=math.inf)
+    met = [load for each in judged if each.outcome.slo_met and (load := load_of(each, limit)) < least_failing]
+    if crossing is not None and crossing.at is not None:
+        method = (
+            f"where a logistic fit of the share of requests beyond the bound over realised load, of {len(judged)} open "
+            f"loops, reaches what {text} allows; interval by Fieller"
+        )
+        return number(crossing.at, "requests/s", ci95=crossing.ci95, n=len(judged), method=method)
+    if not met:
+        least = min(load_of(each, limit) for each in judged)
+        return number(None, "requests/s", missing=f"{text} fails even at {least:.3g} requests/s, the lowest level")
+    failing = (
+        f"the lowest that fails it is {least_failing:.3g} requests/s" if least_failing < math.inf else "none fails it"
+    )
+    method = f"the highest level that meets {text}; {failing}"
+    return number(max(met), "requests/s", n=len(judged), method=method)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.search import Capacity, capacity
 from methodology.study.findings import Column, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed
+from methodology.study.saturation import Capacity, capacity
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from correlator.breakdown import LABELS, TTFT_PARTS
 from methodology.compare import Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
-from methodology.search import Capacity, capacity
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting, of_kind
 from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
+from methodology.study.saturation import Capacity, capacity
 from rundir.stats import finite
 
 PAIR = "pair"

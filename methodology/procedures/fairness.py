@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology import search
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
 from methodology.measures.paired import (
     PERCENTILES,
@@ -29,6 +28,7 @@ from methodology.study.model import Asked, Done, Finished, Parameters, Procedure
 from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh, of_kind
 from methodology.study.quantities import mean, metric_table, number, slug
+from methodology.study.saturation import SATURATE, capacity, fullest
 from rundir.columns import Bools, Floats, Texts, take
 
 ALONE, MIXED = "alone", "mixed"
@@ -59,7 +59,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         classes = traffic(asked)
     except WorkloadError as error:
         return Done(reason=f"{error}", complete=False)
-    limit = search.capacity(asked, of_kind(finished, search.SATURATE))
+    limit = capacity(asked, of_kind(finished, SATURATE))
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
@@ -76,8 +76,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     if len(ended) == len(steps):
         return Done(reason="each class alone and the mixed load have been measured")
     kind, label, per_s, share, workload = steps[len(ended)]
-    duration_s = max(parameters.duration or 300.0, ROOM * wanted / (share * per_s))
-    options = {"workload": workload}
+    duration_s, options = max(parameters.duration or 300.0, ROOM * wanted / (share * per_s)), {"workload": workload}
     return fresh(asked, finished, label, "open", per_s, kind=kind, share=load, duration=duration_s, options=options)
 
 
@@ -86,7 +85,7 @@ def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | N
 
     By its requests alone the capacity would depend on how many long ones it happened to draw.
     """
-    best = search.fullest(finished)
+    best = fullest(finished)
     served = best.outcome if best else None
     if served is None or served.input_tokens_per_s is None or served.output_tokens_per_s is None:
         return None
@@ -231,16 +230,14 @@ def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str
     if rule.policy == "fcfs" and queue and before and queue.value is not None and before.value is not None:
         blocked = queue.value > 1.5 * before.value
         cost = f"a {first} request waits {queue.value:.0f} ms in the queue, alone {before.value:.0f} ms"
-        held = (
-            "it is held up by what stands before it (head-of-line blocking)" if blocked else "nothing holds it up more"
-        )
+        before_it = "it is held up by what stands before it (head-of-line blocking)"
+        held = before_it if blocked else "nothing holds it up more"
         return f"The engine serves first come, first served: {cost}, so that {held}; {rule.reason}."
     words = {
-        "fcfs": "The engine serves first come, first served",
+        "fcfs": "The engine serves first come, first served", "unknown": "By which rule the engine serves is not known",
         "shortest-first": "The engine serves shorter requests first",
         "priority": f"The engine gives {rule.first} requests priority",
-        "unknown": "By which rule the engine serves is not known",
-    }
+    }  # fmt: skip
     return f"{words[rule.policy]}: {rule.reason}."
 
 
@@ -253,11 +250,10 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
     sure = "its interval is not known" if low is None or high is None else f"95 % interval {low:.3f} to {high:.3f}"
     verdict = "less than" if index.value < UNFAIR else "not less than"
     starving = ", ".join(f"{name} {100 * (results[f'starvation_ratio_{name}'].value or 0):.1f} %" for name in names)
+    beside = f"Beside each other the classes' median TTFT is {costs} times what it is alone"
+    bound = f"{verdict} the {UNFAIR} below which the draft speaks of significant unfairness"
     return (
-        (
-            f"Beside each other the classes' median TTFT is {costs} times what it is alone; Jain's index over them is "
-            f"{index.value:.3f}, {verdict} the {UNFAIR} below which the draft speaks of significant unfairness."
-        ),
+        f"{beside}; Jain's index over them is {index.value:.3f}, {bound}.",
         f"Jain's index: {sure}; requests that waited over {STARVED:g} times their class's median: {starving}.",
         _rule_sentence(rule, results, names[0]),
     )
@@ -283,10 +279,8 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
 def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed: _Served | None) -> list[str]:
     notes = []
     if (scale := traffic(asked).scale) < 1:
-        notes.append(
-            f"The model takes {asked.max_model_len:,} tokens: the lengths of both classes are {scale:.2f} times the "
-            "draft's."
-        )
+        lengths = f"the lengths of both classes are {scale:.2f} times the draft's"
+        notes.append(f"The model takes {asked.max_model_len:,} tokens: {lengths}.")
     notes += overloaded(steps)
     wanted = asked.parameters.requests or 500
     few = [name for name in names if mixed and len(mixed.of(name).ttft_ms) < wanted]

@@ -20,11 +20,11 @@ from methodology.measures.paired import (
     plot_cumulative,
     throughput,
 )
-from methodology.search import fullest, saturated
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting
 from methodology.study.quantities import number, wilson
+from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
 
 BASELINE = "baseline"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from methodology import search
 from methodology.measures.paired import grid, of_quantile
 from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
 from methodology.procedures.capacity import CAPACITY, bracket
@@ -14,6 +13,7 @@ from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity,
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import latency, number, wilson
+from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
 
 SEARCHED = "capacity"
@@ -64,10 +64,10 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
         if passed is not None:
             return round(passed.step.level)
         return replace(decided, kind=SEARCHED) if isinstance(decided, Step) else replace(decided, complete=False)
-    limit = search.saturated(asked, finished)
+    limit = saturated(asked, finished)
     if isinstance(limit, Step | Done):
         return limit
-    best = search.fullest(finished)
+    best = fullest(finished)
     return round(best.outcome.running_max or best.step.level) if best else round(limit.step.level)
 
 

@@ -26,11 +26,11 @@ from methodology.measures.paired import (
     plot_cumulative,
     throughput,
 )
-from methodology.search import SATURATE, fullest, saturated
 from methodology.study.findings import Evidence, Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
 from methodology.study.quantities import number
+from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +9,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from methodology.measures import criteria
-from methodology.search import (
-    AT_SLO,
-    SATURATE,
-    Bracket,
-    Capacity,
-    bracket,
-    crossing_of,
-    load_of,
-    measured_capacity,
-    next_step,
-)
+from methodology.search import AT_SLO, Bracket, at_objective, bracket, load_of, next_step
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import LEVEL, counting
 from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
+from methodology.study.saturation import SATURATE, Capacity, measured_capacity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
@@ -82,7 +72,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         limit=limit,
         verdicts=verdicts,
         best=verdicts.stable or closed[0],
-        objective=_at_objective(asked, steps, limit),
+        objective=at_objective(asked, steps, limit),
     )
     results = _results(study)
     return Findings(
@@ -93,32 +83,6 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         plots=(_path(study), _latency_plot(study)),
         notes=(*_NOTES, *_deviations(study)),
     )
-
-
-def _at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
-    """Return the highest load that meets the objectives."""
-    text = asked.parameters.slo
-    judged = [each for each in steps if each.step.load == "open" and each.outcome.slo is not None]
-    if not text or not judged:
-        missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
-        return number(None, "requests/s", missing=missing)
-    crossing = crossing_of(steps, limit)
-    least_failing = min((load_of(each, limit) for each in judged if each.outcome.slo_met is False), default=math.inf)
-    met = [load for each in judged if each.outcome.slo_met and (load := load_of(each, limit)) < least_failing]
-    if crossing is not None and crossing.at is not None:
-        method = (
-            f"where a logistic fit of the share of requests beyond the bound over realised load, of {len(judged)} open "
-            f"loops, reaches what {text} allows; interval by Fieller"
-        )
-        return number(crossing.at, "requests/s", ci95=crossing.ci95, n=len(judged), method=method)
-    if not met:
-        least = min(load_of(each, limit) for each in judged)
-        return number(None, "requests/s", missing=f"{text} fails even at {least:.3g} requests/s, the lowest level")
-    failing = (
-        f"the lowest that fails it is {least_failing:.3g} requests/s" if least_failing < math.inf else "none fails it"
-    )
-    method = f"the highest level that meets {text}; {failing}"
-    return number(max(met), "requests/s", n=len(judged), method=method)
 
 
 def _results(study: _Study) -> dict[str, Quantity]:
@@ -189,10 +153,8 @@ def _what(study: _Study, results: dict[str, Quantity]) -> str:
         return f"With {most}, the server gives {served}."
     if study.verdicts.stable is None:
         return f"Saturated, the server gives {served}; no load offered beside it was shown to be sustained."
-    return (
-        f"The server sustains {served}, at an offered load of {study.best.step.level:.3g} requests/s: the highest that "
-        "was shown stable."
-    )
+    offered = f"an offered load of {study.best.step.level:.3g} requests/s"
+    return f"The server sustains {served}, at {offered}: the highest that was shown stable."
 
 
 def _how_sure(study: _Study) -> str:
@@ -239,17 +201,13 @@ def _evidence(study: _Study) -> list[Evidence]:
 
 def _summary_table(results: dict[str, Quantity]) -> Table:
     titles = {
-        "max_output_tokens_per_s": "Max Output Throughput",
-        "max_requests_per_s": "Max Request Throughput",
-        "max_input_tokens_per_s": "Max Input Throughput",
-        "sustainable_requests_per_s": "Sustainable Load",
-        "output_tokens_per_gpu_s": "Tokens per GPU-second",
-        "batch_utilisation_ratio": "Batch Utilization",
-        "limit_requests_per_s": "Limit of stability",
-        "slo_requests_per_s": "Load at the SLO",
+        "max_output_tokens_per_s": "Max Output Throughput", "max_requests_per_s": "Max Request Throughput",
+        "max_input_tokens_per_s": "Max Input Throughput", "sustainable_requests_per_s": "Sustainable Load",
+        "output_tokens_per_gpu_s": "Tokens per GPU-second", "batch_utilisation_ratio": "Batch Utilization",
+        "limit_requests_per_s": "Limit of stability", "slo_requests_per_s": "Load at the SLO",
         "slo_output_tokens_per_s": "Output Throughput at the SLO",
         "draft_sustainable_requests_per_s": "Sustainable by the draft's criteria",
-    }
+    }  # fmt: skip
     return metric_table("throughput-summary", "Throughput Summary", titles, results)
 
 

@@ -13,12 +13,13 @@ from correlator.breakdown import TTFT_PARTS
 from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
-from methodology.search import Capacity, bracket, capacity, load_of, measured_capacity
+from methodology.search import bracket, load_of
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import LABELS, latency, latency_line, number
+from methodology.study.saturation import Capacity, capacity, measured_capacity
 from rundir.columns import take
 
 LEAST_SATURATED_S = 60.0
@@ -75,9 +76,9 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     stated = capacity(asked, ()) if asked.parameters.capacity else None
     limit = stated if isinstance(stated, Capacity) else measured_capacity(steps)
     if not levels or limit is None:
-        reason = "no level counts"
-        missing = {f"{name}_requests_per_s": number(None, "requests/s", missing=reason) for name in _DERIVED}
-        return Findings(answer=(f"There is no curve: {reason}.",), results=missing)
+        missing = number(None, "requests/s", missing="no level counts")
+        results = {f"{name}_requests_per_s": missing for name in _DERIVED}
+        return Findings(answer=("There is no curve: no level counts.",), results=results)
     study = _Study(asked=asked, levels=levels, limit=limit)
     results = _results(study)
     return Findings(
@@ -91,15 +92,10 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
 
 
 _DERIVED = {
-    "optimal": "Optimal operating point",
-    "knee": "Knee point",
-    "knee_fit": "Knee point by the monotone fit",
-    "saturation": "Saturation point",
-    "peak": "Highest throughput",
-    "stable": "Highest load shown stable",
-    "growing": "Lowest load at which requests piled up",
-    "draft_sustainable": "Sustainable by the draft's criteria",
-}
+    "optimal": "Optimal operating point", "knee": "Knee point", "knee_fit": "Knee point by the monotone fit",
+    "saturation": "Saturation point", "peak": "Highest throughput", "stable": "Highest load shown stable",
+    "growing": "Lowest load at which requests piled up", "draft_sustainable": "Sustainable by the draft's criteria",
+}  # fmt: skip
 
 
 def _results(study: _Study) -> dict[str, Quantity]:
@@ -131,9 +127,8 @@ def _results(study: _Study) -> dict[str, Quantity]:
         results[f"{name}_requests_per_s"] = number(load, "requests/s", method=method, missing=missing)
     results["knee_fit_requests_per_s"] = _knee_fit(study)
     came = peak.outcome
-    results["peak_output_tokens_per_s"] = number(
-        came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means"
-    )
+    served_ci95, per_s = came.output_tokens_ci95, came.output_tokens_per_s
+    results["peak_output_tokens_per_s"] = number(per_s, "tokens/s", ci95=served_ci95, method="batch means")
     if optimal is not None:
         results["optimal_output_tokens_per_s"] = number(optimal.outcome.output_tokens_per_s, "tokens/s")
     stated = "of a saturated closed loop" if study.limit.run else "as stated"
@@ -180,8 +175,7 @@ def _log_deviation(each: Finished) -> float:
 
 def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     optimal, knee = results["optimal_requests_per_s"], results["knee_fit_requests_per_s"]
-    slo = study.asked.parameters.slo
-    tokens = results.get("optimal_output_tokens_per_s")
+    slo, tokens = study.asked.parameters.slo, results.get("optimal_output_tokens_per_s")
     if optimal.value is not None and tokens is not None:
         best = f"{optimal.value:.3g} requests/s ({100 * optimal.value / study.limit.per_s:.0f} % of the capacity)"
         yield f"Within {slo} the best level is {best}, with {tokens.value or 0:,.4g} output tokens/s."
@@ -278,13 +272,9 @@ def _part_means(each: Finished, read: Reader) -> dict[str, float]:
     if window is None:
         return {}
     parts = take(data.parts, submitted_within(data.requests, window))
-    means = {}
-    for part in TTFT_PARTS:
-        values = 1e3 * part.of(parts)[parts.covered]
-        values = values[np.isfinite(values)]
-        if len(values):
-            means[part.name] = float(values.mean())
-    return means
+    values_ms = {part.name: 1e3 * part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    known = {name: values[np.isfinite(values)] for name, values in values_ms.items()}
+    return {name: float(values.mean()) for name, values in known.items() if len(values)}
 
 
 def _deviations(study: _Study) -> Iterator[str]:

@@ -16,20 +16,12 @@ from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import of_sorted
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import measured, overloaded, plot_cumulative
-from methodology.search import Capacity, capacity
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, trusted
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import (
-    LABELS,
-    cells,
-    mean,
-    metric_table,
-    number,
-    percentile,
-    percentiles,
-)
+from methodology.study.quantities import LABELS, cells, mean, metric_table, number, percentile, percentiles
+from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, Ints, concat, take
 from rundir.stats import Missing
 
@@ -64,16 +56,9 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached}")
     load = asked.parameters.load or 0.7
     count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
-    return fresh(
-        asked,
-        finished,
-        f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else ""),
-        "open",
-        load * known.per_s,
-        share=load,
-        requests=with_ramp(count),
-        options={"arrival": "poisson"},
-    )
+    label = f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else "")
+    requests, options = with_ramp(count), {"arrival": "poisson"}
+    return fresh(asked, finished, label, "open", load * known.per_s, share=load, requests=requests, options=options)
 
 
 def with_ramp(count: int) -> int:
@@ -216,13 +201,8 @@ def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quant
     return f"{said}."
 
 
-_WHERE = {
-    "network": "outside the engine",
-    "gateway": "in gateways",
-    "queue": "in the queue",
-    "prefill": "in prefill",
-    "other": "in other parts of the engine",
-}
+_WHERE = {"network": "outside the engine", "gateway": "in gateways", "queue": "in the queue", "prefill": "in prefill",
+          "other": "in other parts of the engine"}  # fmt: skip
 
 
 def _blame(tail: TailShares | Missing) -> str:

@@ -11,10 +11,10 @@ from msgspec import structs
 
 from methodology.compliance.fair_comparison import refusals
 from methodology.procedures.compare import PAIR, RECORDED
-from methodology.search import SATURATE
 from methodology.study.model import Asked, Finished, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import counting
+from methodology.study.saturation import SATURATE
 from sidecar.directory import MANIFEST
 from sidecar.errors import ConfigurationError
 from sidecar.options.study import SYSTEMS, CompareOptions

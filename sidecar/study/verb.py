@@ -15,10 +15,10 @@ from msgspec.structs import replace as replaced
 from methodology.compliance import satisfies
 from methodology.compliance.system import as_text
 from methodology.procedures import guardrail, prefix_cache
-from methodology.search import Capacity, capacity
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.planning import counting
 from methodology.study.result import StudyResult
+from methodology.study.saturation import Capacity, capacity
 from rundir.access import masked
 from sidecar import VERSION
 from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from loadgen.requests.slo import ObjectiveResult, SloResult
-from methodology.search import Capacity, bracket, capacity, crossing_of, measured_capacity, next_step
+from methodology.search import bracket, crossing_of, next_step
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
+from methodology.study.saturation import Capacity, capacity, measured_capacity
 
 LIMIT = 10.0
 WINDOW = SteadyWindow(start_ns=0, end_ns=54 * 10**9, left_out=0.1, enough=True)
