@@ -10,7 +10,7 @@ import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from methodology.intervals import Ends, QuantileInterval, quantiles
-from methodology.study.findings import Cell, Column, Line, Plot, Quantity, Table
+from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within
 from methodology.study.quantities import number
@@ -120,7 +120,7 @@ def grid(
 
     The first of the columns is the rows' own.
     """
-    rows_title, *keys = columns
+    keys = list(columns)[1:]
 
     def cell(key: str, suffix: str) -> Cell:
         quantity = results.get(f"{key}_{suffix}")
@@ -131,15 +131,8 @@ def grid(
         return "{:.3g} to {:.3g}".format(*quantity.ci95)
 
     counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}
-    return Table(
-        name=name,
-        title=title,
-        columns=tuple(
-            Column(name=key, title=columns[key], digits=None if key in counts else 3) for key in (rows_title, *keys)
-        ),
-        rows=tuple((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items()),
-        note=note,
-    )
+    cells = ((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items())
+    return table(name, title, columns, cells, note, dict.fromkeys(counts))
 
 
 def plot_cumulative(
@@ -151,16 +144,7 @@ def plot_cumulative(
 ) -> tuple[Plot, ...]:
     """Return the cumulative distributions of times as a plot, none where there are none."""
     lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
-    plot = Plot(
-        name=name,
-        title=title,
-        kind="line",
-        x_title=x_title,
-        y_title=y_title,
-        lines=lines,
-        log_x=True,
-    )
-    return (plot,) if lines else ()
+    return (plot(name, title, (x_title, y_title), lines, log_x=True),) if lines else ()
 
 
 def measured(step: Finished, data: StepData) -> StepData:

@@ -76,7 +76,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
     results = _results(study)
     return Findings(
-        answer=(_what(study, results), _how_sure(study), _what_limits(study)),
+        answer=(_what(study, results), _how_sure(study, results), _what_limits(study)),
         results=results,
         evidence=tuple(_evidence(study)),
         tables=(_summary_table(results), _latency_table(study), _search_table(study)),
@@ -157,15 +157,13 @@ def _what(study: _Study, results: dict[str, Quantity]) -> str:
     return f"The server sustains {served}, at {offered}: the highest that was shown stable."
 
 
-def _how_sure(study: _Study) -> str:
-    limit = study.limit
-    if not limit.filled:
+def _how_sure(study: _Study, results: dict[str, Quantity]) -> str:
+    limit, draft = results["limit_requests_per_s"], results["draft_sustainable_requests_per_s"].value
+    if limit.value is None:
         return "More in flight would give more: this is no limit of the server."
-    interval = f" ({limit.ci95[0]:.3g} to {limit.ci95[1]:.3g}, 95 %)" if limit.ci95 else ""
-    said = f"Full, it serves {limit.per_s:.3g} requests/s{interval}, beyond which no load can be sustained"
+    said = f"Full, it serves {limit.value:.3g} requests/s{limit.interval()}, beyond which no load can be sustained"
     if study.verdicts.growing is not None:
-        said += f"; at {load_of(study.verdicts.growing, limit):.3g} requests/s requests piled up"
-    draft = criteria.draft_sustainable(study.levels).value
+        said += f"; at {load_of(study.verdicts.growing, study.limit):.3g} requests/s requests piled up"
     if draft is not None:
         said += f"; the draft's own criteria would accept {draft:.3g} requests/s"
     return said + "."

@@ -31,10 +31,10 @@ class Quantity(Struct, frozen=True, kw_only=True):
         """Return the ends of its interval, None of one that is not known."""
         return self.ci95 or (None, None)
 
-    def interval(self, form: str = ".3g") -> str:
+    def interval(self) -> str:
         """Return the interval as it stands behind the number in a sentence; empty where an end is not known."""
         low, high = self.ends
-        return "" if low is None or high is None else f" ({low:{form}} to {high:{form}}, 95 %)"
+        return "" if low is None or high is None else f" ({low:.3g} to {high:.3g}, 95 %)"
 
 
 class Column(Struct, frozen=True, kw_only=True):
@@ -105,11 +105,6 @@ def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[E
     return [Evidence(claim=claim, quantity=name, run=run, value=value) for name, value in values.items()]
 
 
-def columns(titles: Mapping[str, str], digits: Mapping[str, int | None] | None = None) -> tuple[Column, ...]:
-    """Return columns by name and heading; their digits where these are not 3."""
-    return tuple(Column(name=name, title=title, digits=(digits or {}).get(name, 3)) for name, title in titles.items())
-
-
 def table(
     name: str,
     title: str,
@@ -118,8 +113,10 @@ def table(
     note: str = "",
     digits: Mapping[str, int | None] | None = None,
 ) -> Table:
-    """Return a table by the names and headings of its columns."""
-    return Table(name=name, title=title, columns=columns(titles, digits), rows=tuple(map(tuple, rows)), note=note)
+    """Return a table by the names and headings of its columns; their digits where these are not 3."""
+    digits = digits or {}
+    columns = tuple(Column(name=each, title=head, digits=digits.get(each, 3)) for each, head in titles.items())
+    return Table(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)), note=note)
 
 
 def plot(
@@ -129,17 +126,8 @@ def plot(
     lines: Iterable[Line],
     *,
     kind: Literal["line", "steps", "marks", "stack"] = "line",
-    log_x: bool = False,
-    log_y: bool = False,
+    **scales: bool,
 ) -> Plot:
-    """Return a plot by the titles of its two axes."""
-    return Plot(
-        name=name,
-        title=title,
-        kind=kind,
-        x_title=axes[0],
-        y_title=axes[1],
-        lines=tuple(lines),
-        log_x=log_x,
-        log_y=log_y,
-    )
+    """Return a plot by the titles of its two axes; `log_x`, `log_y`: these are logarithmic."""
+    x_title, y_title = axes
+    return Plot(name=name, title=title, kind=kind, x_title=x_title, y_title=y_title, lines=tuple(lines), **scales)
