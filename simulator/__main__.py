@@ -114,6 +114,7 @@ def _add_behaviour(parser: argparse.ArgumentParser) -> None:
     add("--slow", type=float, default=limits.slow, metavar="F", help="every step takes F times as long")
     add("--drift", default="0%/h", metavar="PERCENT/h", help="steps take longer by so much every hour, as in 5%%/h")
     add("--oom-at", type=int, default=None, metavar="N", help="out of memory (HTTP 500) with N sequences in a step")
+    add("--oom-exits", action="store_true", help="the process ends there, without a word to any client")
     add("--fail-above", type=int, default=None, metavar="N", help="HTTP 503 for requests beyond N in flight")
     add("--guard-input", default="0", metavar="MS[:US]", help="an input guardrail: MS a request, and US a prompt token")
     add("--guard-output", default="", metavar="N:MS", help="an output guardrail: holds N tokens back to look at for MS")
@@ -179,6 +180,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
             oom_at=options.oom_at,
         ),
         gateway=_gateway(options),
+        oom_exits=options.oom_exits,
     )
 
 

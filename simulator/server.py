@@ -13,6 +13,7 @@ around `serve`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -126,6 +127,10 @@ def _service(settings: SimulatorSettings, log: TruthLog, spans: SpanExporter | N
             perf_metrics.add(record)
             if spans is not None:
                 spans.add(record)
+        if outcome.lost and settings.oom_exits:
+            for _, record in outcome.lost:
+                log.add(record)
+            os._exit(1)  # as a process that the kernel ends
 
     def on_abort(record: RequestRecord) -> None:
         page.abort(record)

@@ -149,7 +149,8 @@ class SimulatorSettings:
     any free port. `per_request_metrics` adds `metrics` and cached tokens to the usage of chat and completions, as vLLM
     does with --enable-per-request-metrics and --enable-prompt-tokens-details. `perf_metrics_max_requests` is how many
     records TensorRT-LLM's /perf_metrics keeps, 0 for none, as by default. `otlp_endpoint` is the URL of the collector
-    that gets the spans of requests, by gRPC without TLS; empty: none are sent. `gateway` stands before the engine.
+    that gets the spans of requests, by gRPC without TLS; empty: none are sent. `gateway` stands before the engine. With
+    `oom_exits` the process ends where the engine runs out of memory.
     """
 
     engine: str = "vllm"
@@ -165,6 +166,7 @@ class SimulatorSettings:
     otlp_endpoint: str = ""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    oom_exits: bool = False
 
     def __post_init__(self) -> None:
         """Raise SettingsError for an engine that is not simulated, an impossible port or an empty name."""
@@ -176,6 +178,8 @@ class SimulatorSettings:
                 raise SettingsError(f"{name}: must be from 0 to 65535, not {port}")
         if self.perf_metrics_max_requests < 0:
             raise SettingsError(f"perf_metrics_max_requests: must be 0 or more, not {self.perf_metrics_max_requests}")
+        if self.oom_exits and self.engine_settings.oom_at is None:
+            raise SettingsError("oom_exits: must be set together with oom_at, which says when memory runs out")
         if not self.model:
             raise SettingsError("model: must not be empty")
         if self.otlp_endpoint and not self.otlp_target:

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from rundir.access import root_url
+from rundir.access import masked, root_url
 from rundir.clock import anchor
 from scraper.engines import CanonicalSource, canonical, detect, metrics_paths
 from scraper.exposition import MalformedPage, PageReader
@@ -116,13 +116,16 @@ async def ready(options: RunOptions, *, limit_s: float = READY_S) -> tuple[Serve
             return served[0], await engine_version(served[0].url, contact)
 
 
-async def is_alive(options: RunOptions) -> bool:
-    """Tell whether the target answers at this moment."""
+async def death(options: RunOptions, before: Glance) -> str:
+    """Return how an engine died since a glance at it, as far as that shows; empty where it lives on."""
     try:
         await ready(options, limit_s=0.0)
     except TargetUnreachable:
-        return False
-    return True
+        return f"the engine died: {masked(options.url[0])} no longer answers"
+    start_ns = (await look(options)).start_ns
+    if None in (start_ns, before.start_ns) or start_ns == before.start_ns:
+        return ""
+    return "the engine died and was started again: its start time moved"
 
 
 async def reset_cache(options: RunOptions) -> str:

@@ -150,7 +150,7 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
     """Run one step and return what came of it. Raises Interrupted where the user stopped it, SidelightError."""
     number = len(finished) + 1
     common = how.options[step.variant]
-    served, _ = asyncio.run(between.ready(common, limit_s=how.ready_s))
+    asyncio.run(between.ready(common, limit_s=how.ready_s))
     glance, busy = asyncio.run(between.drained(common))
     notes = [busy] if busy else []
     if step.reset_cache and (problem := asyncio.run(between.reset_cache(common))):
@@ -183,8 +183,8 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
         came = msgspec.structs.replace(came, notes=(*came.notes, note))
     if before is None and step.warm_up == "draft" and not came.void:
         warmed[step.variant] = Warmed(run.rpartition("/")[2], glance.start_ns)
-    if came.failed and not came.void and not asyncio.run(between.is_alive(common)):
-        return msgspec.structs.replace(came, void=f"the engine died: {served.url} no longer answers")
+    if (came.failed or not came.sent) and (reason := asyncio.run(between.death(common, glance))):
+        return msgspec.structs.replace(came, void=reason)
     return came
 
 

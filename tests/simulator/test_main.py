@@ -79,6 +79,7 @@ def test_an_occupied_port_is_one_line_and_exit_3():
         (["--drift", "much"], "drift: 'much' is not a number; write PERCENT/h, as in 5%/h"),
         (["--drift=-95%/h"], "drift: must be from -0.9 (-90 %) to 100 an hour, not -0.95"),
         (["--oom-at", "0"], "oom_at: must be 1 or more, not 0"),
+        (["--oom-exits"], "oom_exits: must be set together with oom_at, which says when memory runs out"),
         (["--fail-above", "0"], "fail_above: must be 1 or more, not 0"),
         (["--guard-input", "5:x"], "guard_input: 'x' is not a number; write MS or MS:US, as in 30 or 30:50"),
         (["--guard-input=-3"], "guard_input: must take from 0 s to an hour, not -0.003 s"),
