@@ -56,11 +56,12 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     parameters = asked.parameters
     length_s, least = parameters.duration or 60.0, parameters.requests or 0
     lasting = replace(parameters, duration=max(length_s, LEAST_SATURATED_S))
+    options = {"output_tokens": str(parameters.output_tokens)} if parameters.output_tokens else {}
     limit = saturated(replace(asked, parameters=lasting), finished)
     if isinstance(limit, Done):
         return limit
     if isinstance(limit, Step):
-        return replace(limit, variant=BASELINE, reset_cache=True)
+        return replace(limit, variant=BASELINE, reset_cache=True, options=options)
     levels = [
         Step(
             kind=LEVEL,
@@ -71,6 +72,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             duration=max(length_s, float(math.ceil(least / (share * limit.per_s)))),
             seed=content_seed(asked, 100 + at),
             reset_cache=True,
+            options=options,
         )
         for at, share in enumerate(parameters.levels or (0.5,))
     ]
@@ -192,6 +194,8 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
 
 def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:
     notes = []
+    if tokens := asked.parameters.output_tokens:
+        notes.append(f"All outputs have {tokens} tokens: those of the workload, of which some are long, take longer.")
     if missing := [name for name in VARIANTS if name not in asked.variants]:
         notes.append(f"Not measured of the draft's configurations: {', '.join(missing)}.")
     refused = {name: results[f"refused_ratio_{name}"] for name in names if f"refused_ratio_{name}" in results}
@@ -210,7 +214,7 @@ GUARDRAIL = Procedure(
     rests_on=("ttft",),
     presets={
         "letter": Parameters(levels=(0.25, 0.5, 0.75), duration=60.0, requests=50),
-        "short": Parameters(levels=(0.25, 0.5, 0.75), duration=15.0, requests=24),
+        "short": Parameters(levels=(0.25, 0.5, 0.75), duration=20.0, requests=30, output_tokens=128),
     },
     next_step=next_step,
     findings=findings,

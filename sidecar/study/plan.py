@@ -28,11 +28,11 @@ from simulator.settings import EngineSettings
 
 ENGINE = EngineSettings()  # the simulated engine of the profile `demo`
 AT_OBJECTIVES = 0.7  # of the capacity: where objectives are expected to be reached
+NEAR = 0.02  # loads nearer to the capacity are decided on by a longer step
 OVERHEAD_S = 3.0  # of a step: processes, settling, its own derivation
 PROBE_S = 0.2  # a short request alone
 MOST_STEPS = 500  # of a plan: a test that decides on more would never end
-_SAMPLE = 200  # requests that the mean lengths are taken of
-Lengths = tuple[float, float]  # mean input and output of a request, tokens
+_SAMPLE = 500  # requests that lengths are taken of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,25 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Lengths of requests, tokens: the mean input, and outputs [n] in order."""
+
+    prompt: float
+    outputs: tuple[float, ...]
+
+    @property
+    def output(self) -> float:
+        """Return the mean output."""
+        return sum(self.outputs) / len(self.outputs)
+
+    def longest(self, running: float) -> float:
+        """Return the output that the last of so many that run still has: long ones run for long."""
+        return self.outputs[min(len(self.outputs) - 1, int(len(self.outputs) * (1 - 1 / (3 * max(running, 1.0)))))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How `engines` simulated engines serve requests of mean `lengths`; less than one is a slower one.
+    """How `engines` simulated engines serve requests of some `lengths`; less than one is a slower one.
 
     A step of an engine takes as long as the sequences in it, and the prompt tokens that it computes.
     """
@@ -74,7 +91,7 @@ class Served:
     @property
     def seats(self) -> float:
         """Return how many requests run at once, by places and by the KV cache."""
-        held = ENGINE.kv_blocks * ENGINE.block_size / max(sum(self.lengths), 1.0)
+        held = ENGINE.kv_blocks * ENGINE.block_size / max(self.lengths.prompt + self.lengths.output, 1.0)
         return max(1.0, min(ENGINE.max_num_seqs, held)) * max(1.0, self.engines)
 
     @property
@@ -82,9 +99,10 @@ class Served:
         """Return what a full system completes a second."""
         return self.seats / self.e2e_s(self.seats)
 
-    def e2e_s(self, in_flight: float) -> float:
-        """Return how long a request takes beside others, without waiting for a place."""
-        speed, (prompt, output) = ENGINE.speed, self.lengths
+    def e2e_s(self, in_flight: float, output: float | None = None) -> float:
+        """Return how long a request takes beside others, by default of the mean output; waits for a place aside."""
+        speed, prompt = ENGINE.speed, self.lengths.prompt
+        output = self.lengths.output if output is None else output
         batch = max(1.0, min(in_flight, self.seats) / max(1.0, self.engines))
         step_s = speed.step_s + batch * (speed.sequence_s + speed.kv_token_s * (prompt + output / 2))
         return (output * step_s + batch * prompt * speed.prefill_token_s) / min(1.0, self.engines)
@@ -128,7 +146,7 @@ def engines_for(common: RunOptions, capacity: float | None, max_model_len: int |
 
 def served_by_one(common: RunOptions, max_model_len: int | None = None) -> float:
     """Return how many requests of a workload one simulated engine serves a second."""
-    return Served(engines=1.0, lengths=mean_lengths(common, max_model_len or ENGINE.max_model_len)).per_s
+    return Served(engines=1.0, lengths=lengths_from(common, max_model_len or ENGINE.max_model_len)).per_s
 
 
 def _engines_shown(asked: Asked, common: RunOptions, finished: Sequence[Finished]) -> float:
@@ -143,16 +161,16 @@ def _engines_shown(asked: Asked, common: RunOptions, finished: Sequence[Finished
 
 
 def _lengths(asked: Asked, common: RunOptions, step: Step) -> Lengths:
-    """Return the mean lengths of a step's requests, cut to the model as these are; those that a test sets are not."""
+    """Return the lengths of a step's requests, cut to the model as these are; those that a test sets are not."""
     longest = asked.max_model_len or (None if "input_tokens" in step.options else ENGINE.max_model_len)
-    return mean_lengths(with_values(common, step.options), longest)
+    return lengths_from(with_values(common, step.options), longest)
 
 
 @cache
-def mean_lengths(options: RunOptions, max_model_len: int | None = None) -> Lengths:
-    """Return the mean input and output length of a workload, in tokens."""
+def lengths_from(options: RunOptions, max_model_len: int | None = None) -> Lengths:
+    """Return the lengths of a workload's requests."""
     if options.prompts is not None:
-        return 0.0, float(options.output_tokens or 0)
+        return Lengths(prompt=0.0, outputs=(float(options.output_tokens or 0),))
     workload = workloads.build(
         options.workload or "synthetic-uniform",
         seed=options.seed,
@@ -163,7 +181,8 @@ def mean_lengths(options: RunOptions, max_model_len: int | None = None) -> Lengt
         lengths=lengths_of(options),
     )
     sample = [clip(each.input_tokens, each.max_tokens, max_model_len) for each in islice(workload.requests, _SAMPLE)]
-    return sum(prompt for prompt, _ in sample) / len(sample), sum(output for _, output in sample) / len(sample)
+    outputs = sorted(float(output) for _, output in sample)
+    return Lengths(prompt=sum(prompt for prompt, _ in sample) / len(sample), outputs=tuple(outputs))
 
 
 def _per_s(step: Step, served: Served) -> float:
@@ -179,14 +198,13 @@ def _length_s(step: Step, served: Served) -> float:
 def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
     length_s, per_s = _length_s(step, served), _per_s(step, served)
     requests = round(length_s * (step.level if step.load == "open" else per_s))
-    if step.load == "open":
-        drain_s = served.e2e_s(served.seats * per_s / served.per_s) + max(0.0, requests - per_s * length_s) / per_s
-    else:  # one that a number of requests ends drains within its length
-        drain_s = step.level / per_s if step.requests is None else served.e2e_s(step.level) / 2
+    left = requests - per_s * length_s if step.load == "open" else step.level if step.requests is None else 0.0
+    running = step.level if step.load == "closed" else served.seats * per_s / served.per_s
+    drain_s = max(0.0, left) / per_s + served.e2e_s(1.0, served.lengths.longest(running))
     warm_up_s = 0.0
     if step.warm_up == "draft" and not is_warm:
         width = step.level if step.load == "closed" else WARM_UP_CONCURRENCY
-        warm = max(DRAFT_REQUESTS, round(DRAFT_OUTPUT_TOKENS / max(served.lengths[1], 1.0)))
+        warm = max(DRAFT_REQUESTS, round(DRAFT_OUTPUT_TOKENS / max(served.lengths.output, 1.0)))
         requests += warm + 2 * PROBES
         warm_up_s = warm / served.closed_per_s(width) + 2 * PROBES * PROBE_S
     return Expected(
@@ -194,8 +212,8 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
         seconds=OVERHEAD_S + warm_up_s + length_s + drain_s,
         warm_up_s=warm_up_s,
         requests=requests,
-        input_tokens=round(requests * served.lengths[0]),
-        output_tokens=round(requests * served.lengths[1]),
+        input_tokens=round(requests * served.lengths.prompt),
+        output_tokens=round(requests * served.lengths.output),
     )
 
 
@@ -216,7 +234,8 @@ def _outcome(step: Step, served: Served) -> Outcome:
         )
         for name, factor in (("p50", 1.0), ("p90", 1.5), ("p95", 1.8), ("p99", 2.5), ("p99_9", 3.0))
     }
-    verdict: Verdict = "growing" if use > 1.02 else "stable"
+    near = abs(use - 1) <= NEAR and not step.label.endswith("longer")
+    verdict: Verdict = "undecided" if near else "growing" if use > 1 + NEAR else "stable"
     sent = round(length_s * (step.level if is_open else per_s))
     return Outcome(
         status="complete",
