@@ -23,10 +23,11 @@ from correlator.breakdown import break_down
 from correlator.estimate.table import nothing
 from correlator.exact.table import unjoined
 from loadgen.requests.metrics import request_metrics
-from methodology.procedures.throughput import THROUGHPUT
+from methodology.procedures.throughput import RECOMMENDED_S, THROUGHPUT
 from methodology.procedures.ttft import TTFT
+from methodology.search import AT_SLO
 from methodology.stability import Stability
-from methodology.study.model import Asked, Done, Finished, Parameters, Step, StepData
+from methodology.study.model import Asked, Done, Finished, Parameters, Scale, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from methodology.study.saturation import measured_capacity, saturation
@@ -54,7 +55,6 @@ SECONDS = {
     "equal": EngineSettings(),
     "equal, both drift 5 %/h": EngineSettings(drift_per_h=0.05),
 }
-SLO_ENGINES = ("demo", "max_num_seqs 32", "max_num_seqs 8, slow 0.5")
 SATURATED, LONG = 20_000, 10_000  # requests of a run that is the truth
 OBJECTIVE_MS = 500.0
 LEAST_GAIN, CLEAR = 0.02, 2.0  # of what binds: its own, and over the next one's
@@ -119,22 +119,37 @@ def truth_of(ledger: Ledger, name: str) -> Result:
 # Throughput
 
 
-def throughput(ledger: Ledger, name: str, seed: int, *, seconds: float = 60.0, slo: str | None = None) -> Result:
-    """Return what a throughput study says of the limit, and with an objective of the load there."""
-    parameters = Parameters(duration=seconds, min=0.01, max=10_000.0, increment=0.01, slo=slo)
-    asked = Asked(test="throughput", scale="letter" if slo else "short", parameters=parameters, seed=seed)
+def limit(ledger: Ledger, name: str, seed: int) -> Result:
+    """Return what a throughput study of 60 s a step says of the limit."""
 
     def study() -> Result:
+        asked = _asked_throughput("short", 60.0, seed)
         settings = replace(ENGINES[name], seed=1000 + seed)
         steps, findings = play(THROUGHPUT, asked, settings, scrape_s=1.0, parts="none")
-        limit, at_slo = findings.results["limit_output_tokens_per_s"], findings.results["slo_requests_per_s"]
-        return {
-            "value": limit.value, "ci95": limit.ci95, "steps": len(steps), "at_slo": at_slo.value,
-            "at_slo_ci95": at_slo.ci95, "slo_steps": sum(each.step.kind == "slo" for each in steps),
-            "minutes": sum(each.step.duration or 0 for each in steps) / 60, "missing": at_slo.missing,
-        }  # fmt: skip
+        result = findings.results["limit_output_tokens_per_s"]
+        minutes = sum(each.step.duration or 0 for each in steps) / 60
+        return {"value": result.value, "ci95": result.ci95, "steps": len(steps), "minutes": minutes}
 
-    return ledger.get("slo" if slo else "limit", name, seed, of=study)
+    return ledger.get("limit", name, seed, of=study)
+
+
+def at_objective(ledger: Ledger, name: str, seconds: float, seed: int) -> Result:
+    """Return the load at P99 < 500 ms by a throughput study, of the letter's scale where its steps are long."""
+
+    def study() -> Result:
+        scale: Scale = "letter" if seconds >= RECOMMENDED_S else "short"
+        asked = _asked_throughput(scale, seconds, seed, slo=f"ttft_p99<{OBJECTIVE_MS:g}ms")
+        steps, findings = play(THROUGHPUT, asked, ENGINES[name], scrape_s=1.0, parts="none")
+        result = findings.results["slo_requests_per_s"]
+        at_it = sum(each.step.kind == AT_SLO for each in steps)
+        return {"value": result.value, "ci95": result.ci95, "steps": len(steps), "slo_steps": at_it}
+
+    return ledger.get("slo", name, seconds, seed, of=study)
+
+
+def _asked_throughput(scale: Scale, seconds: float, seed: int, *, slo: str | None = None) -> Asked:
+    parameters = Parameters(duration=seconds, min=0.01, max=10_000.0, increment=0.01, slo=slo)
+    return Asked(test="throughput", scale=scale, parameters=parameters, seed=seed)
 
 
 def load_at_objective(ledger: Ledger, name: str) -> Result:
