@@ -119,8 +119,9 @@ def truth_of(ledger: Ledger, name: str) -> Result:
 # Throughput
 
 
-def limit(ledger: Ledger, name: str, seed: int) -> Result:
-    """Return what a throughput study of 60 s a step says of the limit."""
+def limit(ledger: Ledger, name: str, number: int) -> Result:
+    """Return what a throughput study of 60 s a step says of the limit; each has requests of its own."""
+    seed = 1000 * list(ENGINES).index(name) + number
 
     def study() -> Result:
         asked = _asked_throughput("short", 60.0, seed)
@@ -130,7 +131,7 @@ def limit(ledger: Ledger, name: str, seed: int) -> Result:
         minutes = sum(each.step.duration or 0 for each in steps) / 60
         return {"value": result.value, "ci95": result.ci95, "steps": len(steps), "minutes": minutes}
 
-    return ledger.get("limit", name, seed, of=study)
+    return ledger.get("limit", name, number, of=study)
 
 
 def at_objective(ledger: Ledger, name: str, seconds: float, seed: int) -> Result:

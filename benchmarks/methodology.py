@@ -196,7 +196,7 @@ def limit(ledger: Ledger, size: int) -> None:
     everything: list[tuple[float, Result]] = []
     for name in (*ENGINES, "all"):
         truth = 0.0 if name == "all" else studies.truth_of(ledger, name)["tokens_per_s"]
-        known = [(truth, studies.limit(ledger, name, seed)) for seed in range(size)] if truth else everything
+        known = [(truth, studies.limit(ledger, name, number)) for number in range(size)] if truth else everything
         everything += known if truth else []
         errors = np.array([each["value"] / truth for truth, each in known]) - 1
         row(

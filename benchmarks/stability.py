@@ -42,7 +42,7 @@ def rows(seconds: float, seeds: int) -> dict[bool, list[Counter[str | None]]]:
 
 def main() -> None:
     """Print the table."""
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 16
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 32
     for seconds in (20, 60, 180):
         for page, counters in rows(seconds, seeds).items():
             cells = [" / ".join(f"{100 * cell[name] / cell.total():.0f}" for name in VERDICTS) for cell in counters]
