@@ -108,7 +108,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             for metric, values in (("ttft", metrics.ttft_ms), ("e2e", metrics.e2e_ms)):
                 for label, quantity in percentile_quantities(values[ok]).items():
                     results[f"{metric}_{label}_ms_{suffix}"] = quantity
-            outside_ms = 1e3 * (data.parts.network_s + np.nan_to_num(data.parts.gateway_s))
+            # Timings in replies do not tell what is before the engine from its own front end.
+            outside_ms = 1e3 * (data.parts.ttft_s - data.parts.queue_s - data.parts.prefill_s)
             results[f"outside_engine_p50_ms_{suffix}"] = percentile_quantities(outside_ms)["p50"]
             if base is not None and name != BASELINE:
                 rows, others = paired(base, data)
@@ -128,7 +129,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         for q in ("p50", "p95", "p99")
     }
     latency |= {"overhead_ttft_ms": "TTFT overhead (ms)", "overhead_e2e_ms": "E2E overhead (ms)"}
-    latency |= {"outside_engine_p50_ms": "Outside the engine, P50 (ms)"}
+    latency |= {"outside_engine_p50_ms": "TTFT less queue and prefill, P50 (ms)"}
     impact = {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Reduction (ratio)"}
     impact |= {"refused": "Refused", "refused_ratio": "Refused (ratio)"}
     by_name = {name: VARIANTS.get(name, name) for name in names}
@@ -173,23 +174,24 @@ def _throughputs(names: Sequence[str], steps: Sequence[Finished]) -> dict[str, Q
 
 
 def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ...]:
-    def words(key: str) -> str:
-        quantity = results.get(key)
-        if quantity is None or quantity.value is None:
-            return "not known"
+    def sentence(what: str, key: str, verb: str) -> str:
+        quantity = results[key]
+        if quantity.value is None:
+            return f"What {what} adds {verb} is not known: {quantity.missing}."
         low, high = quantity.ci95 or (None, None)
         sure = "" if low is None or high is None else f" (95 % {low:,.1f} to {high:,.1f})"
-        return f"{quantity.value:,.1f} ms{sure}"
+        return f"{what[0].upper()}{what[1:]} adds {quantity.value:,.1f} ms{sure} {verb}."
 
     last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
     if not last or f"overhead_e2e_ms_{last}" not in results:
         return ("The overhead of guardrails is not known: no configuration was measured beside the baseline.",)
-    sentences = [f"The {last} configuration adds {words(f'overhead_e2e_ms_{last}')} to a request, end to end."]
+    sentences = [sentence(f"the {last} configuration", f"overhead_e2e_ms_{last}", "to a request, end to end")]
     if "input" in names:
-        sentences.append(f"Input filtering adds {words('overhead_ttft_ms_input')} to the TTFT.")
-    change = results[f"throughput_change_ratio_{last}"].value
-    served = "not known" if change is None else f"{100 * change:+.1f} %"
-    return (*sentences, f"The throughput of the saturated system changes by {served} in the {last} configuration.")
+        sentences.append(sentence("input filtering", "overhead_ttft_ms_input", "to the TTFT"))
+    change = results[f"throughput_change_ratio_{last}"]
+    if change.value is None:
+        return (*sentences, f"How that changes the throughput of the saturated system is not known: {change.missing}.")
+    return (*sentences, f"The throughput of the saturated system changes by {100 * change.value:+.1f} % with it.")
 
 
 def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:
