@@ -202,7 +202,7 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
     missing: dict[str, list[str]] = {}
     for name, each in results.items():
         if each.value is None:
-            bound = f"{_interval(each, each.unit)}; " if each.ci95 and any(each.ci95) else ""
+            bound = "" if each.sample is None else f"{each.in_sample()}; "
             missing.setdefault(f"{bound}{each.missing or 'no reason is known'}", []).append(name)
     yield from (Prose(f"Missing: {', '.join(names)} ({reason}).") for reason, names in missing.items())
 

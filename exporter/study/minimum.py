@@ -72,7 +72,6 @@ def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
         return f"not measured (the test {result.test} has no such result)"
     at = f" (at {quantity.at})" if quantity.at else ""
     if quantity.value is None:
-        low = quantity.ci95[0] if quantity.ci95 else None
-        value = "not measured" if low is None else f"at least {ms(low)} {unit}{at}"
+        value = "not measured" if quantity.sample is None else f"{quantity.in_sample()}{at}"
         return f"{value} ({quantity.missing or 'no reason is known'})"
     return f"{ms(quantity.value)} {unit}{at}"

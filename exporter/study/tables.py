@@ -138,13 +138,13 @@ def results_table(result: StudyResult) -> Table:
     """Return every result with its interval; its method, or why it is missing."""
     titles = {
         "result": "Result", "value": "Value", "unit": "Unit", "ci95_low": "95 % interval from", "ci95_high": "to",
-        "n": "Values", "tau": "tau", "method": "How it was computed, or why it is missing",
+        "sample": "In the sample", "n": "Values", "tau": "tau", "method": "How it was computed, or why it is missing",
     }  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for name, each in result.results.items():
         how = f"missing: {each.missing or 'no reason is known'}" if each.value is None else each.method
-        rows.append((name, each.value, each.unit, *each.ends, each.n, each.tau, how))
-    note = "tau: so many values in a row say as much as an independent one." if any(row[6] for row in rows) else ""
+        rows.append((name, each.value, each.unit, *each.ends, each.sample, each.n, each.tau, how))
+    note = "tau: so many values in a row say as much as an independent one." if any(row[7] for row in rows) else ""
     return new_table("results", "Results with their 95 % intervals", titles, rows, note)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
-from methodology.intervals import Ends, QuantileInterval, quantiles
+from methodology.intervals import Ends
 from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within
@@ -17,29 +17,11 @@ from methodology.study.quantities import number
 from rundir.columns import Floats, Indices, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-BINOMIAL = "order statistics, with as many effective values as their autocorrelation leaves"
 BOOTSTRAP = "circular block bootstrap"
 COUNTED = "requests"
 BOUNDS = "bounds, not an interval"
 RESAMPLES = 500
 _POINTS = 200
-
-
-def percentile_quantities(values: Floats, unit: str = "ms") -> dict[str, Quantity]:
-    """Return P50, P95 and P99 of values in the order in which they came, NaN left out, with their intervals."""
-    known = values[np.isfinite(values)]
-    return {
-        name: of_quantile(interval, unit, len(known))
-        for name, interval in zip(PERCENTILES, quantiles(known, list(PERCENTILES.values())), strict=True)
-    }
-
-
-def of_quantile(interval: QuantileInterval, unit: str, n: int) -> Quantity:
-    """Return a percentile as a result."""
-    if interval.estimate is None:
-        return Quantity(value=None, unit=unit, n=0, missing="no value")
-    ends = (interval.low, interval.high)
-    return Quantity(value=interval.estimate, unit=unit, ci95=ends, n=n, tau=interval.tau, method=BINOMIAL)
 
 
 def of_ends(ends: Ends, unit: str, n: int, method: str = BOOTSTRAP) -> Quantity:
@@ -127,7 +109,7 @@ def grid(
         if quantity and quantity.unit == COUNTED and quantity.value is not None:
             return round(quantity.value)
         if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
-            return quantity.value if quantity else None
+            return quantity.shown if quantity else None
         return "{:.3g} to {:.3g}".format(*quantity.ci95)
 
     counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}

@@ -19,7 +19,6 @@ from methodology.measures.paired import (
     measured,
     of_ends,
     overloaded,
-    percentile_quantities,
     plot_cumulative,
 )
 from methodology.measures.traffic import NAME, Traffic, traffic
@@ -27,7 +26,7 @@ from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh, of_kind
-from methodology.study.quantities import mean, metric_table, number, slug
+from methodology.study.quantities import mean, metric_table, number, percentiles, slug
 from methodology.study.saturation import SATURATE, capacity, fullest
 from rundir.columns import Bools, Floats, Texts, take
 
@@ -160,8 +159,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
                 continue
             results[f"requests_{suffix}"] = number(len(served.ttft_ms), "requests")
             for metric, values in (("ttft", served.ttft_ms), ("tpot", served.tpot_ms)):
-                for label, quantity in percentile_quantities(values).items():
-                    results[f"{metric}_{label}_ms_{suffix}"] = quantity
+                results |= percentiles(values, f"{metric}_{{}}_ms_{suffix}", tuple(PERCENTILES), least=1)
             for part, values in (("queue", served.queue_ms), ("prefill", served.prefill_ms)):
                 known = values[np.isfinite(values)]
                 results[f"{part}_mean_ms_{suffix}"] = mean(known)

@@ -10,20 +10,20 @@ from msgspec.structs import replace
 
 from loadgen.requests.metrics import refused_by_filter, request_metrics
 from methodology.measures.paired import (
+    PERCENTILES,
     bootstrapped,
     grid,
     measured,
     of_ends,
     overloaded,
     paired,
-    percentile_quantities,
     plot_cumulative,
     throughput,
 )
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting
-from methodology.study.quantities import number, wilson
+from methodology.study.quantities import number, percentiles, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
 
@@ -106,11 +106,10 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             sent[name].append(refused_by_filter(whole.requests))
             times.setdefault(name, metrics.ttft_ms[ok])
             for metric, values in (("ttft", metrics.ttft_ms), ("e2e", metrics.e2e_ms)):
-                for label, quantity in percentile_quantities(values[ok]).items():
-                    results[f"{metric}_{label}_ms_{suffix}"] = quantity
+                results |= percentiles(values[ok], f"{metric}_{{}}_ms_{suffix}", tuple(PERCENTILES), least=1)
             # Timings in replies do not tell what is before the engine from its own front end.
             outside_ms = 1e3 * (data.parts.ttft_s - data.parts.queue_s - data.parts.prefill_s)
-            results[f"outside_engine_p50_ms_{suffix}"] = percentile_quantities(outside_ms)["p50"]
+            results |= percentiles(outside_ms, f"outside_engine_{{}}_ms_{suffix}", ("p50",), least=1)
             if base is not None and name != BASELINE:
                 rows, others = paired(base, data)
                 before = request_metrics(base.requests)

@@ -204,7 +204,7 @@ def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -
     def by_level(file: str, heading: str, rows: Mapping[str, str]) -> Table:
         """Return results as rows, by their names, and the levels as columns."""
         titles = {"metric": "Metric", **{f"value{level.suffix}": level.title for level in levels}}
-        cells = ((text, *(results[key + level.suffix].value for level in levels)) for key, text in rows.items())
+        cells = ((text, *(results[key + level.suffix].shown for level in levels)) for key, text in rows.items())
         return table(file, heading, titles, cells)
 
     primary = {f"{name}_samples": f"{title} Samples"}
@@ -230,7 +230,7 @@ def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]
     for level in levels:
         for each in (*QUANTILES, "mean"):
             quantity = results[f"{name}_{each}_ms{level.suffix}"]
-            rows.append((level.title, LABELS.get(each, "Mean"), quantity.value, *quantity.ends, quantity.tau))
+            rows.append((level.title, LABELS.get(each, "Mean"), quantity.shown, *quantity.ends, quantity.tau))
     titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
               "ci95_high_ms": "to", "tau": "tau (gaps)"}  # fmt: skip
     return table("itl-intervals", "95 % Intervals", titles, rows)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from methodology.measures.paired import grid, of_quantile
+from methodology.measures.paired import grid
 from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
 from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import latency, number, wilson
+from methodology.study.quantities import latency, number, percentile, wilson
 from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
 
@@ -110,7 +110,7 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
         "in_flight": number(each.step.level, "requests"),
         "kv_cache_max": number(came.kv_cache_max, "ratio", missing=NO_PAGE),
         "out_of_memory": number(came.out_of_memory, "requests", n=sent),
-        "ttft_p99_ms": of_quantile(ttft, "ms", came.ok)
+        "ttft_p99_ms": percentile(ttft, "p99", came.ok, least=1)
         if ttft
         else number(None, "ms", missing="no request gave a token"),
     }
@@ -169,8 +169,8 @@ def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressur
     known = results[f"recovered_ratio_{share}"]
     recovered = f", and {_percent(known)} of those completed" if known.ci95 else ""
     slower = (
-        f"; P99 TTFT is {ttft.value:,.0f} ms against {ttft_before.value:,.0f} ms"
-        if ttft.value is not None and ttft_before.value is not None
+        f"; P99 TTFT is {ttft.shown:,.0f} ms against {ttft_before.shown:,.0f} ms"
+        if ttft.shown is not None and ttft_before.shown is not None
         else ""
     )
     return (

@@ -22,14 +22,13 @@ from methodology.measures.paired import (
     of_ends,
     overloaded,
     paired,
-    percentile_quantities,
     plot_cumulative,
     throughput,
 )
 from methodology.study.findings import Evidence, Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
-from methodology.study.quantities import number
+from methodology.study.quantities import number, percentiles
 from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
@@ -137,8 +136,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     ttft = {name: request_metrics(each.requests).ttft_ms for name, each in data.items()}
     results: dict[str, Quantity] = {}
     for name, step in data.items():
-        quantities = percentile_quantities(ttft[name][step.requests.status == "ok"])
-        of_step = {f"ttft_{label}_ms": quantity for label, quantity in quantities.items()}
+        of_step = percentiles(ttft[name][step.requests.status == "ok"], "ttft_{}_ms", tuple(PERCENTILES), least=1)
         of_step |= _hits(asked, steps[name], whole[name])
         if name != OFF and OFF in data:
             of_step |= _reductions(data[OFF], step)

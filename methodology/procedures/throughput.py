@@ -211,7 +211,7 @@ def _summary_table(results: dict[str, Quantity]) -> Table:
 
 def _latency_table(study: _Study) -> Table:
     rows = (
-        (title, *(_latency(study.best.outcome, metric, name).value for name in NAMES))
+        (title, *(_latency(study.best.outcome, metric, name).shown for name in NAMES))
         for metric, title in METRICS.items()
     )
     titles = {"metric": "Metric", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in NAMES}}

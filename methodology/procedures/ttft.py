@@ -176,7 +176,7 @@ def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
     said = [
         f"{LABELS[name]} {value:.4g} ms"
         for name in ("p50", "p99")
-        if (value := results[f"ttft_{name}_ms"].value) is not None
+        if (value := results[f"ttft_{name}_ms"].shown) is not None
     ]
     head = f"At {step.level:.3g} requests/s ({100 * (step.share or 0):.3g} % of the capacity, Poisson arrivals)"
     return f"{head} the TTFT has {' and '.join(said) or 'no percentile: too few requests were measured'}."
@@ -188,13 +188,10 @@ def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quant
     requests = f"{p99.n:,} requests"
     if low is not None and high is not None:
         said = f"P99 lies between {low:.4g} and {high:.4g} ms (95 %, {requests})"
-    elif low is not None:
-        said = f"{requests} say that P99 is at least {low:.4g} ms, but not how large it can be"
     else:
-        said = f"{requests} say nothing certain of P99"
-    bound = extreme.ends[0]
-    if extreme.value is None and bound is not None:
-        said += f"; of P99.9 that it is at least {bound:.4g} ms"
+        said = f"Of {requests} P99 is {p99.in_sample()}: they are too few to say how large it can be"
+    if extreme.value is None and extreme.sample is not None:
+        said += f"; P99.9 is {extreme.in_sample()}"
     if asked.parameters.until:
         looks = "1 look" if len(levels) == 1 else f"{len(levels)} looks"
         said += f"; `--until {asked.parameters.until}` took {looks}"
@@ -235,12 +232,12 @@ def _length_table(timed: _Requests) -> Table:
             quantities = percentiles(inside, "{}", _SHOWN).values()
             label = f"{low:g}-{high:g}" if np.isfinite(high) else f"{low:g}+"
             ends = (end for each in quantities for end in each.ends)
-            rows.append((label, len(inside), *(each.value for each in quantities), *ends))
+            rows.append((label, len(inside), *(each.shown for each in quantities), *ends))
     titles = {"input_tokens": "Input Tokens", "requests": "Requests"}
     titles |= {f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}
     for name in _SHOWN:
         titles |= {f"{name}_low_ms": f"{LABELS[name]} from", f"{name}_high_ms": "to"}
-    note = "A percentile with fewer than ten requests beyond it is left out."
+    note = "Where a percentile has no upper end, it is that of these requests alone: they are too few to say more."
     return table("ttft-by-length", "TTFT by Input Length", titles, rows, note, {"requests": None})
 
 

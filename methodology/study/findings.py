@@ -25,6 +25,19 @@ class Quantity(Struct, frozen=True, kw_only=True):
     method: Annotated[str, doc("How it and its interval were computed.")] = ""
     at: Annotated[str, doc("The load at which it was measured, in words; empty: of the study as a whole.")] = ""
     missing: Annotated[str, doc("Why it is null.")] = ""
+    sample: Annotated[
+        float | None, doc("Of a percentile: that of these values themselves, however few they are.", "its unit")
+    ] = None
+
+    @property
+    def shown(self) -> float | None:
+        """Return the number as tables show it: of a percentile of too few values that of the sample."""
+        return self.sample if self.value is None else self.value
+
+    def in_sample(self) -> str:
+        """Return a percentile of too few values as it stands in a sentence: that of the sample, and what it exceeds."""
+        bound = "" if self.ends[0] is None else f", at least {self.ends[0]:.4g} {self.unit}"
+        return f"{self.sample or 0:.4g} {self.unit} in the sample{bound}"
 
     @property
     def ends(self) -> tuple[float | None, float | None]:

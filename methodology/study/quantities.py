@@ -22,7 +22,10 @@ LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the
 def percentile(
     interval: QuantileInterval, name: str, n: int, *, unit: str = "ms", level: float = 0.95, least: int = LEAST_BEYOND
 ) -> Quantity:
-    """Return a percentile of n values; of too few only the end of its interval that they know."""
+    """Return a percentile of n values; of too few only the end of its interval that they know, and the sample's.
+
+    least  values that must lie beyond it: 10, unless the draft asks for percentiles of fewer
+    """
     beyond = n * min(QUANTILES[name], 1 - QUANTILES[name])
     missing = "" if n else "there is no value"
     if n and round(beyond, 6) < least:
@@ -36,6 +39,7 @@ def percentile(
         tau=interval.tau,
         method=f"order statistics, {100 * level:g} % of n / tau independent values",
         missing=missing,
+        sample=interval.estimate,
     )
 
 
@@ -48,7 +52,8 @@ def percentiles(
     least: int = LEAST_BEYOND,
     of_itself: bool = False,
 ) -> dict[str, Quantity]:
-    """Return percentiles of finite values [n] in order, by result name: `of` has {} in place of the percentile."""
+    """Return percentiles of values [n] in order, NaN left out, by result name: of `of`, with {} for the percentile."""
+    values = values[np.isfinite(values)]
     estimates = intervals.quantiles(values, [QUANTILES[name] for name in names], of_itself=of_itself)
     return {
         of.format(name): percentile(interval, name, len(values), unit=unit, least=least)
@@ -114,10 +119,10 @@ def metric_table(
 ) -> Table:
     """Return a table with a result a row, by the results' names and their headings, of those that there are."""
     heads = {"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"}
-    rows = [(head, (of := results[key]).value, of.unit, *of.ends) for key, head in titles.items() if key in results]
+    rows = [(head, (of := results[key]).shown, of.unit, *of.ends) for key, head in titles.items() if key in results]
     return table(name, title, heads, rows, note)
 
 
 def cells(quantities: Mapping[str, Quantity], *names: str) -> tuple[Cell, ...]:
     """Return the values of results, None for one that is not there."""
-    return tuple(quantities[name].value if name in quantities else None for name in names)
+    return tuple(quantities[name].shown if name in quantities else None for name in names)

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from queues import served, took
 from scipy.special import ndtri
 
-from methodology.intervals import LEAST_TAIL, QuantileInterval, autocorrelation_time, difference, mean, quantile
+from methodology.intervals import (
+    LEAST_TAIL,
+    QuantileInterval,
+    autocorrelation_time,
+    difference,
+    mean,
+    of_sorted,
+    quantile,
+)
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200)
 QUANTILES = st.floats(0.01, 0.99)
@@ -176,3 +184,16 @@ def test_a_difference_is_as_sure_as_the_ends_that_it_needs():
 def test_the_mean_of_two_values_has_no_interval():
     """Two values do not show how they vary."""
     assert mean([1.0, 3.0]) == (2.0, None, None)
+
+
+def test_a_lone_bound_is_of_tau_as_it_is_estimated():
+    """It lies nearer to the percentile than by the tau that is surely enough, and holds as often as it says."""
+    runs = [autoregressive(np.random.default_rng(seed), 1000, 0.9) for seed in range(200)]
+    intervals = [quantile(values, 0.99) for values in runs]
+    assert all(interval.high is None for interval in intervals)
+    held = [interval.low is None or interval.low <= float(ndtri(0.99)) for interval in intervals]
+    assert np.mean(held) >= 0.95
+    interval, surely = intervals[0], of_sorted(np.sort(runs[0]), 0.99, intervals[0].tau)
+    assert interval.low is not None
+    assert surely.low is not None
+    assert surely.low < interval.low < interval.estimate

@@ -26,9 +26,9 @@ def interval_line(summary: Summary) -> Iterator[str]:
     words = [
         f"{label} {spoken(interval.low)} to {spoken(interval.high)}"
         if interval.is_known
-        else f"{label} not known"
+        else f"{label} {spoken(interval.estimate)} in the sample"
         if interval.low is None
-        else f"{label} at least {spoken(interval.low)}"
+        else f"{label} at least {spoken(interval.low)} ({spoken(interval.estimate)} in the sample)"
         for label, interval in intervals.items()
     ]
     needed = {label: _rounded_up(interval.needed_n) for label, interval in intervals.items() if not interval.is_known}
@@ -37,7 +37,7 @@ def interval_line(summary: Summary) -> Iterator[str]:
         per_s = summary.client.rates.realised_requests_per_s
         time = f" ({duration(max(needed.values()) / per_s)} at this rate)" if per_s else ""
         counts = ", ".join(f"{label} {count:,}" for label, count in needed.items())
-        more = f"; an upper bound takes more requests, at least: {counts}{time}"
+        more = f"; too few requests for an upper bound, which takes at least: {counts}{time}"
     yield f"TTFT with 95 % confidence: {', '.join(words)}{more}."
 
 

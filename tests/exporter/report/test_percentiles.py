@@ -30,8 +30,8 @@ def summary_of(requests: int, verdict: Verdict = "stable") -> Summary:
     ("requests", "words"),
     [
         (5000, ["TTFT with 95 % confidence: p50 2,", " to 2,", "p95 4,7", "p99 4,9"]),
-        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "; an upper bound takes more requests, at least: p99 2,"]),
-        (30, ["p50 not known", "p95 at least ", "p99 at least ", "at least: p50 230, p95 2,300, p99 12,000."]),
+        (1000, ["p50 4", " to 5", "p95 9", "p99 at least 9", "; too few requests for an upper bound", "least: p99 2,"]),
+        (30, ["p50 15.5 ms in the sample, p95 at least ", " in the sample)", "least: p50 230, p95 2,300, p99 12,000."]),
     ],
 )  # fmt: skip
 def test_a_percentile_has_an_interval_or_a_bound(requests: int, words: list[str]):
