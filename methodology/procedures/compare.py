@@ -75,10 +75,11 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return replace(load, variant=variants[0])
     if isinstance(load, Done):
         return load
-    measured = {(each.step.seed, each.step.variant) for each in finished}
+    measured = {(each.step.seed, each.step.variant) for each in finished if each.step.kind == PAIR}
+    before = sum(each.step.kind != PAIR for each in finished)
     pairs = parameters.pairs or LEAST_RUNS
     for pair in range(1, pairs + 1):
-        seed = content_seed(asked, pair)
+        seed = content_seed(asked, before + pair)  # not what the first configuration was saturated with
         for place in np.random.default_rng([asked.seed, pair]).permutation(len(variants)).tolist():
             if (seed, variants[place]) not in measured:
                 step = load | {"duration": parameters.duration, "requests": parameters.requests, "seed": seed}
@@ -129,9 +130,17 @@ def against(samples: Sequence[Sample], first: str, other: str, margin: float) ->
     """Conclude over all metrics what differs between the runs of two configurations."""
     before, after = ([each for each in samples if each.finished.step.variant == name] for name in (first, other))
     seeds = [[each.finished.step.seed for each in group] for group in (before, after)]
-    is_paired = len(set(seeds[0])) == len(seeds[0]) and sorted(seeds[0]) == sorted(seeds[1])
-    if is_paired:
-        before, after = (sorted(group, key=lambda each: each.finished.step.seed) for group in (before, after))
+    common = set(seeds[0]) & set(seeds[1])
+    is_paired = all(len(set(group)) == len(group) for group in seeds) and (
+        len(common) >= LEAST_RUNS or set(seeds[0]) == set(seeds[1])
+    )
+    if is_paired:  # a run without its like, as a study leaves that was stopped, says nothing of a difference
+        before, after = (
+            sorted(
+                (each for each in group if each.finished.step.seed in common), key=lambda each: each.finished.step.seed
+            )
+            for group in (before, after)
+        )
     concluded = {metric.name: _compared(metric, before, after, margin, is_paired) for metric in FAMILY}
     return Against(
         first=first, other=other, before=before, after=after, is_paired=is_paired, concluded=of_family(concluded, LEVEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace as replaced
 from typing import Any
 
@@ -80,6 +81,24 @@ def test_the_load_is_a_share_of_the_first_ones_capacity_where_no_rate_is_stated(
     step = decide(COMPARE, asked(rate=None), [])
     assert isinstance(step, Step)
     assert (step.kind, step.variant) == ("saturate", "a")
+
+
+def test_what_saturated_the_first_one_is_no_run_of_a_pair() -> None:
+    """Each pair is whole behind it, of other requests than it sent."""
+    alike = {"a": ENGINE, "b": ENGINE}
+    finished, _ = play(COMPARE, asked(rate=None, load=0.7, duration=10.0), ENGINE, variants=alike)
+    saturated = [each.step for each in finished if each.step.kind == "saturate"]
+    pairs = Counter(each.step.seed for each in finished if each.step.kind == "pair")
+    assert [2, 2, 2] == list(pairs.values())
+    assert not {step.seed for step in saturated} & pairs.keys()
+
+
+def test_a_run_without_its_like_is_left_out_of_the_pairs() -> None:
+    """A study that was stopped leaves one, and what whole pairs say is not thrown away for it."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [10.5, 11.6, 12.7, 90], seeds=[1, 2, 3, 4])
+    comparison = against(runs, "a", "b", 0.01)
+    assert comparison.is_paired
+    assert comparison.concluded["ttft_p50_ms"].pairs == 3
 
 
 def test_one_configuration_cannot_be_compared() -> None:
