@@ -295,7 +295,7 @@ COMPARE = Procedure(
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
     rests_on=("ttft",),
-    presets={"letter": _LETTER, "short": replace(_LETTER, duration=15.0)},
+    presets={"letter": _LETTER, "short": replace(_LETTER, duration=30.0)},
     next_step=next_step,
     findings=findings,
     optional=("rate", "concurrency", "requests", "gate"),
