@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from methodology.fits.logistic import share_crossing
-from methodology.fits.monotone import Crossing
+from methodology.intervals import Ends
 from methodology.study.findings import Quantity
 from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, of_kind
@@ -30,6 +31,8 @@ LONGER = 3  # times the duration, of a level that was undecided
 SLO_SHARES = (0.8, 0.5, 0.2, 0.1)  # of the limit: levels tried until one meets the objectives
 NARROW = 0.03  # of the load at the objective: half its interval, that ends the search
 APART = 0.03  # levels at an objective: a step nearer to another one says little that is new
+LOWER = 0.8  # of the lowest level: where the fit leads below it, the next one is not lower than that
+LONG_S = 300.0  # of a step: it sees enough requests beyond an objective
 STEADY = 0.97  # of the limit: of higher loads, how many requests are late depends on how long they last
 
 
@@ -136,9 +139,7 @@ def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, ti
 def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:
     """Return the next rate of the search for the load at which the objectives are reached."""
     judged = _judged(finished)
-    met, failed = (
-        [load_of(each, limit) for each in judged if each.outcome.slo_met is is_met] for is_met in (True, False)
-    )
+    met, failed = _loads_judged(judged, limit)
     if not failed:
         return Done(reason="the objectives hold up to the highest load that is sustained")
     is_last = sum(each.step.kind == AT_SLO for each in judged) >= MOST_SLO_LEVELS[asked.scale]
@@ -148,10 +149,12 @@ def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) ->
         if not rates or is_last:
             return Done(reason="the objectives fail even at the lowest load that was tried")
         return rates[0]
-    reached = crossing_of(finished, limit)
-    if is_last or _is_narrow(reached):
+    reached, lowest = crossing_of(finished, limit), min(*met, *failed)
+    if is_last or (reached is not None and reached[0] >= lowest and _is_narrow(reached)):
         return Done(reason="the load at which the objectives are reached is known")
-    at = reached.at if reached is not None and reached.at is not None else (max(met) + min(failed)) / 2
+    at = (max(met) + min(failed)) / 2
+    if reached is not None and (reached[0] >= lowest or lowest in failed):
+        at = max(reached[0], LOWER * lowest, asked.parameters.min or 0.0)
     # A step tells most at the load that is sought, and little where another has been.
     places = (at * (1 + APART * offset) for offset in (0, 1, -1, 2, -2, 3, -3, 4, -4))
     return next((place for place in places if all(abs(place / load - 1) > APART / 2 for load in (*met, *failed))), at)
@@ -162,18 +165,17 @@ def _judged(finished: Sequence[Finished]) -> list[Finished]:
     return [each for each in finished if each.step.load == "open" and each.outcome.slo is not None]
 
 
-def _is_narrow(reached: Crossing | None) -> bool:
-    if reached is None or reached.at is None or None in reached.ci95:
-        return False
-    low, high = reached.ci95
-    return ((high or 0) - (low or 0)) / 2 < NARROW * reached.at
+def _is_narrow(reached: Ends) -> bool:
+    at, low, high = reached
+    return low is not None and high is not None and (high - low) / 2 < NARROW * at
 
 
-def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Crossing | None:
-    """Return the load at which the first of the objectives of percentiles is reached, by the open loops.
+def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Ends | None:
+    """Return the load at which the first of the objectives of percentiles is reached, by the open loops: its interval
+    too. It may lie below all levels.
 
-    None without two that had a steady state, and where it lies outside all levels. The steps have one tau: by its
-    own, a step would count the less the more it has beyond the bound.
+    None without two that had a steady state, and where it lies above all levels. The steps have one tau: by its own, a
+    step would count the less the more it has beyond the bound.
     """
     judged = _judged(finished)
     loads = [load_of(each, limit) for each in judged]
@@ -194,32 +196,59 @@ def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Crossing | Non
             [beyond.n / tau for _, beyond in points],
             points[0][1].allowed,
         )
-        if reached.at is not None and min(loads) <= reached.at <= max(loads):
-            crossings.append(reached)
-    return min(crossings, key=lambda each: each.at or 0, default=None)
+        if reached.at is not None and reached.at <= max(loads):
+            crossings.append((reached.at, *reached.ci95))
+    return min(crossings, key=lambda each: each[0], default=None)
 
 
 def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
-    """Return the highest load that meets the objectives."""
-    text = asked.parameters.slo
-    judged = _judged(steps)
+    """Return the highest load that meets the objectives; where none can be said, why, and what is known of it."""
+    text, judged = asked.parameters.slo, _judged(steps)
     if not text or not judged:
         missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
         return number(None, "requests/s", missing=missing)
-    crossing = crossing_of(steps, limit)
-    least_failing = min((load_of(each, limit) for each in judged if each.outcome.slo_met is False), default=math.inf)
-    met = [load for each in judged if each.outcome.slo_met and (load := load_of(each, limit)) < least_failing]
-    if crossing is not None and crossing.at is not None:
+    met, failed = _loads_judged(judged, limit)
+    lowest = min(*met, *failed, math.inf)
+    reached, disputed = crossing_of(steps, limit), contradiction(asked, steps, limit)
+    if reached is not None and reached[0] >= lowest:
         method = (
             f"where a logistic fit of the share of requests beyond the bound over realised load, of {len(judged)} open "
             f"loops, reaches what {text} allows; interval by Fieller"
         )
-        return number(crossing.at, "requests/s", ci95=crossing.ci95, n=len(judged), method=method)
-    if not met:
-        least = min(load_of(each, limit) for each in judged)
-        return number(None, "requests/s", missing=f"{text} fails even at {least:.3g} requests/s, the lowest level")
-    failing = (
-        f"the lowest that fails it is {least_failing:.3g} requests/s" if least_failing < math.inf else "none fails it"
+        return number(reached[0], "requests/s", ci95=reached[1:], n=len(judged), method=method)
+    if met and not disputed:
+        failing = f"the lowest that fails it is {min(failed):.3g} requests/s" if failed else "none fails it"
+        method = f"the highest level that meets {text}; {failing}"
+        return number(max(met), "requests/s", n=len(judged), method=method)
+    missing = f"{text} fails even at {lowest:.3g} requests/s, the lowest level"
+    if reached is not None and reached[0] >= LOWER * lowest:
+        at, low, high = reached
+        ends = f" ({'at most' if low is None else f'{low:.3g} to'} {high:.3g}, 95 %)" if high is not None else ""
+        missing = f"{text} is reached at about {at:.3g} requests/s{ends}, below the lowest level, {lowest:.3g}"
+    elif disputed:
+        missing = f"{text} cannot be placed"
+    unknown = number(None, "requests/s", n=len(judged), missing="; ".join(filter(None, (missing, disputed))))
+    return replace(unknown, ci95=reached[1:] if reached else None)
+
+
+def contradiction(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> str:
+    """Return how levels contradict each other, some meeting the objectives that fail at a lower load; else nothing."""
+    met, failed = _loads_judged(_judged(steps), limit)
+    above = sum(load > min(failed, default=math.inf) for load in met)
+    below = sum(load < max(met, default=0.0) for load in failed)
+    if not above:
+        return ""
+    duration_s = asked.parameters.duration or DEFAULT_S
+    longer_s = max(LONG_S, LONGER * duration_s)
+    return (
+        f"{above} {'level' if above == 1 else 'levels'} met it and {below} at lower load did not: steps of "
+        f"{duration_s:g} s have too few requests to judge it, lengthen them with --duration {longer_s:g}"
     )
-    method = f"the highest level that meets {text}; {failing}"
-    return number(max(met), "requests/s", n=len(judged), method=method)
+
+
+def _loads_judged(judged: Sequence[Finished], limit: Capacity) -> tuple[list[float], list[float]]:
+    """Return the loads of the levels that meet the objectives, and of those that fail them."""
+    met, failed = (
+        [load_of(each, limit) for each in judged if each.outcome.slo_met is is_met] for is_met in (True, False)
+    )
+    return met, failed
