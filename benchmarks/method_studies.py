@@ -23,9 +23,9 @@ from correlator.breakdown import break_down
 from correlator.estimate.table import nothing
 from correlator.exact.table import unjoined
 from loadgen.requests.metrics import request_metrics
-from methodology.procedures.throughput import RECOMMENDED_S, THROUGHPUT
+from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
-from methodology.search import AT_SLO
+from methodology.search import AT_SLO, LONG_S
 from methodology.stability import Stability
 from methodology.study.model import Asked, Done, Finished, Parameters, Scale, Step, StepData
 from methodology.study.outcome import outcome
@@ -138,7 +138,7 @@ def at_objective(ledger: Ledger, name: str, seconds: float, seed: int) -> Result
     """Return the load at P99 < 500 ms by a throughput study, of the letter's scale where its steps are long."""
 
     def study() -> Result:
-        scale: Scale = "letter" if seconds >= RECOMMENDED_S else "short"
+        scale: Scale = "letter" if seconds >= LONG_S else "short"
         asked = _asked_throughput(scale, seconds, seed, slo=f"ttft_p99<{OBJECTIVE_MS:g}ms")
         steps, findings = play(THROUGHPUT, asked, ENGINES[name], scrape_s=1.0, parts="none")
         result = findings.results["slo_requests_per_s"]

@@ -19,7 +19,7 @@ from methodology.study.findings import Quantity
 from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, of_kind
 from methodology.study.quantities import number
-from methodology.study.saturation import DEFAULT_S, Capacity, measured_capacity, saturation
+from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
 
 AT_SLO = "slo"
 
@@ -48,16 +48,6 @@ class Bracket:
     growing: Finished | None
     contradictions: int
     undecided: tuple[Finished, ...]
-
-
-def load_of(each: Finished, capacity: Capacity) -> float:
-    """Return the load that a step realised, requests/s: by the output tokens that were asked for, where these are known
-    (a step of long requests is a higher load), else by the requests.
-    """
-    outcome = each.outcome
-    if outcome.realised_tokens_per_s and capacity.tokens_per_s:
-        return outcome.realised_tokens_per_s / capacity.tokens_per_s * capacity.per_s
-    return outcome.realised_per_s or each.step.level
 
 
 def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:

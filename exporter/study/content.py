@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from exporter.report.format import Prose, duration, setting
 from exporter.study.system import system_in_words, system_rows
-from exporter.study.tables import number, requests_table, shown, steps_table
+from exporter.study.tables import TAU, joined, number, requests_table, shown, steps_table
 from methodology.compliance import DRAFT, Compliance
 from methodology.compliance.requirements import Level
 from methodology.compliance.system import System
@@ -23,7 +24,7 @@ from methodology.study.findings import Findings, Quantity, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
 
-LEVELS: tuple[Level, ...] = ("must", "should", "part")
+LEVELS: Mapping[Level, str] = {"must": "MUST", "should": "SHOULD", "part": "no keyword"}
 SENSITIVE = (
     "These figures say how much load exhausts the system. Treat them as sensitive where somebody could use that "
     "against a service."
@@ -112,8 +113,10 @@ def sections(study: Study) -> Iterator[Section]:
 def _system(study: Study) -> Iterator[RenderableType]:
     rows = list(system_rows(study.system))
     yield from _table(study, "System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
-    if missing := ", ".join(name for name, _, source in rows if not source):
-        yield Prose(f"Neither declared nor seen: {missing}. Declare them in a file for `--sut`.")
+    unmet = study.compliance.requirements if study.compliance else []
+    missed = " ".join(f"{each.reason} {each.cure}" for each in unmet if each.state == "not met")
+    if names := ", ".join(name for name, _, source in rows if not source and name.replace(" ", "_") in missed):
+        yield Prose(f"Neither declared nor seen, though requirements ask for them: {names}. Declare them for `--sut`.")
 
 
 def _configuration(study: Study) -> Iterator[RenderableType]:
@@ -124,7 +127,7 @@ def _configuration(study: Study) -> Iterator[RenderableType]:
         "load": load_model(result.steps),
         "requests": f"{result.cost.requests:,}",
         "measured load": duration(result.cost.load_seconds),
-        "warm-up": origin.warm_up or "not known",
+        "warm-up": origin.warm_up.removeprefix("Warm-up: ") or "not known",
         "tokens counted by": origin.tokenizer or "not known",
         "seed": str(result.seed),
         "prefix caching": system["prefix_caching"],
@@ -174,8 +177,8 @@ def _details(study: Study) -> Iterator[RenderableType]:
     yield from _quantities(study)
     yield Text("")
     yield from shown(steps_table(study.result.steps), study.width)
-    blames = [(step.number, step.blame) for step in study.result.steps if step.blame]
-    yield from _table(study, "What made the slowest requests of a step slow", ("Step", "Reason"), blames)
+    blames = joined((step.number, step.blame) for step in study.result.steps if step.blame)
+    yield from _table(study, "What made the slowest requests of a step slow", ("Steps", "Reason"), blames)
     claims = ["", *(each.claim for each in study.result.evidence)]
     evidence = [
         (each.claim if each.claim != before else "", each.quantity, each.value, each.run)
@@ -197,7 +200,7 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
     names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
     yield from _table(study, "Every result", names, rows)
     if any(row[5] for row in rows):
-        yield Prose("tau: so many values in a row say as much as an independent one.", "dim")
+        yield Prose(TAU, "dim")
     yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
     missing: dict[str, list[str]] = {}
     for name, each in results.items():
@@ -213,7 +216,7 @@ def _interval(quantity: Quantity, unit: str = "") -> str:
         return ""
     low, high = (None if end is None else f"{number(end)} {unit}".rstrip() for end in quantity.ci95)
     if low is None:
-        return f"{high} or less" if high else "not known"
+        return f"{high} or less" if high else "-"
     return f"{low} to {high}" if high else f"{low} or more"
 
 
@@ -222,8 +225,9 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
     yield Prose(_verdict(study))
     if study.compliance is not None:
         unmet = [each for level in LEVELS for each in study.compliance.failing(level)]
-        rows = [(each.level.upper(), each.id, each.reason, each.cure) for each in unmet]
+        rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
         yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
+        yield Prose(_counts(study.compliance))
         for state, label in (("met", "Met"), ("declared", "Met by declaration"), ("not applicable", "Not applicable")):
             names = [each.id for each in study.compliance.requirements if each.state == state]
             if names:
@@ -234,6 +238,18 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
     yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
 
 
+def _counts(compliance: Compliance) -> str:
+    """Return how many requirements there are, by what is said of them and by their level: sums that add up."""
+    every = compliance.requirements
+    states = Counter(each.state for each in every)
+    levels = Counter(each.level for each in every if each.state != "not applicable")
+    return (
+        f"{len(every)} requirements: {states['met']} met, {states['declared']} met by declaration, "
+        f"{states['not met']} not met, {states['not applicable']} not applicable. The {levels.total()} that apply: "
+        f"{levels['must']} MUSTs, {levels['should']} SHOULDs, {levels['part']} that the draft states without a keyword."
+    )
+
+
 def _verdict(study: Study) -> str:
     unknown = "Whether the draft would accept this study was not judged."
     return study.compliance.sentence if study.compliance else unknown
@@ -241,9 +257,9 @@ def _verdict(study: Study) -> str:
 
 def shortcomings(study: Study) -> Iterator[str]:
     """Yield the requirements that are not met, a line a level."""
-    for level in LEVELS[:2]:
-        if study.compliance and (unmet := study.compliance.failing(level)):
-            yield f"Not met, {level.upper()}: {', '.join(each.id for each in unmet)}"
+    for level in LEVELS if study.compliance else ():
+        if level != "part" and study.compliance and (unmet := study.compliance.failing(level)):
+            yield f"Not met, {LEVELS[level]}: {', '.join(each.id for each in unmet)}"
 
 
 def _reproduction(study: Study) -> Iterator[RenderableType]:

@@ -70,8 +70,13 @@ def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
     quantity = next((result.results[name] for name in names if name in result.results), None)
     if quantity is None:
         return f"not measured (the test {result.test} has no such result)"
-    at = f" (at {quantity.at})" if quantity.at else ""
-    if quantity.value is None:
-        value = "not measured" if quantity.sample is None else f"{quantity.in_sample()}{at}"
-        return f"{value} ({quantity.missing or 'no reason is known'})"
-    return f"{ms(quantity.value)} {unit}{at}"
+    about = [f"at {quantity.at}"] if quantity.at else []
+    full = result.results.get(f"limit{names[0].removeprefix('max')}")
+    if full is not None and full.value is not None:
+        about.append(f"saturated: {ms(full.value)} {unit}{full.interval()}")
+    if quantity.value is not None:
+        value = f"{ms(quantity.value)} {unit}"
+    else:
+        value = "not determined" if quantity.sample is None else quantity.in_sample()
+        about = [*(about if quantity.sample is not None else []), quantity.missing or "no reason is known"]
+    return f"{value} ({'; '.join(about)})" if about else value

@@ -35,7 +35,9 @@ def _hardware(system: System) -> str:
         return NOT_DECLARED
     if system.accelerator == "none":
         return "no accelerator"
-    return f"{system.accelerator} x {system.accelerator_count or '(count not declared)'}"
+    if system.accelerator_count is None:
+        return f"{system.accelerator}, count not declared"
+    return f"{system.accelerator} x {system.accelerator_count}"
 
 
 def system_rows(system: System) -> Iterator[tuple[str, str, str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
 from rich.console import RenderableType
@@ -22,6 +23,8 @@ LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into
 EDGES = 2  # of a table
 LONG_WORD = 40  # longer ones break
 NOTHING = 1e-9  # what is below is rounding
+TAU = "tau: number of consecutive values that carry as much information as one independent value."
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 
 
@@ -144,7 +147,7 @@ def results_table(result: StudyResult) -> Table:
     for name, each in result.results.items():
         how = f"missing: {each.missing or 'no reason is known'}" if each.value is None else each.method
         rows.append((name, each.value, each.unit, *each.ends, each.sample, each.n, each.tau, how))
-    note = "tau: so many values in a row say as much as an independent one." if any(row[7] for row in rows) else ""
+    note = TAU if any(row[7] for row in rows) else ""
     return new_table("results", "Results with their 95 % intervals", titles, rows, note)
 
 
@@ -152,20 +155,36 @@ def steps_table(steps: Sequence[StepRecord]) -> Table:
     """Return the steps in order: what was asked of each, what came, and whether it counts."""
     titles = {
         "number": "Step", "run": "Directory", "kind": "Kind", "variant": "Variant", "load": "Load", "level": "Level",
-        "offered_per_s": "Offered (req/s)", "realised_per_s": "Sent (req/s)", "completed_per_s": "Completed (req/s)",
+        "realised_per_s": "Sent (req/s)", "completed_per_s": "Completed (req/s)",
         "requests": "Requests", "ok": "ok", "stability": "Load was", "limit": "Limit", "void": "Void because",
     }  # fmt: skip
     rows = [
         (
-            step.number, step.run, step.kind, step.variant, f"{step.load} loop", step.level, step.offered,
-            step.realised, step.completed, step.requests, step.ok, step.stability, step.limit, step.void,
+            step.number, step.run, step.kind, step.variant, f"{step.load} loop", step.level, step.realised,
+            step.completed, step.requests, step.ok, step.stability, step.limit, step.void,
         )
         for step in steps
     ]  # fmt: skip
     filled = [at for at in range(len(titles)) if at < 3 or any(row[at] not in (None, "") for row in rows)]
     shown = {name: title for at, (name, title) in enumerate(titles.items()) if at in filled}
-    note = "Level: requests/s offered in an open loop, requests in flight in a closed loop."
+    note = "Level: requests/s that an open loop was to send, requests in flight of a closed loop."
     return new_table("steps", "Steps", shown, ([row[at] for at in filled] for row in rows), note, {"level": None})
+
+
+def joined(sentences: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """Yield sentences once that differ in their numbers alone: of which steps, and with the ranges of the numbers."""
+    groups: dict[str, list[tuple[int, str]]] = {}
+    for step, text in sentences:
+        groups.setdefault(_NUMBER.sub("{}", text), []).append((step, text))
+    for group in groups.values():
+        places = zip(*(_NUMBER.findall(text) for _, text in group), strict=True)
+        ranges = iter([_range(numbers) for numbers in places])
+        yield ", ".join(str(step) for step, _ in group), _NUMBER.sub(lambda _: next(ranges), group[0][1])  # noqa: B023
+
+
+def _range(numbers: Sequence[str]) -> str:
+    ends = (pick(numbers, key=lambda each: float(each.replace(",", ""))) for pick in (min, max))
+    return " to ".join(dict.fromkeys(ends))
 
 
 def requests_table(steps: Sequence[StepRecord]) -> Table:

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from methodology.study.findings import Quantity
 from methodology.study.model import Finished
 from methodology.study.quantities import latency, number
+from methodology.study.saturation import Capacity, load_of
 
 LEAST_COMPLETED = 0.9
 TIMES_P50 = 10.0
-#: What binds, as a sentence begins.
-WORDS: dict[str, str] = {
-    "seats": "The engine's places for running requests bind",
-    "kv_cache": "The KV cache binds",
-    "steps": "The engine's computing time binds",
-    "client": "The load generator's requests in flight bind, not the server",
-    "unknown": "What binds is not known",
+LIMITS = {
+    "seats": "how many requests the engine runs at once",
+    "kv_cache": "the KV cache",
+    "steps": "the engine's computing time",
+    "client": "the load generator's requests in flight, not the server",
 }
+#: What limits a system, as a sentence begins.
+WORDS = {name: f"The limit is {what}" for name, what in LIMITS.items()} | {"unknown": "The limit is not known"}
 NOTES = (
     (
         "The draft calls a load sustained whose completions are 90 % of its arrivals, so that an overload of 5 % "
@@ -26,7 +27,8 @@ NOTES = (
     ),
     (
         "The draft's P99 above ten times the P50 at lower load does not say which latency: it is the TTFT here, "
-        "against the P50 of the lowest level. It decides nothing where that level breaks it already."
+        "against the P50 of the lowest level. Where the P99 of the lowest level itself exceeds ten times its P50, this "
+        "criterion is not applied."
     ),
     (
         "Throughput is of tokens that arrived in the steady window (the first tenth and the drain left out), not of "
@@ -49,28 +51,42 @@ def ttft_ms(each: Finished, name: str) -> float | None:
     return interval.estimate if interval else None
 
 
-def lowest_p50_ms(levels: Sequence[Finished]) -> float | None:
+def lowest_p50_ms(levels: Sequence[Finished], limit: Capacity) -> float | None:
     """Return the TTFT P50 of the lowest level, None where it does not serve: its own P99 exceeds ten times it."""
     if not levels:
         return None
-    lowest = min(levels, key=lambda each: each.step.level)
+    lowest = min(levels, key=lambda each: load_of(each, limit))
     p50, p99 = ttft_ms(lowest, "p50"), ttft_ms(lowest, "p99")
     return p50 if p50 and p99 and p99 <= TIMES_P50 * p50 else None
 
 
-def accepts(each: Finished, p50_ms: float | None) -> bool | None:
-    """Return whether the draft calls a level sustained, None where nothing was completed or sent."""
+def refusals(each: Finished, p50_ms: float | None) -> list[str] | None:
+    """Return by which of its criteria the draft does not accept a level, None where nothing was completed or sent."""
     ratio, p99 = completed_ratio(each), ttft_ms(each, "p99")
     if ratio is None:
         return None
-    return ratio >= LEAST_COMPLETED and not (p50_ms and p99 and p99 > TIMES_P50 * p50_ms)
+    said = (
+        [f"it completed {ratio:.3g} of its arrivals, less than {LEAST_COMPLETED:g}"] if ratio < LEAST_COMPLETED else []
+    )
+    if p50_ms and p99 and p99 > TIMES_P50 * p50_ms:
+        said.append(
+            f"the TTFT P99 of its requests, {p99:,.0f} ms, is more than ten times {p50_ms:,.0f} ms, the P50 of the "
+            "lowest level"
+        )
+    return said
 
 
-def draft_sustainable(levels: Sequence[Finished]) -> Quantity:
-    """Return the highest level that the draft's criteria call sustained."""
-    p50_ms = lowest_p50_ms(levels)
-    accepted = [each.step.level for each in levels if accepts(each, p50_ms)]
-    method = "highest level with completions of 90 % of its arrivals, and TTFT P99 up to 10 x the lowest level's P50"
+def accepts(each: Finished, p50_ms: float | None) -> bool | None:
+    """Return whether the draft calls a level sustained, None where nothing was completed or sent."""
+    reasons = refusals(each, p50_ms)
+    return None if reasons is None else not reasons
+
+
+def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
+    """Return the highest load that the draft's criteria call sustained."""
+    p50_ms = lowest_p50_ms(levels, limit)
+    accepted = [load_of(each, limit) for each in levels if accepts(each, p50_ms)]
+    method = "highest load with completions of 90 % of its arrivals, and TTFT P99 up to 10 x the lowest level's P50"
     return number(
         max(accepted, default=None), "requests/s", method=method, missing="no level meets the draft's criteria"
     )

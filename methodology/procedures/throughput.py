@@ -9,22 +9,30 @@ from typing import Any
 from msgspec.structs import replace
 
 from methodology.measures import criteria
-from methodology.search import AT_SLO, Bracket, at_objective, bracket, load_of, next_step
+from methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import LEVEL, counting
 from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
-from methodology.study.saturation import SATURATE, Capacity, measured_capacity
+from methodology.study.saturation import SATURATE, Capacity, load_of, measured_capacity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
-RECOMMENDED_S = 300.0
+AT_BEST = ("max_output", *METRICS)  # results of the step whose throughput is the maximum begin so
+LEAST_INDEPENDENT = 20  # requests that percentiles rest on: of fewer a table warns
 _LETTER = Parameters(
     duration=300, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=True
 )
 _LIMIT_METHOD = (
     "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
+)
+_SATURATED = "what it completes when saturated: tokens/s over tokens a request"
+_SEARCH_NOTE = (
+    "Target, Sent, Completed: requests/s. Load: those sent, in requests of mean size, by the output tokens that they "
+    "asked for; limit, SLO and draft go by it. Queue growth: share of the arrivals by which requests in flight rose. "
+    "A load was growing where it is 0.02 or more and not by chance, stable where they did not rise, or surely by less "
+    "than 0.05, else undecided. The SLO and the draft judge a level by the P99 of its own requests, however few."
 )
 _NOTES = (
     *criteria.NOTES,
@@ -76,10 +84,10 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
     results = _results(study)
     return Findings(
-        answer=(_what(study, results), _how_sure(study, results), _what_limits(study)),
+        answer=tuple(_answer(study, results)),
         results=results,
         evidence=tuple(_evidence(study)),
-        tables=(_summary_table(results), _latency_table(study), _search_table(study)),
+        tables=(_summary_table(study, results), _latency_table(study, results), _search_table(study)),
         plots=(_path(study), _latency_plot(study)),
         notes=(*_NOTES, *_deviations(study)),
     )
@@ -90,6 +98,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
     ratio = limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
     served: dict[str, Any] = {"method": "in the steady window of the highest stable level; batch means"}
     full: dict[str, Any] = {"method": _LIMIT_METHOD, "missing": "the load generator never filled the server"}
+    at = study.best.step.load_words + (", the highest shown stable" if stable else "")
     results = {
         "max_output_tokens_per_s": number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, **served),
         "max_requests_per_s": number(came.completed_per_s, "requests/s", ci95=came.throughput_ci95, **served),
@@ -111,14 +120,11 @@ def _results(study: _Study) -> dict[str, Quantity]:
             missing=objective.missing,
             method="the same times the output tokens of a request",
         ),
-        "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels),
+        "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels, limit),
         **_efficiency(study),
     }
-    return results | {
-        f"{metric}_{name}_ms": replace(_latency(came, metric, name), at=study.best.step.load_words)
-        for metric in METRICS
-        for name in NAMES
-    }
+    results |= {f"{metric}_{name}_ms": _latency(came, metric, name) for metric in METRICS for name in NAMES}
+    return {name: replace(of, at=at) if name.startswith(AT_BEST) else of for name, of in results.items()}
 
 
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
@@ -127,7 +133,10 @@ def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
         reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
         return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
     window_s = outcome.window.duration_s if outcome.window else 0
-    return percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
+    of = percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
+    median, (low, high) = latency(outcome, metric, "p50"), of.ends
+    is_empty = low is not None and median is not None and median.estimate is not None and low < median.estimate
+    return replace(of, ci95=(None, high)) if is_empty and name != "p50" else of  # a bound that the median exceeds
 
 
 def _efficiency(study: _Study) -> dict[str, Quantity]:
@@ -145,42 +154,66 @@ def _efficiency(study: _Study) -> dict[str, Quantity]:
     }
 
 
-def _what(study: _Study, results: dict[str, Quantity]) -> str:
-    tokens, requests = results["max_output_tokens_per_s"].value, results["max_requests_per_s"].value
-    served = f"{tokens or 0:,.4g} output tokens/s ({requests or 0:.3g} requests/s)"
-    if not study.limit.filled:
-        most = f"{study.best.step.level:g} requests in flight, the most that were allowed"
-        return f"With {most}, the server gives {served}."
-    if study.verdicts.stable is None:
-        return f"Saturated, the server gives {served}; no load offered beside it was shown to be sustained."
-    offered = f"an offered load of {study.best.step.level:.3g} requests/s"
-    return f"The server sustains {served}, at {offered}: the highest that was shown stable."
+def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
+    limit, stable = study.limit, study.verdicts.stable
+    tokens = results["max_output_tokens_per_s"]
+    served = f"{tokens.value or 0:,.3g} output tokens/s{tokens.interval()}"
+    if not limit.filled:
+        yield f"With {study.best.step.level:g} requests in flight, the most that were allowed, it gives {served}."
+        yield "More in flight would give more: this is no limit of the server."
+    else:
+        if stable is None:
+            yield "No load was shown to be sustained."
+        else:
+            sent = f"{stable.step.level:.3g} requests/s offered ({stable.outcome.realised_per_s or 0:.3g} sent)"
+            yield f"Highest load shown stable: {sent}, {served}{_next_level(study, stable)}."
+        full, full_tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
+        rate = f", {full_tokens.value:,.3g} output tokens/s{full_tokens.interval()}" if full_tokens.value else ""
+        yield (
+            f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; more cannot be "
+            "sustained with this workload."
+        )
+    yield f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
+    if limit.filled and study.asked.parameters.slo:
+        yield _objective(study, results)
+    if limit.filled and stable is not None:
+        yield from _draft(study, stable, results["draft_sustainable_requests_per_s"])
 
 
-def _how_sure(study: _Study, results: dict[str, Quantity]) -> str:
-    limit, draft = results["limit_requests_per_s"], results["draft_sustainable_requests_per_s"].value
-    if limit.value is None:
-        return "More in flight would give more: this is no limit of the server."
-    said = f"Full, it serves {limit.value:.3g} requests/s{limit.interval()}, beyond which no load can be sustained"
+def _next_level(study: _Study, stable: Finished) -> str:
+    """Return what came of the loads above the highest that was stable."""
+    undecided = [each.step for each in study.verdicts.undecided if each.step.level > stable.step.level]
+    said = ""
+    if undecided:
+        step = min(undecided, key=lambda each: each.level)
+        said += f"; {step.level:.3g} offered was undecided even after {step.duration or 0:g} s"
     if study.verdicts.growing is not None:
-        said += f"; at {load_of(study.verdicts.growing, study.limit):.3g} requests/s requests piled up"
-    if draft is not None:
-        said += f"; the draft's own criteria would accept {draft:.3g} requests/s"
-    return said + "."
+        said += f"; at {study.verdicts.growing.step.level:.3g} offered requests piled up"
+    return said
 
 
-def _what_limits(study: _Study) -> str:
-    limit, objective = study.limit, study.objective
-    said = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}"
-    text = study.asked.parameters.slo
-    if limit.filled and objective.value is not None and objective.value < load_of(study.best, limit):
-        binds = f"{objective.value:.3g} requests/s{objective.interval()}"
-        said += f"; within {text} the objective binds before, at {binds}"
-    elif text and limit.filled and objective.value is not None:
-        said += f"; {text} holds up to the highest stable load"
-    elif text and limit.filled and objective.missing:
-        said += f"; {objective.missing}"
-    return said + "."
+def _objective(study: _Study, results: dict[str, Quantity]) -> str:
+    text, objective, tokens = study.asked.parameters.slo, study.objective, results["slo_output_tokens_per_s"]
+    if objective.value is None:
+        return f"SLO, not determined: {objective.missing}."
+    disputed = contradiction(study.asked, study.steps, study.limit)
+    doubt = f"; but {disputed}" if disputed else ""
+    if objective.value >= load_of(study.best, study.limit):
+        return f"SLO: {text} holds up to the highest load shown stable{doubt}."
+    served = f", {tokens.value:,.3g} output tokens/s" if tokens.value else ""
+    load = f"{objective.value:.3g} requests/s of mean size{objective.interval()}"
+    return f"SLO: {text} holds up to {load}{served}{doubt}."
+
+
+def _draft(study: _Study, stable: Finished, accepted: Quantity) -> Iterator[str]:
+    """Yield whether the draft's own criteria accept the highest stable level, else why not and what they accept."""
+    level = f"{stable.step.level:.3g} requests/s offered"
+    most = "" if accepted.value is None else f"a load of up to {accepted.value:.3g} requests/s of mean size"
+    reasons = criteria.refusals(stable, criteria.lowest_p50_ms(study.levels, study.limit))
+    if reasons:
+        yield f"The draft would not accept {level}: {', and '.join(reasons)}; it accepts {most or 'no level'}."
+    elif reasons is not None:
+        yield f"The draft would accept {level}, too" + (f", and {most}." if most else ".")
 
 
 def _evidence(study: _Study) -> list[Evidence]:
@@ -188,59 +221,87 @@ def _evidence(study: _Study) -> list[Evidence]:
     saturated = next(each.outcome for each in study.steps if each.run == limit.run)
     shown = {name: getattr(saturated, name) for name in ("queued_ratio", "running_max", "kv_cache_max", "preemptions")}
     what = "the highest load shown stable" if study.verdicts.stable else "the most that was served"
-    said = evidence("what a full server serves", limit.run, {"completed_per_s": limit.per_s})
+    served = {each.run: each.outcome.output_tokens_per_s for each in study.steps if each.run in limit.runs}
+    said = [each for run, value in served.items() for each in evidence(_SATURATED, run, {"output_tokens_per_s": value})]
+    if limit.tokens_per_s and limit.per_s:
+        said += evidence(_SATURATED, "steps", {"mean output tokens of a request": limit.tokens_per_s / limit.per_s})
     said += evidence(what, best.run, {"output_tokens_per_s": best.outcome.output_tokens_per_s})
-    said += evidence("what binds", limit.run, shown)
+    said += evidence("what the limit is", limit.run, shown)
     if growing is not None and (stability := growing.outcome.stability):
         growth = {"stability.growth": stability.growth}
         said += evidence("the lowest load at which requests piled up", growing.run, growth)
     return said
 
 
-def _summary_table(results: dict[str, Quantity]) -> Table:
+def _summary_table(study: _Study, results: dict[str, Quantity]) -> Table:
+    step = "highest shown stable" if study.verdicts.stable else "saturated" if study.limit.filled else "in flight"
     titles = {
-        "max_output_tokens_per_s": "Max Output Throughput", "max_requests_per_s": "Max Request Throughput",
-        "max_input_tokens_per_s": "Max Input Throughput", "sustainable_requests_per_s": "Sustainable Load",
-        "output_tokens_per_gpu_s": "Tokens per GPU-second", "batch_utilisation_ratio": "Batch Utilization",
-        "limit_requests_per_s": "Limit of stability", "slo_requests_per_s": "Load at the SLO",
-        "slo_output_tokens_per_s": "Output Throughput at the SLO",
+        "max_output_tokens_per_s": f"Max Output Throughput ({step})", "max_requests_per_s": "Max Request Throughput",
+        "max_input_tokens_per_s": "Max Input Throughput", "sustainable_requests_per_s": "Sustainable Load, as offered",
+        "limit_output_tokens_per_s": "Saturated Output Throughput", "limit_requests_per_s": "Limit of stability",
+        "slo_requests_per_s": "Load at the SLO", "slo_output_tokens_per_s": "Output Throughput at the SLO",
         "draft_sustainable_requests_per_s": "Sustainable by the draft's criteria",
+        "output_tokens_per_gpu_s": "Tokens per GPU-second", "batch_utilisation_ratio": "Batch Utilization",
     }  # fmt: skip
-    return metric_table("throughput-summary", "Throughput Summary", titles, results)
-
-
-def _latency_table(study: _Study) -> Table:
-    rows = (
-        (title, *(_latency(study.best.outcome, metric, name).shown for name in NAMES))
-        for metric, title in METRICS.items()
+    note = (
+        f"Maxima are of step {study.best.number}. Limit, load at the SLO and the draft's are of requests of mean size: "
+        "the column Load below."
     )
+    return metric_table("throughput-summary", "Throughput Summary", titles, results, note)
+
+
+def _latency_table(study: _Study, results: dict[str, Quantity]) -> Table:
+    rows = ((title, *(results[f"{metric}_{name}_ms"].shown for name in NAMES)) for metric, title in METRICS.items())
     titles = {"metric": "Metric", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in NAMES}}
-    note = f"Of step {study.best.number}, {study.best.step.label}; intervals stand with the results."
+    note = f"Of step {study.best.number}, {study.best.step.label}."
+    few = [name for name in NAMES if results[f"ttft_{name}_ms"].value is None]
+    known = results["ttft_p50_ms"]
+    if known.n and few:
+        note += f" {', '.join(LABELS[name] for name in few)}: of these {known.n:,} requests alone."
+    if known.n and known.tau and known.n / known.tau < LEAST_INDEPENDENT:
+        note += (
+            f" Requests that queue together are slow together: these {known.n:,} say as much as about "
+            f"{known.n / known.tau:.0f} independent ones, too few for intervals. Lengthen the steps (--duration)."
+        )
     return table("latency-at-maximum-throughput", "Latency at Maximum Throughput", titles, rows, note)
 
 
 def _search_table(study: _Study) -> Table:
-    p50_ms = criteria.lowest_p50_ms(study.levels)
+    p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
-        "step": "Step", "level": "Level", "offered_per_s": "Offered (req/s)", "load_ratio": "Load / limit",
-        "completed_per_s": "Completed (req/s)", "output_tokens_per_s": "Output (tok/s)",
-        "server_tokens_per_s": "By the engine (tok/s)", "queued_ratio": "Scrapes with waiting",
-        "running_mean": "Running", "kv_cache_max": "KV cache", "ttft_p99_ms": "TTFT P99 (ms)", "verdict": "Load was",
-        "slo_met": "SLO met", "completed_ratio": "Completed / arrived", "draft": "Draft accepts", "limit": "Limit",
+        "step": "Step", "level": "Level", "target_per_s": "Target (req/s)", "sent_per_s": "Sent (req/s)",
+        "load_per_s": "Load (req/s)", "completed_per_s": "Completed (req/s)", "output_tokens_per_s": "Output (tok/s)",
+        "queued_ratio": "Scrapes with waiting", "running_mean": "Running (mean)", "limit": "Limit",
+        "kv_cache_max": "KV cache (max)",
+        "growth_ratio": "Queue growth", "growth_low": "95 % from", "growth_high": "to",
+        "verdict": "Load was", "completed_ratio": "Completed / arrived", "ttft_p99_ms": "TTFT P99 of the sample (ms)",
+        "slo_met": "SLO met", "draft": "Draft accepts",
     }  # fmt: skip
 
     def row(each: Finished) -> tuple[Cell, ...]:
-        came, is_open = each.outcome, each.step.load == "open"
-        share = load_of(each, study.limit) / study.limit.per_s if study.limit.per_s else None
-        served = (came.completed_per_s, came.output_tokens_per_s, came.server_tokens_per_s)
-        shown = (came.queued_ratio, came.running_mean, came.kv_cache_max, criteria.ttft_ms(each, "p99"))
-        judged = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms)) if is_open else (None, None)
-        offered = (each.step.level, share) if is_open else (None, None)
-        head = (each.number, each.step.label, *offered)
-        return (*head, *served, *shown, came.verdict, came.slo_met, *judged, came.limit)
+        came, is_open, stability = each.outcome, each.step.load == "open", each.outcome.stability
+        asked = (each.step.level, came.realised_per_s, load_of(each, study.limit)) if is_open else (None,) * 3
+        served = (came.completed_per_s, came.output_tokens_per_s)
+        shown = (came.queued_ratio, came.running_mean, came.limit, came.kv_cache_max)
+        growth = (stability.growth, *(stability.ci95 or (None, None))) if stability else (None,) * 3
+        ratio, accepted = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms)) if is_open else (None, None)
+        judged = (came.verdict, ratio, criteria.ttft_ms(each, "p99"), came.slo_met, accepted)
+        return (each.number, each.step.label, *asked, *served, *shown, *growth, *judged)
 
-    note = "Load / limit counts the output tokens that the step's requests asked for: long requests are more load."
-    return table("throughput-search", "Throughput Search", titles, map(row, study.steps), note)
+    note = " ".join((_SEARCH_NOTE, *_legend(study)))
+    digits = dict.fromkeys(("growth_ratio", "growth_low", "growth_high"), 2)
+    return table("throughput-search", "Throughput Search", titles, map(row, study.steps), note, digits)
+
+
+def _legend(study: _Study) -> Iterator[str]:
+    """Yield what the limits in the table are, and how well the engine's own count of tokens agrees."""
+    limits = dict.fromkeys(each.outcome.limit for each in study.steps if each.outcome.limit in criteria.LIMITS)
+    if limits:
+        yield f"Limit: {'; '.join(f'{name}, {criteria.LIMITS[name]}' for name in limits if name)}."
+    counted = [(each.outcome.server_tokens_per_s, each.outcome.output_tokens_per_s) for each in study.steps]
+    apart = [abs(server / ours - 1) for server, ours in counted if server is not None and ours]
+    if apart:
+        yield f"The engine's own counters of output tokens agree with ours within {100 * max(apart):.2g} %."
 
 
 def _path(study: _Study) -> Plot:
@@ -269,15 +330,15 @@ def _deviations(study: _Study) -> Iterator[str]:
             "once; what counts is the highest stable load below all that grew."
         )
     for each in study.verdicts.undecided:
-        yield f"{each.step.label}: whether requests piled up was not decided in {each.step.duration or 0:g} s."
-    for each in study.steps:
-        if each.outcome.window and each.outcome.window.enough is False:
-            yield f"{each.step.label}: MSER-5 would leave out more than the first tenth: the step is short."
+        yield f"Step {each.number}: whether requests piled up was not decided in {each.step.duration or 0:g} s."
+    unsettled = [each.number for each in study.steps if each.outcome.window and each.outcome.window.enough is False]
+    if unsettled:
+        yield f"Not settled after the first 10 % (MSER-5): steps {', '.join(map(str, unsettled))}."
     duration_s = study.asked.parameters.duration or 0
-    if study.objective.value is not None and duration_s < RECOMMENDED_S:
+    if study.objective.value is not None and duration_s < LONG_S:
         yield (
             f"Steps of {duration_s:g} s see few requests beyond an objective: the load at it is known roughly (within "
-            f"13 % in two of three queues, by 60 s; within 4 % by {RECOMMENDED_S:g} s, which are recommended)."
+            f"13 % in two of three queues, by 60 s; within 4 % by {LONG_S:g} s, which are recommended)."
         )
     tried = [each for each in study.levels if each.step.kind in (LEVEL, AT_SLO)]
     if study.limit.filled and tried and not study.verdicts.stable:

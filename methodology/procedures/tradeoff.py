@@ -13,13 +13,13 @@ from correlator.breakdown import TTFT_PARTS
 from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
-from methodology.search import bracket, load_of
+from methodology.search import bracket
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import LABELS, latency, latency_line, number
-from methodology.study.saturation import Capacity, capacity, measured_capacity
+from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.columns import take
 
 LEAST_SATURATED_S = 60.0
@@ -133,7 +133,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
         results["optimal_output_tokens_per_s"] = number(optimal.outcome.output_tokens_per_s, "tokens/s")
     stated = "of a saturated closed loop" if study.limit.run else "as stated"
     results["capacity_requests_per_s"] = number(study.limit.per_s, "requests/s", ci95=study.limit.ci95, method=stated)
-    results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels)
+    results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels, study.limit)
     return results
 
 
@@ -146,7 +146,7 @@ _FIT = (
 
 def _load(study: _Study, point: str, each: Finished) -> float:
     """Return a point's load: by what was realised where a verdict rests on it, else as it was offered."""
-    return load_of(each, study.limit) if point in ("stable", "growing") else each.step.level
+    return load_of(each, study.limit) if point in ("stable", "growing", "draft_sustainable") else each.step.level
 
 
 def _knee_fit(study: _Study) -> Quantity:
@@ -193,7 +193,7 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     elif study.limit.limit:
         yield f"{criteria.WORDS[study.limit.limit]}, by the saturated step: {study.limit.reason}."
     else:
-        yield f"What binds is not known: {last.blame or 'no page of an engine shows what ran and waited'}."
+        yield f"{criteria.WORDS['unknown']}: {last.blame or 'no page of an engine shows what ran and waited'}."
 
 
 def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
@@ -206,7 +206,7 @@ def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]
 
 def _table(study: _Study) -> Table:
     times = [(metric, name) for metric in METRICS for name in NAMES]
-    p50_ms = criteria.lowest_p50_ms(study.levels)
+    p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
         "level_ratio": "Level", "offered_per_s": "Offered (r/s)", "realised_per_s": "Realised (r/s)",
         "achieved_tokens_per_s": "Achieved (tok/s)",

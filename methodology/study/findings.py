@@ -37,7 +37,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
     def in_sample(self) -> str:
         """Return a percentile of too few values as it stands in a sentence: that of the sample, and what it exceeds."""
         bound = "" if self.ends[0] is None else f", at least {self.ends[0]:.4g} {self.unit}"
-        return f"{self.sample or 0:.4g} {self.unit} in the sample{bound}"
+        return f"{self.sample or 0:,.4g} {self.unit} in the sample{bound}"
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
@@ -103,7 +103,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 class Findings(Struct, frozen=True, kw_only=True):
     """What follows from the steps of a study."""
 
-    answer: Annotated[tuple[str, ...], doc("The result in at most three sentences: what, how sure, what limits it.")]
+    answer: Annotated[tuple[str, ...], doc("The result in a few sentences: what, how sure, what limits it.")]
     results: Annotated[dict[str, Quantity], doc("Results by name.")]
     evidence: Annotated[tuple[Evidence, ...], doc("What the sentences rest on.")] = ()
     tables: tuple[Table, ...] = ()

@@ -86,7 +86,7 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     parameters: Annotated[Parameters, doc("The test's numbers.")]
     seed: Annotated[int, doc("Its seed.", NO_UNIT)]
     steps: Annotated[list[StepRecord], doc("Its steps, in order.")]
-    answer: Annotated[list[str], doc("The result in at most three sentences.")]
+    answer: Annotated[list[str], doc("The result in a few sentences.")]
     results: Annotated[dict[str, Quantity], doc("Results by name.")]
     evidence: Annotated[list[Evidence], doc("What the sentences rest on.")]
     drift: Annotated[Drift | None, doc("Whether the system drifted; null without a sentinel.")]

@@ -28,7 +28,8 @@ Z95 = 1.96
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What a saturated system serves; `run` is the step that showed it best, empty where it was stated.
+    """What a saturated system serves; `run` is the step that showed it best, empty where it was stated, and `runs` are
+    all whose rates are pooled.
 
     `limit` is what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated.
     """
@@ -36,11 +37,22 @@ class Capacity(Struct, frozen=True, kw_only=True):
     per_s: float
     ci95: Interval | None = None
     run: str = ""
+    runs: tuple[str, ...] = ()
     tokens_per_s: float | None = None
     tokens_ci95: Interval | None = None
     limit: Limit | None = None
     reason: str = ""
     filled: bool = True
+
+
+def load_of(each: Finished, capacity: Capacity) -> float:
+    """Return the load that a step realised, requests/s: by the output tokens that were asked for, where these are known
+    (a step of long requests is a higher load), else by the requests.
+    """
+    outcome = each.outcome
+    if outcome.realised_tokens_per_s and capacity.tokens_per_s:
+        return outcome.realised_tokens_per_s / capacity.tokens_per_s * capacity.per_s
+    return outcome.realised_per_s or each.step.level
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
@@ -155,6 +167,7 @@ def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
         per_s=per_s,
         ci95=ci95,
         run=best.run,
+        runs=tuple(each.run for each in pooled),
         tokens_per_s=tokens,
         tokens_ci95=tokens_ci95,
         limit=limit,

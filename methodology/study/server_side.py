@@ -176,7 +176,8 @@ def binding(step: Step, server: ServerSide, data: StepData) -> tuple[Limit | Non
         return "kv_cache", f"{waited}, {usage or 'the KV cache was full'}, and {times}"
     if flat:
         return "seats", (
-            f"{waited} while the engine ran {server.running_max:.0f} at once and no more" + (usage and f"; {usage}")
+            f"{waited} while it ran {server.running_max:.0f} and no more"
+            + (usage and f"; the KV cache is not the limit ({100 * (server.kv_cache_max or 0):.0f} % used)")
         )
     return "steps", (
         f"{waited} although the engine ran {server.running_mean:.0f} on the mean and {server.running_max:.0f} at most"

@@ -22,8 +22,10 @@ from methodology.study.result import Cost, Drift, Reproduction, StepRecord, Stud
 from rundir.clock import iso_ms
 from sidecar.directory import write_json, write_text
 from sidecar.errors import ConfigurationError
+from sidecar.options.fields import flag_of
+from sidecar.options.study import ALL
 from sidecar.study.data import Steps
-from sidecar.study.record import Status, Study, open_study
+from sidecar.study.record import Status, Study, StudyRecord, open_study
 
 RESULT, COMPLIANCE, REPORT = "result.json", "compliance.json", "report.txt"
 DOUBTFUL: Mapping[Kind, str] = {"ttft": "TTFT", "gaps": "Gaps between chunks and TPOT"}
@@ -190,6 +192,25 @@ def _load_s(window: SteadyWindow) -> float:
     return window.duration_s / (1 - window.left_out) if window.left_out < 1 else 0.0
 
 
+def _command(record: StudyRecord) -> list[str]:
+    """Return the command that runs a study again: of one of several, that of its test alone."""
+    if record.command[1:3] != ["test", ALL]:
+        return record.command
+    options, asked = iter(record.command[3:]), record.asked
+    given = []
+    for word in options:
+        if word == "--out":
+            next(options, None)
+        elif not word.startswith("--out="):
+            given.append(word)
+    numbers = {"seed": asked.seed, "capacity": asked.parameters.capacity}
+    numbers["capacity_tokens"] = asked.parameters.capacity_tokens
+    for name, value in numbers.items():
+        if value is not None and flag_of(name) not in given:
+            given += [flag_of(name), f"{value:.6g}" if isinstance(value, float) else str(value)]
+    return [*record.command[:2], asked.test, *given]
+
+
 def _reproduction(study: Study, facts: Mapping[str, StepFacts]) -> Reproduction:
     record = study.record
     about = next((facts[each.run].about for each in study.finished if each.run in facts), {})
@@ -198,7 +219,7 @@ def _reproduction(study: Study, facts: Mapping[str, StepFacts]) -> Reproduction:
     begins = [study.begun[each.number].at_ns for each in study.finished]
     ends = list(study.ended_ns.values())
     return Reproduction(
-        command=record.command,
+        command=_command(record),
         versions=versions | ({"engine": seen.version} if seen and seen.version else {}),
         model=seen.model if seen else "",
         workload=str((about.get("workload") or {}).get("label") or record.asked.options.get("workload", "")),

@@ -93,7 +93,7 @@ def test_rates_are_of_the_steady_window():
 @pytest.mark.parametrize(
     ("columns", "limit", "words"),
     [
-        ({}, "seats", "ran 4 at once and no more"),
+        ({}, "seats", "while it ran 4 and no more; the KV cache is not the limit (30 % used)"),
         ({"waiting": 0}, "client", "never filled the engine"),
         ({"preemptions": np.arange(50), "kv": 1.0}, "kv_cache", "KV cache usage reached 100 %"),
         ({"running": np.tile([4, 2, 1, 2, 1], 10), "kv": 0.97}, "kv_cache", "reached 97 %"),

@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 from html_page import ATTACK, Page
-from studies import ANSWER, NOTES, findings, result
+from studies import ANSWER, NOTES, findings, quantity, result
 
 from exporter.study import study_files
 from exporter.study.page import SCRIPTS, STYLES
+from exporter.study.tables import joined
 from methodology.compliance import Compliance, Judgement
 from methodology.compliance.system import System
 from methodology.study.findings import Column, Findings, Line, Plot, Table
@@ -123,9 +124,44 @@ def test_the_verdict_of_the_draft_stands_behind_the_answer():
     assert ["model", "llama", "seen: the server's list of models"] in rows
     assert ["accelerator", "H100", "declared"] in rows
     assert "Met (1): seed." in lines
+    counted = (
+        "2 requirements: 1 met, 0 met by declaration, 1 not met, 0 not applicable. The 2 that apply: 2 MUSTs, "
+        "0 SHOULDs, 0 that the draft states without a keyword."
+    )
+    assert counted in Page(judged["report.html"]).contents["p"]
     minimum = judged["report-minimum.txt"].splitlines()
     assert "- Not met, MUST: sut-boundary" in minimum
     assert "- Hardware: H100 x 2" in minimum
+
+
+def test_reasons_that_differ_in_their_numbers_stand_once():
+    """With the steps that they are of, and the range of each number that differs; a P99 stays one."""
+    sentences = [
+        (1, "The slowest 1 % (3 requests) spent 80 % of their TTFT in the queue."),
+        (2, "TTFT hardly varies (p99 is 1.11 times p50): 98 % of it is spent in the queue."),
+        (4, "The slowest 1 % (1,010 requests) spent 9.5 % of their TTFT in the queue."),
+    ]
+    assert list(joined(sentences)) == [
+        ("1, 4", "The slowest 1 % (3 to 1,010 requests) spent 9.5 to 80 % of their TTFT in the queue."),
+        ("2", sentences[1][1]),
+    ]
+
+
+def test_the_minimum_report_says_beside_the_maximum_what_a_full_server_gives():
+    """The draft's maximum is of the highest load shown stable, and a full server serves more."""
+    known = result().results
+    results = {
+        **known,
+        "max_output_tokens_per_s": msgspec.structs.replace(
+            known["max_output_tokens_per_s"], at="5.4 requests/s offered"
+        ),
+        "limit_output_tokens_per_s": quantity(960.4, "tokens/s", 950.0, 971.0),
+        "slo_output_tokens_per_s": quantity(None, "tokens/s", missing="levels contradict each other"),
+    }
+    lines = files(result(results=results))["report-minimum.txt"].splitlines()
+    line = "- Max Throughput: 941.2 tok/s (at 5.4 requests/s offered; saturated: 960.4 tok/s (950 to 971, 95 %))"
+    assert line in lines
+    assert "- Throughput at P99 TTFT < 500ms: not determined (levels contradict each other)" in lines
 
 
 def test_a_partial_study_and_one_that_drifted_say_so_before_the_answer():

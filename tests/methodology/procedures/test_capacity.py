@@ -29,8 +29,13 @@ def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished],
 @pytest.mark.parametrize(
     ("settings", "differs", "most", "sentence"),
     [
-        (EngineSettings(), {}, (16, 16), "places for running requests bind: of 32 requests asked for, 16 ran at once"),
-        (EngineSettings(max_num_seqs=64, kv_blocks=128, max_model_len=2048), {}, (8, 20), "The KV cache binds"),
+        (
+            EngineSettings(),
+            {},
+            (16, 16),
+            "how many requests the engine runs at once: of 32 requests asked for, 16 ran at once",
+        ),
+        (EngineSettings(max_num_seqs=64, kv_blocks=128, max_model_len=2048), {}, (8, 20), "The limit is the KV cache"),
         (EngineSettings(max_num_seqs=64), {"slo": "tpot_p99<12.5ms"}, (4, 40), "The objective binds"),
         (EngineSettings(oom_at=13), {}, (12, 12), "Memory binds: the engine ran out of it with 13 in flight"),
     ],

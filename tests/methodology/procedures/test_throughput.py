@@ -18,13 +18,21 @@ def asked(**differs: object) -> Asked:
 @pytest.mark.parametrize(
     ("settings", "parameters", "limit", "sentence"),
     [
-        (EngineSettings(), {}, "seats", "The engine's places for running requests bind: requests waited in 100 %"),
-        (EngineSettings(max_num_seqs=64, kv_blocks=512), {}, "kv_cache", "The KV cache binds: requests waited"),
+        (
+            EngineSettings(),
+            {},
+            "seats",
+            (
+                "The limit is how many requests the engine runs at once: requests waited in 100 % of the scrapes while "
+                "it ran 16 and no more; the KV cache is not the limit"
+            ),
+        ),
+        (EngineSettings(max_num_seqs=64, kv_blocks=512), {}, "kv_cache", "The limit is the KV cache: requests waited"),
         (
             EngineSettings(),
             {"concurrency": 8},
             "client",
-            "The load generator's requests in flight bind, not the server",
+            "The limit is the load generator's requests in flight, not the server",
         ),
     ],
     ids=["seats", "kv_cache", "client"],
@@ -48,7 +56,22 @@ def test_the_limit_and_where_the_objective_is_reached():
     assert abs((results["limit_requests_per_s"].value or 0) / TRUE_LIMIT - 1) < 0.03
     assert sum(each.step.kind != "slo" for each in steps) <= 6
     assert (results["slo_requests_per_s"].value or 99) < TRUE_LIMIT
-    assert "within ttft_p99<500ms the objective binds before" in findings.answer[2]
+    highest, saturated, _, slo, draft = findings.answer
+    stable = next(each for each in steps if each.step.level == results["sustainable_requests_per_s"].value)
+    sent = f"{stable.step.level:.3g} requests/s offered ({stable.outcome.realised_per_s:.3g} sent)"
+    served = f"{stable.outcome.output_tokens_per_s:,.3g} output tokens/s ("
+    assert highest.startswith(f"Highest load shown stable: {sent}, {served}")
+    assert "requests piled up" in highest
+    assert saturated.startswith(
+        f"Saturated, it completes {results['limit_requests_per_s'].value:.3g} requests/s of mean size ("
+    )
+    assert slo.startswith(
+        f"SLO: ttft_p99<500ms holds up to {results['slo_requests_per_s'].value:.3g} requests/s of mean size"
+    )
+    assert draft.startswith("The draft would")
+    search = findings.tables[2]
+    loads = [row[[column.name for column in search.columns].index("load_per_s")] for row in search.rows]
+    assert results["draft_sustainable_requests_per_s"].value in loads
     assert [table.name for table in findings.tables] == [
         "throughput-summary",
         "latency-at-maximum-throughput",

@@ -27,7 +27,7 @@ def test_the_curve_of_an_engine():
     assert (stable or 0) < (growing or 0)
     assert results["optimal_requests_per_s"].value in [0.5 * 5.85, 0.8 * 5.85]
     assert [plot.name for plot in findings.plots][3:] == ["ttft-parts", "seats", "kv-cache"]
-    assert findings.answer[2].startswith("The engine's places for running requests bind")
+    assert findings.answer[2].startswith("The limit is how many requests the engine runs at once")
 
 
 def test_a_verdict_is_of_the_load_that_was_realised():
