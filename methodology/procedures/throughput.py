@@ -169,10 +169,11 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
             yield f"Highest load shown stable: {sent}, {served}{_next_level(study, stable)}."
         full, full_tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
         rate = f", {full_tokens.value:,.3g} output tokens/s{full_tokens.interval()}" if full_tokens.value else ""
-        yield (
-            f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; more cannot be "
-            "sustained with this workload."
-        )
+        lowest, least = study.verdicts.growing, (limit.ci95 or (None, None))[0]
+        rest = "more cannot be sustained with this workload"
+        if lowest is not None and least is not None and (load := load_of(lowest, limit)) < least:
+            rest = f"yet at {load:.3g} requests piled up: it was not as fast all the time, so measure again"
+        yield f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; {rest}."
     yield f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
     if limit.filled and study.asked.parameters.slo:
         yield _objective(study, results)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loadgen.requests.slo import ObjectiveResult, SloResult
+from methodology.procedures.throughput import THROUGHPUT
 from methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
@@ -274,3 +275,17 @@ def test_a_step_shorter_than_a_request_ends_the_search():
 def test_a_stated_capacity_needs_no_step():
     """As for the levels of other tests."""
     assert capacity(asked(capacity=3.0), []) == Capacity(per_s=3.0)
+
+
+def test_a_load_that_piled_up_below_what_closed_loops_served_is_said():
+    """The system was not the same all the time; its answer does not say only what it once served."""
+
+    def slower(step: Step) -> dict[str, Any]:
+        if step.load == "closed":
+            return closed(step)
+        return opened(step, "growing" if step.level > 0.85 * LIMIT else "stable") | {"queued_ratio": 0.3}
+
+    for server, says in ((slower, True), (usual, False)):
+        steps, _ = searched(asked(), server)
+        findings = THROUGHPUT.findings(asked(), steps, lambda _: pytest.fail("outcomes suffice"))
+        assert says == any("it was not as fast all the time, so measure again" in each for each in findings.answer)
