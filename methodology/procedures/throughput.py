@@ -189,7 +189,8 @@ def _next_level(study: _Study, stable: Finished) -> str:
         step = min(undecided, key=lambda each: each.level)
         said += f"; {step.level:.3g} offered was undecided even after {step.duration or 0:g} s"
     if study.verdicts.growing is not None:
-        said += f"; at {study.verdicts.growing.step.level:.3g} offered requests piled up"
+        growing = study.verdicts.growing
+        said += f"; at {growing.step.level:.3g} ({growing.outcome.realised_per_s or 0:.3g} sent) requests piled up"
     return said
 
 
