@@ -23,7 +23,7 @@ from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan
 from rundir.frames import FrameLog
-from sidecar.errors import ConfigurationError, TargetIncompatible
+from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress import Progress
@@ -161,7 +161,8 @@ def planned_requests(options: RunOptions) -> int | None:
 async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
     """Write requests to a plan. Returns what to record of them.
 
-    Raises TargetIncompatible when the server's tokenizer stops answering, ConfigurationError for a bad saved request.
+    Raises TargetUnreachable when the server no longer answers that makes the prompts, TargetIncompatible when its
+    tokenizer fails, ConfigurationError for a bad saved request.
     """
     digest = hashlib.sha256()
     counts = dict.fromkeys(
@@ -185,12 +186,20 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
                     progress.stage(f"prepared {counts['count']} requests")
         append_record(log, plan_end(phase))
     except TokenizerError as error:
+        if _is_gone(error):
+            raise TargetUnreachable(f"the engine is gone: {error}; its own log may say why") from error
         raise TargetIncompatible(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
     except saved.SavedRequestsError as error:
         raise ConfigurationError(f"--replay-requests {error}") from error
     finally:
         log.close()
     return {"phase": phase, **counts, "sha256": digest.hexdigest()}
+
+
+def _is_gone(error: TokenizerError) -> bool:
+    from aiohttp import ClientConnectionError  # noqa: PLC0415  it is imported where a server makes the prompts
+
+    return isinstance(error.__cause__, ClientConnectionError)
 
 
 def save_requests(path: Path, plan_path: Path, load: Load) -> str:

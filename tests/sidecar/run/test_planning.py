@@ -1,0 +1,32 @@
+"""The plans of a run, and what becomes of it where they cannot be made."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from loadgen.plan.fitting import Planned
+from loadgen.plan.tokenizers.server import ServerTokenizer
+from sidecar.errors import TargetUnreachable
+from sidecar.progress import Progress
+from sidecar.run.planning import write_plan
+
+
+async def requests_counted_at(url: str) -> AsyncGenerator[Planned, None]:
+    async with ServerTokenizer(aiohttp.ClientSession(), url, "m") as tokenizer:
+        await tokenizer.encode("a prompt")
+    for never in ():
+        yield never
+
+
+async def test_an_engine_that_died_is_not_called_a_bad_tokenizer(tmp_path: Path):
+    """Nothing takes connections where its /tokenize was."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        requests = requests_counted_at(f"http://127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(TargetUnreachable, match=r"^the engine is gone: http://127\.0\.0\.1:\d+/tokenize: "):
+            await write_plan(requests, tmp_path / "plan-warmup.log", progress=Progress("quiet"))
