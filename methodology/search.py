@@ -145,9 +145,10 @@ def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) ->
     at = (max(met) + min(failed)) / 2
     if reached is not None and (reached[0] >= lowest or lowest in failed):
         at = max(reached[0], LOWER * lowest, asked.parameters.min or 0.0)
-    # A step tells most at the load that is sought, and little where another has been.
+    # A step tells most at the load that is sought, and little at a rate that was offered before.
+    tried = [each.step.level for each in judged]
     places = (at * (1 + APART * offset) for offset in (0, 1, -1, 2, -2, 3, -3, 4, -4))
-    return next((place for place in places if all(abs(place / load - 1) > APART / 2 for load in (*met, *failed))), at)
+    return next((place for place in places if all(abs(place / rate - 1) > APART / 2 for rate in tried)), at)
 
 
 def _judged(finished: Sequence[Finished]) -> list[Finished]:

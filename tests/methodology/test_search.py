@@ -179,6 +179,20 @@ def test_levels_that_contradict_each_other_lead_below_the_lowest():
     assert contradiction(given, steps, measured(steps)).startswith("1 level met it and 1 at lower load did not")
 
 
+def test_no_rate_is_offered_twice_at_an_objective():
+    """Not even where it was another load each time, since requests were shorter than usual by chance."""
+
+    def lighter(step: Step) -> dict[str, Any]:
+        return (
+            usual(step) if step.kind != "slo" else judged(step, 0.95 * step.level, late_at(0.95 * step.level / LIMIT))
+        )
+
+    steps, _ = searched(asked(slo="ttft_p99<500ms"), lighter)
+    tried = sorted(each.step.level for each in steps if each.step.kind == "slo")
+    assert len(tried) > 3
+    assert all(above / below > 1.01 for below, above in itertools.pairwise(tried)), tried
+
+
 @pytest.mark.parametrize(
     ("shares", "reason"),
     [
