@@ -19,7 +19,7 @@ from methodology.compliance.facts import StepFacts, step_facts
 from methodology.study.model import Finished, Kind, StepData
 from rundir.columns import take
 from rundir.stats import Missing, known
-from scraper.hardware.summary import gpu_names
+from scraper.hardware.summary import gpu_names, hardware_summary
 from sidecar.directory import Run
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
@@ -28,20 +28,7 @@ from sidecar.report.derive import closed_loop, engine_here, self_check_of, windo
 MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")
-_MANIFEST_FACTS = (
-    "run_id",
-    "target",
-    "tokenizer",
-    "workload",
-    "clock",
-    "clock_state",
-    "network_rtt_ms",
-    "metrics_targets",
-    "host",
-    "config",
-    "started_at",
-    "ended_at",
-)
+_MANIFEST_FACTS = ("target", "tokenizer", "workload", "clock", "clock_state", "network_rtt_ms", "config")
 
 
 class Steps:
@@ -126,10 +113,14 @@ def _about(run: Run) -> Mapping[str, Any]:
     by_name = {event.name: event.data for event in run.events if event.name == "warmup"}
     planned = [event.data for event in run.events if event.name == "planned" and event.data["phase"] == "measure"]
     facts = {name: run.manifest.get(name) for name in _MANIFEST_FACTS}
+    is_here = engine_here(run)
+    hardware = hardware_summary(
+        run.hardware, run.endpoints, window=window_of(run), output_tokens=None, engine_here=is_here
+    )
     return {
         **facts,
         "warmup": by_name.get("warmup"),
         "planned": planned[-1] if planned else None,
-        "notes": list(run.notes),
-        "gpus": gpu_names(run.hardware, run.endpoints, engine_here=engine_here(run)),
+        "gpus": gpu_names(run.hardware, run.endpoints, engine_here=is_here),
+        "gpu_power_watts": hardware.gpu.mean_power_w,
     }

@@ -1,6 +1,9 @@
-"""What of a step's measurements a study does not trust."""
+"""What a step's run directory says of it beside its tables, and what of its measurements a study does not trust."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from logs import request_log
@@ -9,7 +12,11 @@ from loadgen.host.cpu_steal import MachineLoad
 from loadgen.records import WorkerStat
 from loadgen.requests.self_check import self_check
 from methodology.study.model import Kind
-from sidecar.study.data import doubts
+from scraper.hardware.records import HardwareRecord
+from sidecar.directory.opening import open_run
+from sidecar.report.correlation import correlated
+from sidecar.report.derive import window_of
+from sidecar.study.data import data_of, doubts
 
 BUSY = MachineLoad(steal_ratio=0.0, busy_ratio=0.97)
 
@@ -45,3 +52,17 @@ def test_each_kind_is_doubted_by_itself(late_ms: float, delay_ms: float, open_lo
     reasons = doubted(late_ms=late_ms, delay_ms=delay_ms, open_loop=open_loop)
     assert kinds == list(reasons)
     assert all("97 % busy" in reason and reason.endswith(".") for reason in reasons.values())
+
+
+def test_the_power_of_gpus_is_known_of_a_step():
+    """Their mean over its window, which a sweep divides the tokens by."""
+    run = open_run(Path(__file__).parents[2] / "golden" / "vllm_plain")
+    window = window_of(run)
+    readings = tuple(
+        HardwareRecord(at_ns=at_ns, source="nvml", device=gpu, name="H100", kind="gpu", power_w=watts)
+        for at_ns in range(window.start_ns - 10**9, window.end_ns + 2 * 10**9, 10**9)
+        for gpu, watts in (("GPU-1", 300.0), ("GPU-2", 200.0))
+    )
+    about = data_of(replace(run, hardware=readings), correlated(run).parts).about
+    assert about["gpu_power_watts"] == pytest.approx(500)
+    assert about["gpus"] == ["H100", "H100"]
