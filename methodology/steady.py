@@ -47,6 +47,11 @@ class SteadyWindow(Struct, frozen=True, kw_only=True):
         """Return its length in s."""
         return (self.end_ns - self.start_ns) / 1e9
 
+    @property
+    def load_s(self) -> float:
+        """Return the length of the whole load in s."""
+        return self.duration_s / (1 - self.left_out) if self.left_out < 1 else 0.0
+
 
 def steady_window(start_ns: int, end_ns: int, ended_ns: npt.ArrayLike) -> SteadyWindow:
     """Return what of a load from `start_ns` to `end_ns` is counted: all but its first tenth.

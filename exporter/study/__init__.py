@@ -18,43 +18,25 @@ from exporter.study.minimum import minimum
 from exporter.study.page import study_page
 from exporter.study.tables import as_csv, every_table
 from methodology.compliance import Compliance
-from methodology.compliance.system import System
 from methodology.study.findings import Findings
 from methodology.study.result import StudyResult
 
 
-def study_files(
-    result: StudyResult, findings: Findings, compliance: Compliance | None, system: System
-) -> Iterator[tuple[str, str]]:
+def study_files(result: StudyResult, findings: Findings, compliance: Compliance) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file.
 
     report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
-
-    `system` is as declared; a judged study has it as seen, too.
     """
-    study = shown_study(result, findings, compliance, system)
-    yield "report.txt", without_padding(render(replace(study, width=WIDTH)))
+    study = Study(
+        result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
+    )
+    yield "report.txt", without_padding(Group(*_report(replace(study, width=WIDTH))))
     yield "report-minimum.txt", minimum(study)
     yield "report.html", study_page(study)
     for table in every_table(result, findings.tables):
         yield f"tables/{table.name}.csv", as_csv(table)
     for name, document in findings.documents.items():
         yield f"tables/{name}.json", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-
-
-def shown_study(result: StudyResult, findings: Findings, compliance: Compliance | None, system: System) -> Study:
-    """Return what is reported, without anything that a terminal obeys."""
-    return Study(
-        result=without_controls(result),
-        findings=without_controls(findings),
-        system=without_controls(compliance.system if compliance else system),
-        compliance=without_controls(compliance) if compliance else None,
-    )
-
-
-def render(study: Study) -> Group:
-    """Return the report for a terminal."""
-    return Group(*_report(study))
 
 
 def _report(study: Study) -> Iterator[RenderableType]:

@@ -19,7 +19,6 @@ from exporter.study.system import system_in_words, system_rows
 from exporter.study.tables import TAU, joined, number, requests_table, shown, steps_table
 from methodology.compliance import DRAFT, Compliance
 from methodology.compliance.requirements import Level
-from methodology.compliance.system import System
 from methodology.study.findings import Findings, Quantity, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
@@ -42,16 +41,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All that is reported, without controls.
-
-    compliance  None where it was not judged
-    width       characters beside each other; None on a page
-    """
+    """All that is reported, without controls; `width`: characters beside each other, None on a page."""
 
     result: StudyResult
     findings: Findings
-    system: System
-    compliance: Compliance | None
+    compliance: Compliance
     width: int | None = None
 
 
@@ -59,7 +53,7 @@ def heading(study: Study) -> Text:
     """Return the first lines: which study of what, when, and what it took."""
     result, origin = study.result, study.result.reproduction
     cost, version = result.cost, origin.versions.get("sidelight", "")
-    system = system_in_words(study.system, origin)
+    system = system_in_words(study.compliance.system, origin)
     began = f"{origin.started_at[:10]} {origin.started_at[11:19]} UTC, " if origin.started_at else ""
     took = f"{duration(cost.seconds)}, {_counted(cost.steps, 'step')}, {_counted(cost.requests, 'request')}"
     lines = (
@@ -85,7 +79,7 @@ def answer(study: Study) -> Iterator[RenderableType]:
     if result.status != "complete":
         reason = result.reason.rstrip(".")
         yield Prose(f"! The study is {result.status}: {reason}. What follows is of the steps that ended.", "red")
-    for sentence in study.system.contradictions.values():
+    for sentence in study.compliance.contradictions:
         yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
     if result.drift and result.drift.verdict == "drifted":
         yield Prose(f"! {result.drift.sentence}", "yellow")
@@ -93,7 +87,7 @@ def answer(study: Study) -> Iterator[RenderableType]:
     if result.passed is not None:
         holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
         yield Prose(holds, "green" if result.passed else "red")
-    yield Prose(_verdict(study), "bold")
+    yield Prose(study.compliance.sentence, "bold")
 
 
 def sections(study: Study) -> Iterator[Section]:
@@ -111,17 +105,16 @@ def sections(study: Study) -> Iterator[Section]:
 
 
 def _system(study: Study) -> Iterator[RenderableType]:
-    rows = list(system_rows(study.system))
+    rows = list(system_rows(study.compliance.system))
     yield from _table(study, "System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
-    unmet = study.compliance.requirements if study.compliance else []
-    missed = " ".join(f"{each.reason} {each.cure}" for each in unmet if each.state == "not met")
+    missed = " ".join(f"{each.reason} {each.cure}" for level in LEVELS for each in study.compliance.failing(level))
     if names := ", ".join(name for name, _, source in rows if not source and name.replace(" ", "_") in missed):
         yield Prose(f"Neither declared nor seen, though requirements ask for them: {names}. Declare them for `--sut`.")
 
 
 def _configuration(study: Study) -> Iterator[RenderableType]:
     result, origin = study.result, study.result.reproduction
-    system = system_in_words(study.system, origin)
+    system = system_in_words(study.compliance.system, origin)
     facts = {
         "workload": origin.workload or "not known",
         "load": load_model(result.steps),
@@ -222,17 +215,17 @@ def _interval(quantity: Quantity, unit: str = "") -> str:
 
 def _compliance(study: Study) -> Iterator[RenderableType]:
     """Yield the verdict, what is not met and what to do, what is met, and how the draft was read."""
-    yield Prose(_verdict(study))
-    if study.compliance is not None:
-        unmet = [each for level in LEVELS for each in study.compliance.failing(level)]
-        rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
-        yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
-        yield Prose(_counts(study.compliance))
-        for state, label in (("met", "Met"), ("declared", "Met by declaration"), ("not applicable", "Not applicable")):
-            names = [each.id for each in study.compliance.requirements if each.state == state]
-            if names:
-                yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
-        yield Prose("compliance.json has the evidence of each requirement.")
+    compliance = study.compliance
+    yield Prose(compliance.sentence)
+    unmet = [each for level in LEVELS for each in compliance.failing(level)]
+    rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
+    yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
+    yield Prose(_counts(compliance))
+    for state, label in (("met", "Met"), ("declared", "Met by declaration"), ("not applicable", "Not applicable")):
+        names = [each.id for each in compliance.requirements if each.state == state]
+        if names:
+            yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
+    yield Prose("compliance.json has the evidence of each requirement.")
     yield Text("")
     yield Text("Deviations from the draft, and how it was read where it is open", style="bold")
     yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
@@ -248,18 +241,6 @@ def _counts(compliance: Compliance) -> str:
         f"{states['not met']} not met, {states['not applicable']} not applicable. The {levels.total()} that apply: "
         f"{levels['must']} MUSTs, {levels['should']} SHOULDs, {levels['part']} that the draft states without a keyword."
     )
-
-
-def _verdict(study: Study) -> str:
-    unknown = "Whether the draft would accept this study was not judged."
-    return study.compliance.sentence if study.compliance else unknown
-
-
-def shortcomings(study: Study) -> Iterator[str]:
-    """Yield the requirements that are not met, a line a level."""
-    for level in LEVELS if study.compliance else ():
-        if level != "part" and study.compliance and (unmet := study.compliance.failing(level)):
-            yield f"Not met, {LEVELS[level]}: {', '.join(each.id for each in unmet)}"
 
 
 def _reproduction(study: Study) -> Iterator[RenderableType]:

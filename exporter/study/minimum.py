@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exporter.report.format import ms
-from exporter.study.content import Study, load_model, shortcomings
+from exporter.study.content import LEVELS, Study, load_model
 from exporter.study.system import system_in_words
 from methodology.study.result import StudyResult
 
@@ -48,13 +48,18 @@ DRAFT_SLO = "ttft_p99<500ms"
 def minimum(study: Study) -> str:
     """Return the report; what was not measured says so."""
     result = study.result
-    system = system_in_words(study.system, result.reproduction)
+    system = system_in_words(study.compliance.system, result.reproduction)
     values = {name: _value(result, (name,), "ms") for name in TIMES}
     values |= {names[0]: _value(result, names, "tok/s") for names in RATES}
     objective = (result.parameters.slo or "").replace(" ", "")
     if objective and objective != DRAFT_SLO:
         values["slo_output_tokens_per_s"] = f"not measured (the objective of this study was {result.parameters.slo})"
-    notes = [*result.notes, *shortcomings(study), f"Guardrails: {system['guardrails']}"]
+    unmet = (
+        f"Not met, {LEVELS[level]}: {', '.join(each.id for each in failing)}"
+        for level in LEVELS
+        if level != "part" and (failing := study.compliance.failing(level))
+    )
+    notes = [*result.notes, *unmet, f"Guardrails: {system['guardrails']}"]
     return _TEMPLATE.format(
         **system,
         **values,

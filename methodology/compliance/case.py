@@ -13,7 +13,6 @@ from loadgen.requests.warmup import AFTER
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
 from methodology.compliance.system import System
-from methodology.steady import SteadyWindow
 from methodology.study.findings import Cell, Findings
 from methodology.study.model import Asked, Finished
 
@@ -79,12 +78,13 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
     None where there is none.
     """
     finished, facts = step
+    window = finished.outcome.window
     value: Any = {
         **facts.about, "warmup": _warm_up(case, facts), "step": finished.step, "outcome": finished.outcome,
         "asked": case.asked, "facts": facts, "system": case.system.of(finished.step.variant), "study": case.study,
         "results": case.findings.results if case.findings else {},
         "in_flight_ratio": (facts.in_flight_mean or 0.0) / (finished.step.level or 1.0),
-        "lasting_s": max(finished.step.duration or 0.0, _load_s(finished.outcome.window)),
+        "lasting_s": max(finished.step.duration or 0.0, window.load_s if window else 0.0),
         "is_clock_compared": facts.is_clock_compared and not case.system.same_machine,
     }  # fmt: skip
     for name in path.split("."):
@@ -97,10 +97,6 @@ def _warm_up(case: Case, facts: StepFacts) -> Any:
     asked = str((facts.about.get("config") or {}).get("warmup"))
     earlier = (each for finished, each in case.steps if asked == f"{AFTER}{finished.run.rpartition('/')[2]}")
     return next(earlier, facts).about.get("warmup")
-
-
-def _load_s(window: SteadyWindow | None) -> float:
-    return window.duration_s / (1 - window.left_out) if window and window.left_out < 1 else 0.0
 
 
 def by_rules(case: Case, requirement: Requirement) -> Answer:

@@ -72,10 +72,9 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
 
 def _is_short(asked: Asked, each: Finished) -> bool:
     """Return whether a level must be run again: its requests ended before its duration had passed."""
-    window = each.outcome.window
-    whole_s = window.duration_s / (1 - window.left_out) if window else 0.0
+    load_s = each.outcome.window.load_s if each.outcome.window else 0.0
     longer = _level(asked, [each], round(each.step.level)).requests or 0
-    return whole_s < 0.95 * (asked.parameters.duration or LEAST_S) and longer > (each.step.requests or 0)
+    return load_s < 0.95 * (asked.parameters.duration or LEAST_S) and longer > (each.step.requests or 0)
 
 
 def _failures(asked: Asked, outcome: Outcome) -> list[str]:
@@ -253,8 +252,6 @@ def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
 
 CAPACITY = Procedure(
     name="capacity",
-    title="Concurrent Request Capacity",
-    section="test-capacity",
     objective="How many requests in flight the system serves within its latency objective, and what ends that.",
     workload="synthetic-uniform",
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=30, per_slot=10)},

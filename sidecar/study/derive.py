@@ -14,7 +14,6 @@ from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
-from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Done, Kind, Outcome, Procedure
 from methodology.study.planning import SENTINEL, decide
@@ -27,7 +26,7 @@ from sidecar.options.study import ALL
 from sidecar.study.data import Steps
 from sidecar.study.record import Status, Study, StudyRecord, open_study
 
-RESULT, COMPLIANCE, REPORT = "result.json", "compliance.json", "report.txt"
+RESULT, COMPLIANCE = "result.json", "compliance.json"
 DOUBTFUL: Mapping[Kind, str] = {"ttft": "TTFT", "gaps": "Gaps between chunks and TPOT"}
 Ends = tuple[float, float, float]
 
@@ -47,15 +46,15 @@ def derive_study(path: Path) -> Derived:
     """
     study = open_study(path)
     asked = study.record.asked
-    procedure, steps, declared = procedure_named(asked.test), Steps(path), read_system(asked.system)
+    procedure, steps = procedure_named(asked.test), Steps(path)
     findings = procedure.findings(asked, study.finished, steps.read)
     facts = steps.facts_of(study.finished)
-    compliance = comply(asked.test, asked, declared, study.finished, findings, facts)
+    compliance = comply(asked.test, asked, read_system(asked.system), study.finished, findings, facts)
     result = study_result(study, procedure, findings, facts, compliance.system)
     write_json(path / RESULT, builtins(result))
     write_json(path / COMPLIANCE, builtins(compliance))
     (path / "tables").mkdir(exist_ok=True)
-    for name, text in study_files(result, findings, compliance, declared):
+    for name, text in study_files(result, findings, compliance):
         write_text(path / name, text)
     return Derived(result=result, compliance=compliance)
 
@@ -181,15 +180,11 @@ def _cost(study: Study) -> Cost:
     return Cost(
         steps=len(numbers),
         seconds=max(0.0, (max(ends) - min(begins)) / 1e9) if ends else 0.0,
-        load_seconds=sum(_load_s(each.window) for each in outcomes if each.window is not None),
+        load_seconds=sum(each.window.load_s for each in outcomes if each.window is not None),
         requests=sum(each.sent for each in outcomes),
         input_tokens=sum(each.input_tokens for each in outcomes),
         output_tokens=sum(each.output_tokens for each in outcomes),
     )
-
-
-def _load_s(window: SteadyWindow) -> float:
-    return window.duration_s / (1 - window.left_out) if window.left_out < 1 else 0.0
 
 
 def _command(record: StudyRecord) -> list[str]:

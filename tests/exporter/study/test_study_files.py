@@ -41,8 +41,13 @@ SECTIONS = (
 ESCAPE = "\x1b[2J"
 
 
+NOTHING_REQUIRED = Compliance(
+    test="throughput", verdict="unconditional", sentence="Nothing was required.", contradictions=[], requirements=[]
+)
+
+
 def files(of: StudyResult | None = None, derived: Findings | None = None) -> dict[str, str]:
-    return dict(study_files(of or result(), derived or findings(), None, System()))
+    return dict(study_files(of or result(), derived or findings(), NOTHING_REQUIRED))
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,7 @@ def test_the_verdict_of_the_draft_stands_behind_the_answer():
         test="throughput", verdict="not compliant", sentence=sentence, contradictions=[], requirements=[unmet, met],
         system=system,
     )  # fmt: skip
-    judged = dict(study_files(result(), findings(), compliance, System()))
+    judged = dict(study_files(result(), findings(), compliance))
     lines = judged["report.txt"].splitlines()
     assert lines[lines.index(ANSWER[-1]) + 1] == sentence
     rows = Page(judged["report.html"]).rows
