@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -17,20 +17,11 @@ from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, reque
 from loadgen.requests.slo import parse_slo, slo_result
 from loadgen.requests.slo.objectives import Objective
 from loadgen.requests.table import RequestLog
+from methodology import steady
 from methodology.intervals import QuantileInterval, autocorrelation_time, quantiles
 from methodology.load import stability_of
 from methodology.percentiles import times_in_order
-from methodology.steady import (
-    SteadyWindow,
-    in_flight,
-    is_steady,
-    little_residual,
-    rate,
-    scaled_sum,
-    steady_window,
-    token_arrivals,
-    within,
-)
+from methodology.steady import SteadyWindow, within
 from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, take
@@ -68,31 +59,24 @@ def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outc
     if data.end_ns <= data.start_ns or not shared["sent"]:
         return Outcome(**shared, void=_void(step, data, None, rests_on))
     ended_ns = log.end_ns[log.end_ns >= 0]
-    window = steady_window(data.start_ns, data.end_ns, ended_ns)
+    window = steady.steady_window(data.start_ns, data.end_ns, ended_ns)
     server = server_side(log, data.endpoints, window, data.start_ns)
     limit, reason = binding(step, server, data)
+    percentiles = _percentiles(data, window)
     return Outcome(
         **shared,
         void=_void(step, data, server, rests_on),
         window=window,
         **_rates(log, window, closed_loop=data.closed_loop),
         stability=stability_of(log, data.endpoints, closed_loop=data.closed_loop),
-        percentiles=_percentiles(data, window),
+        percentiles=percentiles,
         ttft_counts=_ttft_counts(log, window),
         **_slo(step, log, window),
-        server_tokens_per_s=server.tokens_per_s,
-        queued_ratio=server.queued_ratio,
-        running_max=server.running_max,
-        running_mean=server.running_mean,
-        waiting_mean=server.waiting_mean,
-        kv_cache_max=server.kv_cache_max,
-        preemptions=server.preemptions,
-        in_flight_mean=in_flight(log.submit_ns, log.end_ns, window),
-        little_residual=little_residual(log.submit_ns, log.end_ns, window),
-        foreign_ratio=server.foreign_ratio,
+        **{name: value for name, value in asdict(server).items() if name in Outcome.__struct_fields__},
+        little_residual=steady.little_residual(log.submit_ns, log.end_ns, window),
         limit=limit,
         limit_reason=reason,
-        engine_start_ns=server.engine_start_ns,
+        notes=_notes(step, percentiles),
     )
 
 
@@ -133,22 +117,21 @@ def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Colle
 def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[str, Any]:
     """Return what was asked and served in the window, a second."""
     ended_ns = log.end_ns[(log.status == "ok") & (log.end_ns >= 0)]
-    completed, ci95 = rate(ended_ns, 1, window)
-    arrived_ns, arrived = token_arrivals(log)
-    tokens_per_s, tokens_ci95 = rate(arrived_ns, arrived, window)
+    completed, ci95 = steady.rate(ended_ns, 1, window)
+    arrived_ns, arrived = steady.token_arrivals(log)
+    tokens_per_s, tokens_ci95 = steady.rate(arrived_ns, arrived, window)
     dispatched = within(log.dispatch_ns, window)
     began = within(log.first_token_ns, window)
     prompt = input_tokens(log)[began]
     return {
         "offered_per_s": None if closed_loop else int(within(log.scheduled_ns, window).sum()) / window.duration_s,
         "realised_per_s": int(dispatched.sum()) / window.duration_s,
-        "realised_tokens_per_s": scaled_sum(counts(log.output_tokens[dispatched]), window),
+        "realised_tokens_per_s": steady.scaled_sum(counts(log.output_tokens[dispatched]), window),
         "completed_per_s": completed,
         "throughput_ci95": ci95,
         "output_tokens_per_s": tokens_per_s,
         "output_tokens_ci95": tokens_ci95,
-        "steady": is_steady(arrived_ns, arrived, window),
-        "input_tokens_per_s": scaled_sum(prompt, window),
+        "input_tokens_per_s": steady.scaled_sum(prompt, window),
     }
 
 
@@ -169,6 +152,15 @@ def _percentiles(data: StepData, window: SteadyWindow) -> dict[str, dict[str, Qu
         for name, values in times_in_order(take(data.requests, rows), take(data.parts, rows)).items()
         if KIND_OF.get(name.removesuffix("_ms")) not in data.doubts
     }
+
+
+def _notes(step: Step, percentiles: Mapping[str, Mapping[str, QuantileInterval]]) -> tuple[str, ...]:
+    """Say that a step was no longer than its requests."""
+    median_ms = percentiles["e2e_ms"]["p50"].estimate if "e2e_ms" in percentiles else None
+    if step.duration is None or median_ms is None or median_ms < 1e3 * step.duration:
+        return ()
+    lengths = f"half of its requests took {median_ms / 1e3:.1f} s or more, and it lasted {step.duration:g} s"
+    return (f"{lengths}: its throughput says little; give a longer --duration",)
 
 
 def _ttft_counts(log: RequestLog, window: SteadyWindow) -> dict[int, int]:

@@ -27,21 +27,17 @@ NO_PAGE = "no page of an engine shows how many requests wait"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSide:
-    """The engines of the leading kind together, in a step's window; None where no page tells.
-
-    flat_ratio  share of the scrapes with requests waiting in which the most that ever ran did, or nearly
-    full_ratio  share of them in which the KV cache was full
-    """
+    """The engines of the leading kind together, in a step's window; None where no page tells."""
 
     queued_ratio: float | None
     running_max: float | None
     running_mean: float | None
     waiting_mean: float | None
-    flat_ratio: float | None
-    full_ratio: float | None
+    flat_ratio: float | None  # share of the scrapes with requests waiting in which the most that ever ran did, nearly
+    full_ratio: float | None  # share of them in which the KV cache was full
     kv_cache_max: float | None
     preemptions: float | None
-    tokens_per_s: float | None
+    server_tokens_per_s: float | None
     foreign_ratio: float | None
     restarted: bool
     engine_start_ns: int | None
@@ -68,7 +64,7 @@ def server_side(
         full_ratio=_mean(usage[queued] > FULL) if len(usage) == len(queued) else None,
         kv_cache_max=_most(usage),
         preemptions=increase(engines, "preemptions", start_ns),
-        tokens_per_s=_rate(engines, window),
+        server_tokens_per_s=_rate(engines, window),
         foreign_ratio=_foreign_ratio(log, engines, start_ns),
         restarted=any(bool((restarts_of(page).process & (page.at_ns > start_ns)).any()) for page, _ in engines),
         engine_start_ns=_engine_start_ns(engines),

@@ -136,6 +136,11 @@ def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[s
     )
 
 
+def directory_of(options: StudyOptions, name: str) -> Path:
+    """Return where a study goes: --out, else into a directory of its own."""
+    return options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{name}"
+
+
 def create(path: Path, record: StudyRecord) -> Study:
     """Make the directory of a new study. Raises ConfigurationError where something is there, CannotWrite."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec import structs
 
 from methodology.compliance.fair_comparison import refusals
 from methodology.procedures.compare import PAIR, RECORDED
-from methodology.study.model import Asked, Finished, Step, StepData
+from methodology.study.model import Finished, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import counting
 from methodology.study.saturation import SATURATE
@@ -31,14 +30,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
     """
     groups, procedure = _groups(options.runs), procedure_named("compare")
     asked, _ = asked_of(options, procedure)
-    asked = Asked(
-        test="compare",
-        scale=asked.scale,
-        parameters=structs.replace(asked.parameters, pairs=RECORDED, load=None, duration=None),
-        seed=asked.seed,
-        variants=tuple(groups),
-        system=asked.system,
-    )
+    parameters = structs.replace(asked.parameters, pairs=RECORDED, load=None, duration=None)
+    asked = structs.replace(asked, parameters=parameters, options={}, variants=tuple(groups), isolated=False)
     finished: list[Finished] = []
     read: list[StepData] = []
     for name, paths in groups.items():
@@ -55,7 +48,7 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
             f"compare: {'; '.join(reasons)}; give --anyway to compare them all the same, which the checklist will say"
         )
     finished = [_counted(each) for each in finished]
-    out = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-compare"
+    out = record.directory_of(options, "compare")
     study = record.create(out, record.new(replace(options, out=out), asked, command, seen={}))
     for each, data in zip(finished, read, strict=True):
         record.append(

@@ -23,24 +23,11 @@ from sidecar.options.checks import check_run
 from sidecar.options.load import AFTER, DRAFT, RunOptions
 from sidecar.progress import Progress
 from sidecar.run import session
-from sidecar.study import between
+from sidecar.study import between, record
 from sidecar.study.asking import Variant, with_values
 from sidecar.study.data import data_of, step_data
 from sidecar.study.plan import MOST_STEPS
-from sidecar.study.record import (
-    Begun,
-    Decided,
-    Ended,
-    Judged,
-    Status,
-    Stopped,
-    Study,
-    append,
-    is_whole,
-    open_study,
-    run_name,
-    set_aside,
-)
+from sidecar.study.record import Begun, Status, Stopped, Study, append
 
 if TYPE_CHECKING:
     from sidecar.report.derive import Derived
@@ -89,14 +76,6 @@ class Conduct:
     ready_s: float = between.READY_S
 
 
-@dataclass(slots=True)
-class Warmed:
-    """Which step warmed a configuration's engine up, and when that engine had started; None where no page tells."""
-
-    run: str
-    start_ns: int | None
-
-
 def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]:
     """Run the steps that a study lacks, and return how it ended, with the error where it ended by one.
 
@@ -107,7 +86,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
     status: Status
     try:
         _settle(study, how.procedure)
-        finished = list(open_study(study.path).finished)
+        finished = list(record.open_study(study.path).finished)
         status, reason = _to_the_end(study, how, finished)
     except SidelightError as stopping:
         error, status, reason = stopping, "partial", str(stopping)
@@ -122,14 +101,16 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
 
 
 def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[Status, str]:
-    warmed = _warmed(study, finished)
+    warmed: dict[str, Begun] = {}  # by configuration, the step that warmed its engine up
+    for each in finished:
+        _note_warm(warmed, each, study.begun[each.number])
     last = None  # a study that goes on sets its configuration up again
     while not isinstance(decided := decide(how.procedure, study.record.asked, finished), Done):
         number = len(finished) + 1
         if number > MOST_STEPS:
             return "partial", f"it did not come to an end in {MOST_STEPS} steps"
         how.progress.study = how.shown(finished)
-        append(study.path, Decided(at_ns=_now_ns(), number=number, step=decided))
+        append(study.path, record.Decided(at_ns=_now_ns(), number=number, step=decided))
         if decided.variant != last and decided.variant in how.variants:
             name, variant = decided.variant, how.variants[decided.variant]
             if variant.before:
@@ -137,17 +118,29 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
                 between.set_up(name, variant, study.path / f"before-{number:04d}-{name}.log")
                 warmed.pop(name, None)
         last = decided.variant
-        came = _step(study, how, decided, finished, warmed)
-        append(study.path, Judged(at_ns=_now_ns(), number=number, outcome=came))
-        if came.void and came.engine_start_ns is None:  # it may have started again
-            warmed.pop(decided.variant, None)
-        finished.append(Finished(number=number, run=run_name(number, decided), step=decided, outcome=came))
+        begun, came = _step(study, how, decided, finished, warmed.get(decided.variant))
+        append(study.path, record.Judged(at_ns=_now_ns(), number=number, outcome=came))
+        finished.append(Finished(number=number, run=begun.run, step=decided, outcome=came))
+        _note_warm(warmed, finished[-1], begun)
         how.progress.stage(_line(finished[-1]))
     return "complete" if decided.complete else "partial", decided.reason
 
 
-def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: dict[str, Warmed]) -> Outcome:
-    """Run one step and return what came of it. Raises Interrupted where the user stopped it, SidelightError."""
+def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
+    """Note whether a step warmed its configuration's engine up, or leaves it unknown: it may have started again."""
+    if each.outcome.void and each.outcome.engine_start_ns is None:
+        warmed.pop(each.step.variant, None)
+    elif each.step.warm_up == "draft" and not (begun.warmed_by or each.outcome.void):
+        warmed[each.step.variant] = begun
+
+
+def _step(
+    study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: Begun | None
+) -> tuple[Begun, Outcome]:
+    """Run one step, on an engine that `warmed` has warmed up unless it has started since, and return what came of it.
+
+    Raises Interrupted where the user stopped it, SidelightError.
+    """
     number = len(finished) + 1
     common = how.options[step.variant]
     asyncio.run(between.ready(common, limit_s=how.ready_s))
@@ -155,49 +148,28 @@ def _step(study: Study, how: Conduct, step: Step, finished: Sequence[Finished], 
     notes = [busy] if busy else []
     if step.reset_cache and (problem := asyncio.run(between.reset_cache(common))):
         notes.append(problem)
-    run = run_name(number, step)
-    before = warmed.get(step.variant)
-    if before is not None and before.start_ns != glance.start_ns:
-        before = None
-    warmed_by = before.run if before else ""
-    options = step_options(common, step, study.path / run, warmed_by)
+    if warmed is not None and warmed.engine_start_ns != glance.start_ns:
+        warmed = None
+    begun = Begun(
+        at_ns=_now_ns(),
+        number=number,
+        run=record.run_name(number, step),
+        warmed_by=warmed.run.rpartition("/")[2] if warmed else "",
+        engine_start_ns=glance.start_ns,
+        notes=tuple(notes),
+    )
+    options = step_options(common, step, study.path / begun.run, begun.warmed_by)
     declared = as_text(read_system(study.record.asked.system).of(step.variant))
     options = replace(options, requests=options.requests or prepared_requests(step, finished), sut=declared)
-    append(
-        study.path,
-        Begun(
-            at_ns=_now_ns(),
-            number=number,
-            run=run,
-            warmed_by=warmed_by,
-            engine_start_ns=glance.start_ns,
-            notes=tuple(notes),
-        ),
-    )
+    append(study.path, begun)
     data = how.measure(options, how.command, how.progress)
-    append(study.path, Ended(at_ns=_now_ns(), number=number, status=data.status))
+    append(study.path, record.Ended(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
         raise Interrupted("interrupted")
     came = outcome(step, data, how.procedure.rests_on)
-    if note := _too_short(step, came):
-        came = msgspec.structs.replace(came, notes=(*came.notes, note))
-    if before is None and step.warm_up == "draft" and not came.void:
-        warmed[step.variant] = Warmed(run.rpartition("/")[2], glance.start_ns)
     if (came.failed or not came.sent) and (reason := asyncio.run(between.death(common, glance))):
-        return msgspec.structs.replace(came, void=reason)
-    return came
-
-
-def _too_short(step: Step, came: Outcome) -> str:
-    """Say that a step was no longer than its requests; empty where it was."""
-    e2e_ms = came.percentiles.get("e2e_ms", {})
-    median_ms = e2e_ms["p50"].estimate if "p50" in e2e_ms else None
-    if step.duration is None or median_ms is None or median_ms < 1e3 * step.duration:
-        return ""
-    return (
-        f"half of its requests took {median_ms / 1e3:.1f} s or more, and it lasted {step.duration:g} s: its throughput "
-        "says little; give a longer --duration"
-    )
+        came = msgspec.structs.replace(came, void=reason)
+    return begun, came
 
 
 def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> RunOptions:
@@ -250,23 +222,11 @@ def _settle(study: Study, procedure: Procedure) -> None:
     if pending is None or begun is None:
         return
     path = study.path / begun.run
-    if is_whole(path) and study.ended_ns.get(pending.number, 0) >= begun.at_ns:
+    if record.is_whole(path) and study.ended_ns.get(pending.number, 0) >= begun.at_ns:
         came = outcome(pending.step, step_data(path), procedure.rests_on)
-        append(study.path, Judged(at_ns=_now_ns(), number=pending.number, outcome=came))
+        append(study.path, record.Judged(at_ns=_now_ns(), number=pending.number, outcome=came))
     else:
-        set_aside(path)
-
-
-def _warmed(study: Study, finished: list[Finished]) -> dict[str, Warmed]:
-    """Return which step warmed each configuration up, of the steps so far."""
-    warmed: dict[str, Warmed] = {}
-    for each in finished:
-        begun = study.begun.get(each.number)
-        if each.outcome.void and each.outcome.engine_start_ns is None:
-            warmed.pop(each.step.variant, None)
-        elif begun is not None and each.step.warm_up == "draft" and not (begun.warmed_by or each.outcome.void):
-            warmed[each.step.variant] = Warmed(each.run.rpartition("/")[2], begun.engine_start_ns)
-    return warmed
+        record.set_aside(path)
 
 
 def _line(finished: Finished) -> str:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace as replaced
@@ -26,20 +25,8 @@ from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 from sidecar.options.study import ALL, TESTS, StudyOptions
 from sidecar.progress import Progress
-from sidecar.study import between, record
-from sidecar.study.asking import (
-    as_declared,
-    common_options,
-    from_record,
-    of_variant,
-    options_of,
-    parameters_of,
-    recorded_options,
-    require_same,
-    system_of,
-    targets,
-    variants_of,
-)
+from sidecar.study import asking, between, record
+from sidecar.study.asking import common_options, options_of, targets, variants_of
 from sidecar.study.derive import Derived, derive_study, procedure_named
 from sidecar.study.plan import Plan, engines_for, expected, in_all, minutes, plan_lines, served_by_one, within
 from sidecar.study.record import Seen, Study
@@ -66,16 +53,16 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     """Return what is asked of a test, and what --budget costs. Raises ConfigurationError."""
     variants = variants_of(options)
     common = common_options(options, procedure)
-    parameters = parameters_of(options, procedure)
+    parameters = asking.parameters_of(options, procedure)
     if options.capacity_from is not None and (shown := _stated(options)) is not None:
         parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
-    system = system_of(options, variants)
+    system = asking.system_of(options, variants)
     asked = Asked(
         test=procedure.name,
         scale=options.scale,
         parameters=parameters,
         seed=options.seed,
-        options=recorded_options(common),
+        options=asking.recorded_options(common),
         variants=tuple(variants),
         isolated=options.isolated or bool(system.isolated),
         system=json.loads(as_text(system)),
@@ -177,8 +164,7 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
         procedure = procedure_named(study.record.asked.test)
     else:
         procedure = procedure_named(name)
-        path = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{name}"
-        study = start(options, procedure, command, progress, path)
+        study = start(options, procedure, command, progress, record.directory_of(options, name))
     each = targets(options, procedure)
 
     def shown(finished: list[Finished]) -> str:
@@ -233,8 +219,8 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
         raise ConfigurationError(
             f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
         )
-    then = from_record(study.record.options, options)
-    require_same(path, options, then)
+    then = asking.from_record(study.record.options, options)
+    asking.require_same(path, options, then)
     for variant, each in targets(then, procedure_named(study.record.asked.test)).items():
         if variant and variants_of(then)[variant].before:
             continue
@@ -294,11 +280,11 @@ def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
     Raises ConfigurationError where studies are there already, or options are not as they were.
     """
     if options.resume is not None:
-        then = from_record(record.read_all(options.resume), options)
-        require_same(options.resume, options, then)
+        then = asking.from_record(record.read_all(options.resume), options)
+        asking.require_same(options.resume, options, then)
         return options.resume, then
     _require_taken(variants_of(options))
-    root = options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{ALL}"
+    root = record.directory_of(options, ALL)
     if any((root / name / record.STUDY).exists() for name in TESTS):
         raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
     record.write_all(root, as_recorded(options))
@@ -335,9 +321,9 @@ def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Cap
     variants = variants_of(options)
     names = TAKEN.get(procedure.name, ())
     if variants and not names and not options.url:
-        options = of_variant(options, next(iter(variants.values())))
+        options = asking.of_variant(options, next(iter(variants.values())))
     known = shown.get(options.workload or procedure.workload) if "capacity" in has else None
-    taken = tuple(as_declared(name, variant) for name, variant in variants.items() if name in names)
+    taken = tuple(asking.as_declared(name, variant) for name, variant in variants.items() if name in names)
     values = dropped | {
         "capacity": known.per_s if known is not None else None,
         "capacity_tokens": known.tokens_per_s if known is not None else None,
