@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rundir.columns import Floats
-from rundir.fields import Count, doc
+from rundir.fields import Count, Reason
 
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 
@@ -30,33 +30,17 @@ _NO_SPREAD = 1e-12  # of logarithms: what rounding leaves of equal ratios
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """How a metric of B compares with that of A."""
 
-    ratio: Annotated[float | None, doc("B over A, the geometric mean over pairs; null: not known", "ratio")] = None
-    ci95: Annotated[
-        tuple[float, float] | None, doc("its 95 % interval, or that of another level; null below three runs", "ratio")
-    ] = None
-    p: Annotated[
-        float | None, doc("how likely so large a ratio is between equals; after `of_family` by Holm's method", "ratio")
-    ] = None
-    verdict: Annotated[
-        Verdict | None,
-        doc(
-            "`equivalent`: surely within the margin, also where surely different; `better`, `worse`: B surely differs; "
-            "`inconclusive`: neither is shown; null: there is nothing to compare"
-        ),
-    ] = None
-    reason: Annotated[str, msgspec.Meta(min_length=1), doc("why that is the verdict")]
-    more_pairs: Annotated[
-        int | None,
-        doc(
-            "about how many more pairs, or runs of each, would show a difference as large as the margin in 80 %; 0 "
-            "where the verdict is certain, null where that is not known",
-            "pairs",
-        ),
-    ] = None
-    pairs: Annotated[Count, doc("pairs that have both numbers; of unpaired runs the smaller side", "pairs")] = 0
-    left_out: Annotated[Count, doc("pairs, or runs, without a positive number", "pairs")] = 0
-    within_margin: Annotated[bool, doc("whether two one-sided tests show the ratio to be within the margin")] = False
-    lower_is_better: Annotated[bool, doc("whether a ratio below 1 is better, as of a latency")] = True
+    ratio: float | None = None  # B over A, the geometric mean over pairs
+    ci95: tuple[float, float] | None = None  # or that of another level; None below three runs
+    p: float | None = None  # how likely so large a ratio is between equals; after `of_family` by Holm's method
+    # equivalent: surely within the margin, also where surely different; better, worse: B surely differs; inconclusive:
+    # neither is shown; None: there is nothing to compare.
+    verdict: Verdict | None = None
+    reason: Reason
+    # About how many more pairs, or runs of each, would show a difference as large as the margin in 80 %; 0 where the
+    # verdict is certain, None where that is not known.
+    more_pairs: int | None = None
+    pairs: Count = 0  # that have both numbers; of unpaired runs the smaller side
 
 
 def paired(
@@ -76,8 +60,7 @@ def paired(
         raise ValueError(f"A has {len(first)} runs and B {len(second)}: compare runs that are not paired by `unpaired`")
     _require(margin, level)
     whole = np.isfinite(first) & np.isfinite(second)
-    empty = _without_numbers(first, second, lower_is_better)
-    if empty is not None:
+    if (empty := _without_numbers(first, second)) is not None:
         return empty
     logs = (second - first)[whole]
     spread = _no_rounding(float(logs.std(ddof=1))) if len(logs) > 1 else 0.0
@@ -88,7 +71,6 @@ def paired(
         spread=spread,
         runs=len(logs),
         of="pairs",
-        left_out=int((~whole).sum()),
     )
     return _compared(facts, margin, level, lower_is_better=lower_is_better)
 
@@ -102,8 +84,7 @@ def unpaired(
     """
     _require(margin, level)
     first, second = _positive(a), _positive(b)
-    empty = _without_numbers(first, second, lower_is_better)
-    if empty is not None:
+    if (empty := _without_numbers(first, second)) is not None:
         return empty
     sides = [side[np.isfinite(side)] for side in (first, second)]
     fewest = min(map(len, sides))
@@ -116,7 +97,6 @@ def unpaired(
         spread=math.sqrt(fewest * variances.sum()),
         runs=fewest,
         of="runs of each",
-        left_out=len(first) + len(second) - sum(map(len, sides)),
     )
     return _compared(facts, margin, level, lower_is_better=lower_is_better)
 
@@ -157,7 +137,6 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
     runs: int
     of: str
-    left_out: int
 
 
 def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bool) -> Comparison:
@@ -168,8 +147,6 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
             reason=f"{facts.runs} {_counted(facts)}: a claim needs at least {LEAST_RUNS}",
             more_pairs=LEAST_RUNS - facts.runs,
             pairs=facts.runs,
-            left_out=facts.left_out,
-            lower_is_better=lower_is_better,
         )
     from scipy.special import stdtr, stdtrit  # noqa: PLC0415  150 ms, and a run without requests needs none of SciPy
 
@@ -179,9 +156,8 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
     else:
         p = 0.0 if abs(mean) > _NO_SPREAD else 1.0
     half, inner = (float(stdtrit(facts.freedom, quantile)) * facts.error for quantile in (1 - alpha / 2, 1 - alpha))
-    within = abs(mean) + inner <= limit
     verdict: Verdict
-    if within:
+    if abs(mean) + inner <= limit:
         verdict = "equivalent"
     elif p <= alpha:
         verdict = "better" if (mean < 0) == lower_is_better else "worse"
@@ -205,9 +181,6 @@ def _compared(facts: _Facts, margin: float, level: float, *, lower_is_better: bo
         reason=shown.get(verdict, stated),
         more_pairs=_more(facts, limit, alpha) if verdict == "inconclusive" else 0,
         pairs=facts.runs,
-        left_out=facts.left_out,
-        within_margin=within,
-        lower_is_better=lower_is_better,
     )
 
 
@@ -252,16 +225,13 @@ def _positive(values: npt.ArrayLike) -> Floats:
     return np.log(np.where(usable, numbers, 1.0)) + np.where(usable, 0.0, np.nan)
 
 
-def _without_numbers(first: Floats, second: Floats, lower_is_better: bool) -> Comparison | None:
+def _without_numbers(first: Floats, second: Floats) -> Comparison | None:
     """Return the comparison of sides of which one has no number at all, else None."""
     empty = [name for name, side in (("A", first), ("B", second)) if not np.isfinite(side).any()]
     if not empty:
         return None
-    return Comparison(
-        reason=f"no run of {' and none of '.join(empty)} has a number above 0: there is nothing to compare",
-        left_out=max(len(first), len(second)),
-        lower_is_better=lower_is_better,
-    )
+    which = " and none of ".join(empty)
+    return Comparison(reason=f"no run of {which} has a number above 0: there is nothing to compare")
 
 
 def _require(margin: float, level: float) -> None:

@@ -38,16 +38,12 @@ STEADY = 0.97  # of the limit: of higher loads, how many requests are late depen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """What open loops showed: the highest level that was stable below all that grew, and the lowest that grew.
-
-    contradictions  pairs of a stable level and a lower one that grew
-    undecided       levels that were not decided even in a longer step
-    """
+    """What open loops showed: the highest level that was stable below all that grew, and the lowest that grew."""
 
     stable: Finished | None
     growing: Finished | None
-    contradictions: int
-    undecided: tuple[Finished, ...]
+    contradictions: int  # stable levels above one that grew
+    undecided: tuple[Finished, ...]  # even in a longer step
 
 
 def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
@@ -187,8 +183,8 @@ def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Ends | None:
             [beyond.n / tau for _, beyond in points],
             points[0][1].allowed,
         )
-        if reached.at is not None and reached.at <= max(loads):
-            crossings.append((reached.at, *reached.ci95))
+        if reached is not None and reached[0] <= max(loads):
+            crossings.append(reached)
     return min(crossings, key=lambda each: each[0], default=None)
 
 

@@ -52,8 +52,6 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
 
 TINY = Procedure(
     name="tiny",
-    title="Tiny",
-    section="none",
     objective="to be quick",
     workload="synthetic-uniform",
     presets={

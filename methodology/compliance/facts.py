@@ -30,60 +30,39 @@ STATED = ("input_tokens", "output_tokens", "content", "domain", "language", "sys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What a step's requests, pages and manifest say; None where they do not.
+    """What a step's requests, pages and manifest say; None where they do not."""
 
-    about                  as of StepData
-    workload               the draft's workload that it is, with whatever lengths; else its label
-    requests_sha256        of all request bodies in order
-    unstated               which of STATED are not stated
-    transport              http, websocket or grpc
-    arrivals               the arrival processes that the load generator has
-    stamp_ns               what divides all stamps: their resolution
-    unrecorded             requests that ended ok without one of the stamps and numbers that the draft names
-    held                   requests that a cap on those in flight held back
-    in_flight_mean         requests in flight, from the first tenth of the submissions on to the last
-    known_parts            the parts of the TTFT that are known of any request
-    refused                requests that a safety system refused
-    classes                requests that ended ok, by class
-    long_requests, long_gaps  requests of at least 50 output tokens, and the gaps between their chunks
-    cached_ratio           share of the prompt tokens that were cached, by the replies
-    unshared_cached_ratio  the same where prompts share nothing; else 0
-    hits                   increase of the engine's prefix cache hits
-    cache_config           labels of the engine's cache_config_info
-    is_clock_compared      whether a time is the difference of our clock and another machine's
-    """
-
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # as of StepData
     load_doubt: str
-    workload: str
+    workload: str  # the draft's workload that it is, with whatever lengths; else its label
     is_custom: bool
     is_dataset: bool
-    requests_sha256: str | None
-    unstated: tuple[str, ...]
-    transport: str | None
-    arrivals: tuple[str, ...]
+    requests_sha256: str | None  # of all request bodies in order
+    unstated: tuple[str, ...]  # which of STATED are not stated
+    transport: str | None  # http, websocket or grpc
+    arrivals: tuple[str, ...]  # the arrival processes that the load generator has
     ok: int
-    refused: int
-    stamp_ns: int
-    unrecorded: int
-    held: int
-    in_flight_mean: float | None
-    known_parts: tuple[str, ...]
-    gaps: int
-    long_requests: int
-    long_gaps: int
-    classes: Mapping[str, int]
+    refused: int  # requests, by a safety system
+    stamp_ns: int  # what divides all stamps: their resolution
+    unrecorded: int  # requests that ended ok without one of the stamps and numbers that the draft names
+    held: int  # requests that a cap on those in flight held back
+    in_flight_mean: float | None  # requests, from the first tenth of the submissions on to the last
+    known_parts: tuple[str, ...]  # of the TTFT, of any request
+    gaps: int  # between chunks
+    long_requests: int  # of at least 50 output tokens
+    long_gaps: int  # between their chunks
+    classes: Mapping[str, int]  # requests that ended ok, by class
     delivery: Delivery
     first_tokens: int
     is_server_timed: bool
-    cached_ratio: float | None
-    unshared_cached_ratio: float
-    hits: float | None
-    is_clock_compared: bool
+    cached_ratio: float | None  # share of the prompt tokens that were cached, by the replies
+    unshared_cached_ratio: float  # the same where prompts share nothing; else 0
+    hits: float | None  # increase of the engine's prefix cache hits
+    is_clock_compared: bool  # whether a time is the difference of our clock and another machine's
     round_trip_ms: float | None
     engine: str
     engine_version: str
-    cache_config: Mapping[str, str]
+    cache_config: Mapping[str, str]  # labels of the engine's cache_config_info
 
 
 def step_facts(data: StepData) -> StepFacts:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System
 from methodology.study.model import Finished
+from methodology.study.outcome import MOST_FOREIGN
 from scraper.engines import catalogue
 
-FOREIGN_RATIO = 0.02
 # How the names of quantized models say so; from a name without any of these nothing follows.
 _QUANTIZED = re.compile(
     r"(?<![a-z0-9])(awq|gptq|fp8|fp4|nvfp4|mxfp4|int8|int4|w[48]a(?:4|8|16)|gguf|q[2-8]_[0-9a-z_]+|[48]-?bit)(?![a-z0-9])"
@@ -106,7 +106,7 @@ def _by_facts(system: System, finished: Finished, facts: StepFacts) -> Iterator[
 def _by_outcome(system: System, finished: Finished) -> Iterator[tuple[str, str]]:
     """Yield the same of what came of a step."""
     foreign, running = finished.outcome.foreign_ratio or 0.0, finished.outcome.running_max or 0.0
-    if system.isolated and foreign > FOREIGN_RATIO:
+    if system.isolated and foreign > MOST_FOREIGN:
         share = f"{100 * foreign:.0f} % of its requests"
         yield "isolated", f"the system is declared isolated, but {share} were not ours {_where(finished)}"
     if system.largest_batch and running > system.largest_batch:

@@ -14,25 +14,19 @@ Scalar = str | float | int | bool | None
 
 
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"with_": "with"}):
-    """What a value of each step must be; by default, neither null nor empty. `problem` is said with the value as {}.
+    """What a value of each step must be; by default, neither null nor empty. `problem` is said with the value as {}."""
 
-    of      the path of the value, as `case.value_at` reads it; `at`: where that stands, by default in the manifest
-    begins  how it, or a member of it, begins
-    with_, without  what a list must, and must not, hold
-    absent  null, false or 0; known: not null
-    """
-
-    of: str
-    at: str = ""
+    of: str  # the path of the value, as `case.value_at` reads it
+    at: str = ""  # where that stands; by default in the manifest
     problem: str
     least: float | None = None
     most: float | None = None
     among: tuple[Scalar, ...] = ()
-    begins: tuple[str, ...] = ()
-    with_: tuple[Scalar, ...] = ()
-    without: tuple[Scalar, ...] = ()
-    absent: bool = False
-    known: bool = False
+    begins: tuple[str, ...] = ()  # how it, or a member of it, begins
+    with_: tuple[Scalar, ...] = ()  # what a list must hold
+    without: tuple[Scalar, ...] = ()  # and must not
+    absent: bool = False  # null, false or 0
+    known: bool = False  # not null
 
 
 class When(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

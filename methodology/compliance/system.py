@@ -18,7 +18,6 @@ from loadgen.plan.workloads.fields import WorkloadError, convert, nearest, read_
 from rundir.fields import doc
 
 Boundary = Literal["model engine", "application gateway", "compound system"]
-Standing = Literal["declared", "seen", "missing"]
 Text = Annotated[str, Meta(pattern=r"^\S([^\x00-\x1f\x7f]*\S)?$", max_length=200)]
 Amount = Annotated[float, Meta(ge=0, le=1e9)]
 Number = Annotated[int, Meta(ge=0, le=1_000_000_000)]
@@ -76,12 +75,6 @@ class System(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     variants: Annotated[dict[str, Declaration], doc("What differs in the variants of --variant, by their names.")] = {}
     seen: Annotated[dict[str, str], doc("What told the values that were not declared, by name.")] = {}
     contradictions: Annotated[dict[str, str], doc("What the server shows that was declared otherwise, by name.")] = {}
-
-    def standing(self, *names: str) -> Standing:
-        """Return whether all of some values were declared; seen if one was; missing where one is not known."""
-        if any(getattr(self, name) is None for name in names):
-            return "missing"
-        return "seen" if set(names) & set(self.seen) else "declared"
 
     def of(self, variant: str) -> System:
         """Return the system as a variant has it."""

@@ -21,26 +21,28 @@ _SLOPE_SD = 40.0
 _MOST_ITERATIONS = 100
 
 
-def share_crossing(loads: npt.ArrayLike, shares: npt.ArrayLike, effective: npt.ArrayLike, allowed: float) -> Crossing:
+def share_crossing(
+    loads: npt.ArrayLike, shares: npt.ArrayLike, effective: npt.ArrayLike, allowed: float
+) -> Crossing | None:
     """Return the load at which a share of `allowed` is beyond the bound, and the 95 % interval of that.
 
     shares, effective [n]  of the requests of each step, and how many independent requests it says as much as
 
     The interval is of where a line with uncertain coefficients reaches a height (Fieller 1954, "Some problems in
-    interval estimation"), and has no end where the slope may be 0. A curve that falls reaches nothing.
+    interval estimation"), and has no end where the slope may be 0. A curve that falls reaches nothing: None.
     """
     at, share, weight = (np.asarray(each, np.float64) for each in (loads, shares, effective))
     scale = float(at.max())
     height, slope, covariance, middle = _fitted(at / scale, share, weight)
     rise = math.log(allowed / (1 - allowed)) - height
     if slope <= 0:
-        return Crossing(at=None, ci95=(None, None), side="below" if rise < 0 else "above")
+        return None
     a = slope**2 - _Z95**2 * covariance[1, 1]
     b = -2 * (slope * rise + _Z95**2 * covariance[0, 1])
     c = rise**2 - _Z95**2 * covariance[0, 0]
     roots = np.sort(np.roots([a, b, c]).real) + middle if a > 0 else ()
     low, high = (scale * float(root) if root > 0 else None for root in roots) if len(roots) == 2 else (None, None)
-    return Crossing(at=scale * (rise / slope + middle), ci95=(low, high))
+    return scale * (rise / slope + middle), low, high
 
 
 def _fitted(x: Floats, share: Floats, weight: Floats) -> tuple[float, float, Floats, float]:

@@ -6,24 +6,17 @@ Latency does not fall as load rises, whatever the noise of single steps says: ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
 
 import numpy as np
 import numpy.typing as npt
 
 from rundir.columns import Floats
 
+# Where a curve reaches a bound, and the ends of its interval, None of one that is not known.
+Crossing = tuple[float, float | None, float | None]
+
 RESAMPLES = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """Where a curve reaches a bound: None and a side where it lies beyond the levels (`below` or `above` them)."""
-
-    at: float | None
-    ci95: tuple[float | None, float | None]
-    side: str = ""
 
 
 def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats, Floats]:
@@ -42,33 +35,32 @@ def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats
 
 
 def crossing(
-    x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, above_least: bool = False, seed: int = 1
-) -> Crossing:
+    x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, above_least: bool = False
+) -> Crossing | None:
     """Return where the monotone fit reaches a bound, with a 95 % interval by resampling y within its `sd`.
 
-    With `above_least` the bound counts from the fit's lowest value. An end of the interval that lies beyond the levels
-    is None.
+    With `above_least` the bound counts from the fit's lowest value. What lies beyond the levels is None.
     """
     levels, spread = np.asarray(y, np.float64), np.asarray(sd, np.float64)
-    at, side = _root(*curve(x, levels, spread), bound, above_least)
-    random = np.random.default_rng(np.random.SeedSequence(seed))
+    at = _root(*curve(x, levels, spread), bound, above_least)
+    random = np.random.default_rng(np.random.SeedSequence(1))
     drawn = (_root(*curve(x, random.normal(levels, spread), spread), bound, above_least) for _ in range(RESAMPLES))
-    places = np.sort([{"below": -np.inf, "above": np.inf}.get(where, root) for root, where in drawn])
-    ends = (float(places[int(0.025 * RESAMPLES)]), float(places[int(0.975 * RESAMPLES) - 1]))
-    low, high = (end if np.isfinite(end) else None for end in ends)
-    return Crossing(at=at, ci95=(low, high), side=side)
+    places = sorted(drawn)
+    ends = places[int(0.025 * RESAMPLES)], places[int(0.975 * RESAMPLES) - 1]
+    low, high = (end if math.isfinite(end) else None for end in ends)
+    return (at, low, high) if math.isfinite(at) else None
 
 
-def _root(knots: Floats, heights: Floats, bound: float, above_least: bool) -> tuple[Any, str]:
+def _root(knots: Floats, heights: Floats, bound: float, above_least: bool) -> float:
     bound += float(heights[0]) if above_least else 0.0
     if bound < heights[0]:
-        return None, "below"
+        return -math.inf
     if bound > heights[-1]:
-        return None, "above"
+        return math.inf
     if len(knots) == 1:
-        return float(knots[0]), ""
+        return float(knots[0])
     from scipy.interpolate import PchipInterpolator  # noqa: PLC0415  as above
 
     roots = PchipInterpolator(knots, heights).solve(bound, extrapolate=False)
     # At the height of the last knot rounding can put the root beyond it.
-    return float(roots[0] if roots.size else knots[np.argmin(np.abs(heights - bound))]), ""
+    return float(roots[0] if roots.size else knots[np.argmin(np.abs(heights - bound))])

@@ -38,18 +38,13 @@ Character = Literal["exponential", "heavy", "light"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modes:
-    """The modes of gaps: where they are, ms, ascending; and the share of the gaps about each.
-
-    valleys_ms  between them; one fewer
-    p           of the test that there is one mode alone: below 0.01 there are more
-    gaps        independent gaps that it rests on
-    """
+    """The modes of gaps: where they are, ms, ascending; and the share of the gaps about each."""
 
     at_ms: tuple[float, ...]
-    valleys_ms: tuple[float, ...]
+    valleys_ms: tuple[float, ...]  # between them; one fewer
     shares: tuple[float, ...]
-    p: float
-    gaps: int
+    p: float  # of the test that there is one mode alone: below 0.01 there are more
+    gaps: int  # independent ones that it rests on
 
     def of(self, gaps_ms: Floats) -> Ints:
         """Return the mode, from 0 on, that each gap [n] belongs to."""

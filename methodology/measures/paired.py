@@ -10,26 +10,19 @@ import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from methodology.intervals import Ends
-from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Quantity
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within
 from methodology.study.quantities import number
 from rundir.columns import Floats, Indices, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-BOOTSTRAP = "circular block bootstrap"
-COUNTED = "requests"
-BOUNDS = "bounds, not an interval"
 RESAMPLES = 500
-_POINTS = 200
 
 
-def of_ends(ends: Ends, unit: str, n: int, method: str = BOOTSTRAP) -> Quantity:
+def of_ends(ends: Ends, unit: str, n: int) -> Quantity:
     """Return an estimate and its interval as a result; a value that is not finite is missing."""
-    value, low, high = ends
-    if not math.isfinite(value):
-        return Quantity(value=None, unit=unit, n=n, missing="too few values")
-    return Quantity(value=value, unit=unit, ci95=(low, high), n=n, method=method)
+    return number(ends[0], unit, ci95=ends[1:], n=n, method="circular block bootstrap", missing="too few values")
 
 
 def bootstrapped(
@@ -80,55 +73,6 @@ def clipped(ends: Ends, low: float, high: float) -> Ends:
     return value, None if first is None else max(low, first), None if last is None else min(high, last)
 
 
-def cumulative(name: str, values: Floats) -> Line:
-    """Return the cumulative distribution of values as a line, in at most 250 points."""
-    known = np.sort(values[np.isfinite(values)])
-    last = max(0, len(known) - 1)
-    # Evenly, and in the tail the closer the nearer to its end.
-    places = [*np.linspace(0, last, _POINTS), *(last - np.geomspace(1, 0.1 * last + 1, _POINTS // 4) + 1)]
-    at = np.unique(np.clip(places, 0, last).astype(np.int64))
-    return Line(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
-
-
-def grid(
-    name: str,
-    title: str,
-    rows: Mapping[str, str],
-    columns: Mapping[str, str],
-    results: Mapping[str, Quantity],
-    note: str = "",
-) -> Table:
-    """Return results as a table: of the row `suffix: title` and the column `key: title` that of the name key_suffix.
-
-    The first of the columns is the rows' own.
-    """
-    keys = list(columns)[1:]
-
-    def cell(key: str, suffix: str) -> Cell:
-        quantity = results.get(f"{key}_{suffix}")
-        if quantity and quantity.unit == COUNTED and quantity.value is not None:
-            return round(quantity.value)
-        if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
-            return quantity.shown if quantity else None
-        return "{:.3g} to {:.3g}".format(*quantity.ci95)
-
-    counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}
-    cells = ((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items())
-    return table(name, title, columns, cells, note, dict.fromkeys(counts))
-
-
-def plot_cumulative(
-    name: str,
-    title: str,
-    values: Mapping[str, Floats],
-    x_title: str = "TTFT (ms)",
-    y_title: str = "share of the requests",
-) -> tuple[Plot, ...]:
-    """Return the cumulative distributions of times as a plot, none where there are none."""
-    lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
-    return (plot(name, title, (x_title, y_title), lines, log_x=True),) if lines else ()
-
-
 def measured(step: Finished, data: StepData) -> StepData:
     """Return the tables of a step for its requests that were submitted in its window, in that order.
 
@@ -159,24 +103,21 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     if step is None or served is None:
         reason = "no saturated step has been measured"
         return {names[0]: number(None, "tokens/s", missing=reason), names[1]: number(None, "ratio", missing=reason)}
-    results = {
-        names[0]: Quantity(
-            value=served, unit="tokens/s", ci95=step.outcome.output_tokens_ci95, n=step.outcome.ok, method="batch means"
-        )
-    }
+    ci95, count = step.outcome.output_tokens_ci95, step.outcome.ok
+    results = {names[0]: number(served, "tokens/s", ci95=ci95, n=count, method="batch means")}
     before = base.outcome.output_tokens_per_s if base else None
     if base is None or not before or step is base:
         return results | {names[1]: number(None, "ratio", missing="it is what the others are compared with")}
     change = served / before - 1
     halves = [
         (ends[1] - ends[0]) / 2 / value
-        for value, ends in ((served, step.outcome.output_tokens_ci95), (before, base.outcome.output_tokens_ci95))
+        for value, ends in ((served, ci95), (before, base.outcome.output_tokens_ci95))
         if ends
     ]
     half = (1 + change) * math.hypot(*halves)
     ends = (change - half, change + half) if len(halves) == 2 else None
     method = "batch means, their relative errors added in squares"
-    return results | {names[1]: Quantity(value=change, unit="ratio", ci95=ends, n=step.outcome.ok, method=method)}
+    return results | {names[1]: number(change, "ratio", ci95=ends, n=count, method=method)}
 
 
 def overloaded(steps: Sequence[Finished]) -> list[str]:

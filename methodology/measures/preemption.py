@@ -8,10 +8,9 @@ import numpy as np
 
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
-from methodology.measures.paired import BOUNDS
 from methodology.study.findings import Quantity
 from methodology.study.model import StepData
-from methodology.study.quantities import number
+from methodology.study.quantities import BOUNDS, number
 from methodology.study.server_side import reference
 from rundir.columns import Floats
 from scraper.exposition import histograms

@@ -34,17 +34,13 @@ _UNITS: dict[float, tuple[float, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model of times, ms, by tokens n: the sum of `coefficients` times n to `powers`.
-
-    r2    share of the variance of all times that it explains
-    aicc  Akaike's criterion; only differences mean something
-    """
+    """A model of times, ms, by tokens n: the sum of `coefficients` times n to `powers`."""
 
     name: str
     coefficients: tuple[float, ...]
     powers: tuple[float, ...]
-    r2: float
-    aicc: float
+    r2: float  # share of the variance of all times that it explains
+    aicc: float  # Akaike's criterion; only differences mean something
 
     def at(self, tokens: npt.ArrayLike) -> Floats:
         """Return the time in ms of so many tokens [n]."""

@@ -210,19 +210,10 @@ def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
 
 def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
     for metric in FAMILY:
-        concluded = comparison.concluded[metric.name]
-        name = f"{comparison.other}_over_{comparison.first}_{metric.name.rpartition('_ms')[0] or metric.name}_ratio"
-        yield (
-            name,
-            number(
-                concluded.ratio,
-                "ratio",
-                ci95=concluded.ci95,
-                n=concluded.pairs,
-                method=TESTED,
-                missing=concluded.reason,
-            ),
-        )
+        of = comparison.concluded[metric.name]
+        ratio = number(of.ratio, "ratio", ci95=of.ci95, n=of.pairs, method=TESTED, missing=of.reason)
+        name = metric.name.rpartition("_ms")[0] or metric.name
+        yield f"{comparison.other}_over_{comparison.first}_{name}_ratio", ratio
 
 
 def _evidence(comparison: Against) -> Iterator[Evidence]:
@@ -290,8 +281,6 @@ def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
 
 COMPARE = Procedure(
     name="compare",
-    title="Comparison of systems",
-    section="comparison-guidelines",
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
     rests_on=("ttft",),

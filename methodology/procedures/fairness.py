@@ -11,22 +11,13 @@ from msgspec.structs import replace
 from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
-from methodology.measures.paired import (
-    PERCENTILES,
-    bootstrapped,
-    clipped,
-    grid,
-    measured,
-    of_ends,
-    overloaded,
-    plot_cumulative,
-)
+from methodology.measures.paired import PERCENTILES, bootstrapped, clipped, measured, of_ends, overloaded
 from methodology.measures.traffic import NAME, Traffic, traffic
 from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh, of_kind
-from methodology.study.quantities import mean, metric_table, number, percentiles, slug
+from methodology.study.quantities import grid, mean, metric_table, number, percentiles, plot_cumulative, slug
 from methodology.study.saturation import SATURATE, capacity, fullest
 from rundir.columns import Bools, Floats, Texts, take
 
@@ -160,9 +151,8 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
             results[f"requests_{suffix}"] = number(len(served.ttft_ms), "requests")
             for metric, values in (("ttft", served.ttft_ms), ("tpot", served.tpot_ms)):
                 results |= percentiles(values, f"{metric}_{{}}_ms_{suffix}", tuple(PERCENTILES), least=1)
-            for part, values in (("queue", served.queue_ms), ("prefill", served.prefill_ms)):
-                known = values[np.isfinite(values)]
-                results[f"{part}_mean_ms_{suffix}"] = mean(known)
+            results[f"queue_mean_ms_{suffix}"] = mean(served.queue_ms)
+            results[f"prefill_mean_ms_{suffix}"] = mean(served.prefill_ms)
         if mixed and mixed.exact.any():
             waits = mixed.of(name).queue_ms
             waits = waits[np.isfinite(waits)]
@@ -289,8 +279,6 @@ def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed:
 
 FAIRNESS = Procedure(
     name="fairness",
-    title="Scheduling Fairness",
-    section="test-fairness",
     objective="How evenly the system serves classes of requests with different lengths: head-of-line blocking, "
     "starvation and priority.",
     workload=NAME,

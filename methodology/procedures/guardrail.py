@@ -9,21 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.requests.metrics import refused_by_filter, request_metrics
-from methodology.measures.paired import (
-    PERCENTILES,
-    bootstrapped,
-    grid,
-    measured,
-    of_ends,
-    overloaded,
-    paired,
-    plot_cumulative,
-    throughput,
-)
+from methodology.measures.paired import PERCENTILES, bootstrapped, measured, of_ends, overloaded, paired, throughput
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting
-from methodology.study.quantities import number, percentiles, wilson
+from methodology.study.quantities import grid, number, percentiles, plot_cumulative, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
 
@@ -208,8 +198,6 @@ def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> 
 
 GUARDRAIL = Procedure(
     name="guardrail",
-    title="Guardrail Overhead",
-    section="test-guardrail",
     objective="What safety systems and content filters cost in latency and throughput.",
     workload="conversation",
     rests_on=("ttft",),

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
-from methodology.measures.paired import measured, plot_cumulative
+from methodology.measures.paired import measured
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import LABELS, mean, number, percentiles
+from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, take
 from rundir.stats import Missing
@@ -55,15 +55,12 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """What a level showed: gaps [n] in the order in which they ended, and by request [m].
-
-    prefill    whether the step of a gap had a prefill in it; unknown: its scrapes show one that was not ours
-    """
+    """What a level showed: gaps [n] in the order in which they ended, and by request [m]."""
 
     finished: Finished
     gaps_ms: Floats
-    prefill: Bools
-    unknown: Bools
+    prefill: Bools  # whether the step of a gap had a prefill in it
+    unknown: Bools  # its scrapes show one that was not ours
     jitter_ms: Floats
     pause_ms: Floats
     shorter: int
@@ -277,8 +274,6 @@ def _deviations(asked: Asked, levels: Sequence[_Level]) -> list[str]:
 
 ITL = Procedure(
     name="itl",
-    title="Inter-Token Latency Distribution",
-    section="test-itl",
     objective="How evenly tokens come while a reply streams, at several loads.",
     workload="synthetic-uniform",
     rests_on=("gaps",),

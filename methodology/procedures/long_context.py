@@ -137,14 +137,12 @@ def _evidence(claim: str, length: _Length, results: dict[str, Quantity]) -> Evid
 
 def _at_length(length: _Length) -> dict[str, Quantity]:
     """Return the results at a length, by name and length."""
-    outcome, ttft_ms = length.finished.outcome, length.ttft_ms[np.isfinite(length.ttft_ms)]
-    per_token = length.of(length.ttft_ms)
-    prefill_ms = length.prefill_ms[np.isfinite(length.prefill_ms)]
+    outcome, per_token = length.finished.outcome, length.of(length.ttft_ms)
     results = {
-        "ttft_mean_ms": mean(ttft_ms),
-        **percentiles(ttft_ms, "ttft_{}_ms", ("p50", "p95"), least=1),
+        "ttft_mean_ms": mean(length.ttft_ms),
+        **percentiles(length.ttft_ms, "ttft_{}_ms", ("p50", "p95"), least=1),
         "ttft_ms_per_1k_tokens": mean(1e3 * per_token.times_ms / per_token.tokens, unit="ms/1,000 tokens"),
-        "prefill_mean_ms": mean(prefill_ms),
+        "prefill_mean_ms": mean(length.prefill_ms),
         "output_tokens_per_s": number(outcome.output_tokens_per_s, "tokens/s"),
         "input_tokens_per_s": number(outcome.input_tokens_per_s, "tokens/s"),
     }
@@ -236,8 +234,6 @@ def _deviations(asked: Asked, lengths: Sequence[_Length]) -> list[str]:
 
 LONG_CONTEXT = Procedure(
     name="long-context",
-    title="Long Context Scaling",
-    section="test-long-context",
     objective="How latency and throughput scale with the length of the context.",
     workload="long-context",
     rests_on=("ttft",),

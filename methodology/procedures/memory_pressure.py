@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from methodology.measures.paired import grid
 from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
 from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import latency, number, percentile, wilson
+from methodology.study.quantities import grid, latency, number, percentile, wilson
 from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
 
@@ -206,8 +205,6 @@ def _plots(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> tuple
 
 MEMORY_PRESSURE = Procedure(
     name="memory-pressure",
-    title="Memory Pressure Behavior",
-    section="test-memory",
     objective="How the system degrades when more requests are in flight than its memory holds: completion, preemption, "
     "recovery and lost work.",
     workload="long-context",

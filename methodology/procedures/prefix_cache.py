@@ -14,21 +14,11 @@ from msgspec.structs import replace
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
-from methodology.measures.paired import (
-    PERCENTILES,
-    bootstrapped,
-    grid,
-    measured,
-    of_ends,
-    overloaded,
-    paired,
-    plot_cumulative,
-    throughput,
-)
+from methodology.measures.paired import PERCENTILES, bootstrapped, measured, of_ends, overloaded, paired, throughput
 from methodology.study.findings import Evidence, Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
-from methodology.study.quantities import number, percentiles
+from methodology.study.quantities import grid, number, percentiles, plot_cumulative
 from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
@@ -264,8 +254,6 @@ def _notes(asked: Asked, results: Mapping[str, Quantity]) -> list[str]:
 
 PREFIX_CACHE = Procedure(
     name="prefix-cache",
-    title="Prefix Cache Effectiveness",
-    section="test-cache",
     objective="What prefix caching saves of the TTFT, and adds to the throughput, where requests share prefixes.",
     workload=NAME,
     rests_on=("ttft",),

@@ -270,8 +270,6 @@ def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: s
 
 SWEEP = Procedure(
     name="sweep",
-    title="Sweep",
-    section="",
     objective="Measure combinations of options, each several times.",
     workload="synthetic-uniform",
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=10.0)},

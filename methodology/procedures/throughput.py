@@ -156,42 +156,51 @@ def _efficiency(study: _Study) -> dict[str, Quantity]:
 
 def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     limit, stable = study.limit, study.verdicts.stable
-    tokens = results["max_output_tokens_per_s"]
-    served = f"{tokens.value or 0:,.3g} output tokens/s{tokens.interval()}"
+    served = _tokens(results["max_output_tokens_per_s"])
+    binds = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
     if not limit.filled:
         yield f"With {study.best.step.level:g} requests in flight, the most that were allowed, it gives {served}."
         yield "More in flight would give more: this is no limit of the server."
-    else:
-        if stable is None:
-            yield "No load was shown to be sustained."
-        else:
-            sent = f"{stable.step.level:.3g} requests/s offered ({stable.outcome.realised_per_s or 0:.3g} sent)"
-            yield f"Highest load shown stable: {sent}, {served}{_next_level(study, stable)}."
-        full, full_tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
-        rate = f", {full_tokens.value:,.3g} output tokens/s{full_tokens.interval()}" if full_tokens.value else ""
-        lowest, least = study.verdicts.growing, (limit.ci95 or (None, None))[0]
-        rest = "more cannot be sustained with this workload"
-        if lowest is not None and least is not None and (load := load_of(lowest, limit)) < least:
-            rest = f"yet at {load:.3g} requests piled up: it was not as fast all the time, so measure again"
-        yield f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; {rest}."
-    yield f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
-    if limit.filled and study.asked.parameters.slo:
+        yield binds
+        return
+    yield _highest(study, stable, served) if stable else "No load was shown to be sustained."
+    yield _saturated(study, results)
+    yield binds
+    if study.asked.parameters.slo:
         yield _objective(study, results)
-    if limit.filled and stable is not None:
+    if stable is not None:
         yield from _draft(study, stable, results["draft_sustainable_requests_per_s"])
 
 
-def _next_level(study: _Study, stable: Finished) -> str:
-    """Return what came of the loads above the highest that was stable."""
+def _tokens(quantity: Quantity) -> str:
+    return f"{quantity.value or 0:,.3g} output tokens/s{quantity.interval()}"
+
+
+def _highest(study: _Study, stable: Finished, served: str) -> str:
+    """Return the highest load that was shown stable, and what came of those above it."""
+    said = f"Highest load shown stable: {stable.step.level:.3g} requests/s offered ({_sent(stable)}), {served}"
     undecided = [each.step for each in study.verdicts.undecided if each.step.level > stable.step.level]
-    said = ""
     if undecided:
         step = min(undecided, key=lambda each: each.level)
         said += f"; {step.level:.3g} offered was undecided even after {step.duration or 0:g} s"
-    if study.verdicts.growing is not None:
-        growing = study.verdicts.growing
-        said += f"; at {growing.step.level:.3g} ({growing.outcome.realised_per_s or 0:.3g} sent) requests piled up"
-    return said
+    if (growing := study.verdicts.growing) is not None:
+        said += f"; at {growing.step.level:.3g} ({_sent(growing)}) requests piled up"
+    return f"{said}."
+
+
+def _sent(each: Finished) -> str:
+    return f"{each.outcome.realised_per_s or 0:.3g} sent"
+
+
+def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
+    """Return what the saturated system completes, and whether requests piled up at less."""
+    full, tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
+    rate = f", {_tokens(tokens)}" if tokens.value else ""
+    lowest, least = study.verdicts.growing, full.ends[0]
+    rest = "more cannot be sustained with this workload"
+    if lowest is not None and least is not None and (load := load_of(lowest, study.limit)) < least:
+        rest = f"yet at {load:.3g} requests piled up: it was not as fast all the time, so measure again"
+    return f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; {rest}."
 
 
 def _objective(study: _Study, results: dict[str, Quantity]) -> str:
@@ -351,8 +360,6 @@ def _deviations(study: _Study) -> Iterator[str]:
 
 THROUGHPUT = Procedure(
     name="throughput",
-    title="Output Token Throughput",
-    section="test-throughput",
     objective="The highest rate of output tokens that the system sustains, and what makes that the limit.",
     workload="synthetic-uniform",
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=60, sentinel=False)},

@@ -30,7 +30,6 @@ UNKNOWN_SD = 0.4  # of the logarithm of a P99 whose interval is not known
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 SHORT_LEVELS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 _LETTER = Parameters(levels=LEVELS, duration=60, requests=200, slo="ttft_p99<500ms", sentinel=True)
-_SHORT = replace(_LETTER, levels=SHORT_LEVELS, duration=20, requests=30, sentinel=False)
 _NOTES = (
     *criteria.NOTES[:2],
     (
@@ -160,9 +159,9 @@ def _knee_fit(study: _Study) -> Quantity:
     if len(points) < 2:
         return number(None, "requests/s", missing=missing)
     loads, heights, spread = (np.array(column) for column in zip(*points, strict=True))
-    fit = crossing(loads, heights, spread, math.log(KNEE), above_least=True)
-    n = len(points) if fit.at is not None else None
-    return number(fit.at, "requests/s", ci95=fit.ci95, n=n, method=_FIT, missing=missing)
+    if (reached := crossing(loads, heights, spread, math.log(KNEE), above_least=True)) is None:
+        return number(None, "requests/s", missing=missing)
+    return number(reached[0], "requests/s", ci95=reached[1:], n=len(points), method=_FIT)
 
 
 def _log_deviation(each: Finished) -> float:
@@ -287,8 +286,6 @@ def _deviations(study: _Study) -> Iterator[str]:
 
 TRADEOFF = Procedure(
     name="tradeoff",
-    title="Throughput-Latency Tradeoff",
-    section="test-tradeoff",
     objective="How latency and throughput go together from a low load to beyond the capacity.",
     workload="synthetic-uniform",
     presets={

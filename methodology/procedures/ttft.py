@@ -15,12 +15,21 @@ from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import of_sorted
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
-from methodology.measures.paired import measured, overloaded, plot_cumulative
+from methodology.measures.paired import measured, overloaded
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, trusted
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import LABELS, cells, mean, metric_table, number, percentile, percentiles
+from methodology.study.quantities import (
+    LABELS,
+    cells,
+    mean,
+    metric_table,
+    number,
+    percentile,
+    percentiles,
+    plot_cumulative,
+)
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, Ints, concat, take
 from rundir.stats import Missing
@@ -138,7 +147,7 @@ def _results(timed: _Requests, levels: Sequence[Finished], level: float) -> dict
         "ttft_mean_ms": mean(timed.ttft_ms),
         "ttft_min_ms": number(float(ascending[0]), "ms", n=len(ascending)),
         "ttft_max_ms": number(float(ascending[-1]), "ms", n=len(ascending)),
-        **percentiles(timed.tpot_ms[np.isfinite(timed.tpot_ms)], "tpot_{}_ms", _SHOWN),
+        **percentiles(timed.tpot_ms, "tpot_{}_ms", _SHOWN),
     }
     return {name: replace(each, at=levels[0].step.load_words) for name, each in results.items()} | {
         "ttft_requests": number(len(ascending), "requests"),
@@ -275,8 +284,6 @@ def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
 
 TTFT = Procedure(
     name="ttft",
-    title="Time to First Token",
-    section="test-ttft",
     objective="How long users wait for the first token at a stated load.",
     workload="synthetic-uniform",
     rests_on=("ttft",),

@@ -19,7 +19,7 @@ from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings
-from rundir.fields import NO_UNIT, Amount, Count, Ratio, doc
+from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]
@@ -72,39 +72,36 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Asked(Struct, frozen=True, kw_only=True):
     """What a study was asked for, as resolved; a test decides by it and by the finished steps alone."""
 
-    test: Annotated[str, doc("The test.")]
-    scale: Annotated[Scale, doc("letter: the draft's numbers; short: fewer and shorter steps.")]
-    parameters: Annotated[Parameters, doc("The test's numbers.")]
-    seed: Annotated[int, doc("Seed of the study.", NO_UNIT)]
-    options: Annotated[dict[str, Any], doc("Options of `run` that every step has, by their configuration names.")] = {}
-    variants: Annotated[tuple[str, ...], doc("Names of the configurations that are measured, if several.")] = ()
-    max_model_len: Annotated[int | None, doc("Longest input and output together.", "tokens")] = None
-    isolated: Annotated[bool, doc("Whether the system serves nobody else, as declared.")] = False
-    system: Annotated[dict[str, Any], doc("The declaration of the system under test.")] = {}
+    test: str
+    scale: Scale
+    parameters: Parameters
+    seed: int
+    options: dict[str, Any] = {}  # of `run`, that every step has, by their configuration names
+    variants: tuple[str, ...] = ()  # names of the configurations that are measured, if several
+    max_model_len: int | None = None  # longest input and output together, tokens
+    isolated: bool = False  # whether the system serves no one else, as declared
+    system: dict[str, Any] = {}  # the declaration of the system under test
 
 
 class Step(Struct, frozen=True, kw_only=True):
     """One run that a test decides on."""
 
-    kind: Annotated[str, doc("What it is for: saturate, level, alone, mixed, sentinel, ...")]
-    label: Annotated[str, doc("Names its directory, as in closed-32.")]
-    load: Annotated[Literal["open", "closed"], doc("Load model.")]
-    level: Annotated[Amount, doc("Offered requests/s of an open loop, requests in flight of a closed one.", NO_UNIT)]
-    share: Annotated[Amount | None, doc("The level as a share of the capacity.", "ratio")] = None
-    duration: Annotated[Amount | None, doc("Submit until then; null: until `requests` were sent.", "s")] = None
-    requests: Annotated[Count | None, doc("Requests to send at most; null: as many as the duration has.")] = None
-    seed: Annotated[Count, doc("Seed of contents and arrivals: equal seeds send the same requests.", NO_UNIT)]
-    options: Annotated[dict[str, Any], doc("Further options of `run`, by their configuration names.")] = {}
-    variant: Annotated[str, doc("Configuration that it measures; empty: the only one.")] = ""
-    warm_up: Annotated[
-        Literal["draft", "none"],
-        doc("draft: warmed up if the engine has not been since it started; none: cold, on purpose."),
-    ] = "draft"
-    reset_cache: Annotated[bool, doc("Whether the prefix cache is emptied before.")] = False
-    unpaired: Annotated[
-        bool, doc("Whether no other step sends its requests: a repeat then sends others, which no cache holds.")
-    ] = False
-    repeat: Annotated[Count, doc("1: the same step again, because the first was void.", NO_UNIT)] = 0
+    kind: str  # what it is for: saturate, level, alone, mixed, sentinel, ...
+    label: str  # names its directory, as in closed-32
+    load: Literal["open", "closed"]
+    level: Amount  # offered requests/s of an open loop, requests in flight of a closed one
+    share: Amount | None = None  # the level as a share of the capacity
+    duration: Amount | None = None  # s of submissions; None: until `requests` were sent
+    requests: Count | None = None  # to send at most; None: as many as the duration has
+    seed: Count  # of contents and arrivals: equal seeds send the same requests
+    options: dict[str, Any] = {}  # further ones of `run`, by their configuration names
+    variant: str = ""  # configuration that it measures; empty: the only one
+    # draft: warmed up if the engine has not been since it started; none: cold, on purpose.
+    warm_up: Literal["draft", "none"] = "draft"
+    reset_cache: bool = False  # whether the prefix cache is emptied before
+    # Whether no other step sends its requests: a repeat then sends others, which no cache holds.
+    unpaired: bool = False
+    repeat: Count = 0  # 1: the same step again, because the first was void
 
     @property
     def load_words(self) -> str:
@@ -113,94 +110,67 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Done(Struct, frozen=True, kw_only=True):
-    """No further step."""
+    """No further step: why, and whether the test has all that it needs."""
 
-    reason: Annotated[str, Meta(min_length=1), doc("Why there is none.")]
-    complete: Annotated[bool, doc("Whether the test has all that it needs.")] = True
+    reason: Reason
+    complete: bool = True
 
 
 class Beyond(Struct, frozen=True, kw_only=True):
     """How much of a step does not keep an objective of a percentile; what failed is beyond each bound."""
 
-    share: Annotated[Ratio, doc("Share of the requests, of an itl of the gaps, beyond the bound.", "ratio")]
-    allowed: Annotated[Ratio, doc("The share that the objective allows.", "ratio")]
-    n: Annotated[Count, doc("How many there are.", "values")]
-    tau: Annotated[Amount, doc("How many in a row say as much of the share as an independent one.", "values")]
+    share: Ratio  # of the requests, of an itl of the gaps, beyond the bound
+    allowed: Ratio  # by the objective
+    n: Count  # how many there are
+    tau: Amount  # how many in a row say as much of the share as an independent one
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came of a step, as later decisions need it; derived from the step's run directory alone."""
+    """What came of a step, as later decisions need it; derived from the step's run directory alone.
 
-    status: Annotated[str, doc("complete, interrupted or crashed, as of the run.")]
-    void: Annotated[str, doc("Why the step counts for nothing; empty where it counts.")] = ""
-    doubts: Annotated[
-        dict[Kind, str],
-        doc(
-            "Why what the load generator measured cannot be trusted, by what of it: the load that it sent, ttft, gaps "
-            "(between chunks, and TPOT); a percentile of such a time is missing."
-        ),
-    ] = {}
-    window: Annotated[SteadyWindow | None, doc("What is counted; null where nothing was sent.")] = None
-    sent: Annotated[Count, doc("Requests sent.", "requests")] = 0
-    ok: Annotated[Count, doc("Requests that ended ok.", "requests")] = 0
-    failed: Annotated[dict[str, int], doc("Those that did not, by kind of error.")] = {}
-    out_of_memory: Annotated[Count, doc("Failed requests whose error speaks of memory that ran out.", "requests")] = 0
-    input_tokens: Annotated[Count, doc("Input tokens of the requests that ended ok, as far as known.", "tokens")] = 0
-    output_tokens: Annotated[Count, doc("Their output tokens.", "tokens")] = 0
-    output_tokens_std: Annotated[float | None, doc("Standard deviation of their output tokens.", "tokens")] = None
-    offered_per_s: Annotated[
-        float | None, doc("Requests due in the window by the schedule; null in a closed loop.", "requests/s")
-    ] = None
-    realised_per_s: Annotated[float | None, doc("Requests dispatched in the window.", "requests/s")] = None
-    completed_per_s: Annotated[float | None, doc("Completions in the window.", "requests/s")] = None
-    output_tokens_per_s: Annotated[float | None, doc("Output tokens that arrived in the window.", "tokens/s")] = None
-    input_tokens_per_s: Annotated[
-        float | None, doc("Input tokens of requests whose first token came in the window.", "tokens/s")
-    ] = None
-    realised_tokens_per_s: Annotated[
-        float | None, doc("Output tokens of the requests dispatched in the window, over its length.", "tokens/s")
-    ] = None
-    server_tokens_per_s: Annotated[
-        float | None, doc("Increase of the engine's generation_tokens over the window.", "tokens/s")
-    ] = None
-    throughput_ci95: Annotated[
-        tuple[float, float] | None, doc("95 % interval of completed_per_s, by batch means.", "requests/s")
-    ] = None
-    output_tokens_ci95: Annotated[
-        tuple[float, float] | None, doc("95 % interval of output_tokens_per_s, by batch means.", "tokens/s")
-    ] = None
-    steady: Annotated[bool | None, doc("Whether the output tokens a second vary by chance alone in the window.")] = None
-    stability: Annotated[Stability | None, doc("Whether the load was sustained; of a closed loop not judged.")] = None
-    percentiles: Annotated[
-        dict[str, dict[str, QuantileInterval]],
-        doc("By metric (ttft_ms, tpot_ms, e2e_ms, itl_ms, parts of the TTFT), then p50, p90, p95, p99, p99_9."),
-    ] = {}
-    ttft_counts: Annotated[
-        dict[int, int],
-        doc("TTFTs of the requests submitted in the window that ended ok, counted: bin b from exp(b / 100) ms on."),
-    ] = {}
-    slo: Annotated[
-        SloResult | None, doc("The objectives that the step states, of the requests submitted in the window.")
-    ] = None
-    beyond: Annotated[dict[str, Beyond], doc("By objective of a percentile: how much of the step is beyond it.")] = {}
-    queued_ratio: Annotated[Ratio | None, doc("Share of the scrapes in the window with requests waiting.", "ratio")] = (
-        None
-    )
-    running_max: Annotated[float | None, doc("Most requests running in the engine.", "requests")] = None
-    running_mean: Annotated[float | None, doc("Mean of the requests running.", "requests")] = None
-    waiting_mean: Annotated[float | None, doc("Mean of the requests waiting.", "requests")] = None
-    kv_cache_max: Annotated[float | None, doc("Highest KV cache usage.", "ratio")] = None
-    preemptions: Annotated[float | None, doc("Increase of the engine's preemptions.", "preemptions")] = None
-    in_flight_mean: Annotated[float | None, doc("Mean of the client's requests in flight.", "requests")] = None
-    little_residual: Annotated[
-        float | None, doc("In flight over rate times E2E, less 1: a check of ourselves.", "ratio")
-    ] = None
-    foreign_ratio: Annotated[float | None, doc("Share of the engine's requests that were not ours.", "ratio")] = None
-    limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")] = None
-    limit_reason: Annotated[str, doc("The evidence for that, in words.")] = ""
-    blame: Annotated[str, doc("What made the slowest requests slow, in words.")] = ""
-    notes: Annotated[tuple[str, ...], doc("What a reader must know of the step, in words.")] = ()
-    engine_start_ns: Annotated[int | None, doc("When the engine's process started, by its page.", "ns")] = None
+    Rates are of the window, with 95 % intervals by batch means; latencies are of the requests submitted in it.
+    """
+
+    status: str  # complete, interrupted or crashed, as of the run
+    void: str = ""  # why the step counts for nothing; empty where it counts
+    # Why what the load generator measured cannot be trusted, by what of it; a percentile of such a time is missing.
+    doubts: dict[Kind, str] = {}
+    window: SteadyWindow | None = None  # what is counted; None where nothing was sent
+    sent: Count = 0
+    ok: Count = 0
+    failed: dict[str, int] = {}  # by kind of error
+    out_of_memory: Count = 0  # failed requests whose error speaks of memory that ran out
+    input_tokens: Count = 0  # of the requests that ended ok, as far as known
+    output_tokens: Count = 0
+    output_tokens_std: float | None = None
+    offered_per_s: float | None = None  # requests/s due by the schedule; None in a closed loop
+    realised_per_s: float | None = None  # requests/s dispatched
+    completed_per_s: float | None = None
+    throughput_ci95: tuple[float, float] | None = None  # of completed_per_s
+    output_tokens_per_s: float | None = None  # that arrived
+    output_tokens_ci95: tuple[float, float] | None = None
+    input_tokens_per_s: float | None = None  # of the requests whose first token came
+    realised_tokens_per_s: float | None = None  # output tokens of the requests dispatched
+    server_tokens_per_s: float | None = None  # increase of the engine's generation_tokens
+    stability: Stability | None = None  # whether the load was sustained; of a closed loop not judged
+    # By metric (ttft_ms, tpot_ms, e2e_ms, itl_ms, parts of the TTFT), then p50, p90, p95, p99, p99_9.
+    percentiles: dict[str, dict[str, QuantileInterval]] = {}
+    ttft_counts: dict[int, int] = {}  # TTFTs of those that ended ok, counted: bin b from exp(b / 100) ms on
+    slo: SloResult | None = None  # the objectives that the step states
+    beyond: dict[str, Beyond] = {}  # by objective of a percentile
+    queued_ratio: Ratio | None = None  # share of the scrapes with requests waiting
+    running_max: float | None = None  # requests in the engine
+    running_mean: float | None = None
+    waiting_mean: float | None = None
+    kv_cache_max: float | None = None  # ratio
+    preemptions: float | None = None
+    little_residual: float | None = None  # in flight over rate times E2E, less 1: a check of ourselves
+    foreign_ratio: float | None = None  # share of the engine's requests that were not ours
+    limit: Limit | None = None  # what bounds the throughput, where something does
+    limit_reason: str = ""  # the evidence for that, in words
+    blame: str = ""  # what made the slowest requests slow, in words
+    notes: tuple[str, ...] = ()  # what a reader must know of the step, in words
+    engine_start_ns: int | None = None  # when the engine's process started, by its page
 
     @property
     def success(self) -> float | None:
@@ -221,32 +191,26 @@ class Outcome(Struct, frozen=True, kw_only=True):
 class Finished(Struct, frozen=True, kw_only=True):
     """A step that has ended."""
 
-    number: Annotated[int, Meta(ge=1), doc("Its number in the study, repeats counted.", NO_UNIT)]
-    run: Annotated[str, doc("Its run directory, inside the study's.")]
-    step: Annotated[Step, doc("What was decided.")]
-    outcome: Annotated[Outcome, doc("What came of it.")]
+    number: Annotated[int, Meta(ge=1)]  # in the study, repeats counted
+    run: str  # its run directory, inside the study's
+    step: Step
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepData:
-    """The tables of a step's run, of its measured requests [n] alone, and what else its directory says.
-
-    start_ns, end_ns   begin of the measured phase, and end of its load: the last submission
-    doubts             why what the load generator measured cannot be trusted, by what of it
-    about              facts of the manifest and of the summary by name: target, tokenizer, workload, clock_state,
-                       network_rtt_ms, host, config, warmup, planned
-    """
+    """The tables of a step's run, of its measured requests [n] alone, and what else its directory says."""
 
     requests: RequestLog
     parts: Parts
     endpoints: tuple[EndpointSeries, ...]
-    start_ns: int
-    end_ns: int
+    start_ns: int  # of the measured phase
+    end_ns: int  # of its load: the last submission
     closed_loop: bool
     status: str
-    doubts: Mapping[Kind, str] = field(default_factory=dict)
+    doubts: Mapping[Kind, str] = field(default_factory=dict)  # as of Outcome
     blame: str = ""
-    about: Mapping[str, Any]
+    about: Mapping[str, Any]  # facts of manifest and summary by name: target, tokenizer, workload, config, warmup, ...
 
 
 # Returns the tables of a finished step; reading one anew each time keeps memory small.
@@ -255,20 +219,15 @@ Reader = Callable[[Finished], StepData]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Procedure:
-    """A test of the draft: what it is for, its numbers, its steps, and its results.
-
-    workload  default of `--workload`, or its mapping
-    presets   its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`
-    rests_on  what its decisions rest on beside the load; a step is void only where one of these cannot be trusted
-    """
+    """A test of the draft: what it is for, its numbers, its steps, and its results."""
 
     name: str
-    title: str
-    section: str
     objective: str
-    workload: str
+    workload: str  # default of `--workload`, or its mapping
+    # Its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`.
     presets: Mapping[Scale, Parameters]
     next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
     findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
     optional: tuple[str, ...] = ()
+    # What its decisions rest on beside the load; a step is void only where one of these cannot be trusted.
     rests_on: tuple[Kind, ...] = ()

@@ -10,12 +10,15 @@ import numpy as np
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.findings import Cell, Line, Quantity, Table, table
+from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
+COUNTED = "requests"
+BOUNDS = "bounds, not an interval"
+_POINTS = 200  # of a cumulative distribution
 LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the draft's 1,000 of a P99
 
 
@@ -62,7 +65,8 @@ def percentiles(
 
 
 def mean(values: Floats, *, unit: str = "ms") -> Quantity:
-    """Return the mean of finite values [n] in order."""
+    """Return the mean of values [n] in order, those that are not finite left out."""
+    values = values[np.isfinite(values)]
     if not len(values):
         return Quantity(value=None, unit=unit, n=0, missing="there is no value")
     middle, low, high = intervals.mean(values)
@@ -126,3 +130,52 @@ def metric_table(
 def cells(quantities: Mapping[str, Quantity], *names: str) -> tuple[Cell, ...]:
     """Return the values of results, None for one that is not there."""
     return tuple(quantities[name].shown if name in quantities else None for name in names)
+
+
+def cumulative(name: str, values: Floats) -> Line:
+    """Return the cumulative distribution of values as a line, in at most 250 points."""
+    known = np.sort(values[np.isfinite(values)])
+    last = max(0, len(known) - 1)
+    # Evenly, and in the tail the closer the nearer to its end.
+    places = [*np.linspace(0, last, _POINTS), *(last - np.geomspace(1, 0.1 * last + 1, _POINTS // 4) + 1)]
+    at = np.unique(np.clip(places, 0, last).astype(np.int64))
+    return Line(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
+
+
+def grid(
+    name: str,
+    title: str,
+    rows: Mapping[str, str],
+    columns: Mapping[str, str],
+    results: Mapping[str, Quantity],
+    note: str = "",
+) -> Table:
+    """Return results as a table: of the row `suffix: title` and the column `key: title` that of the name key_suffix.
+
+    The first of the columns is the rows' own.
+    """
+    keys = list(columns)[1:]
+
+    def cell(key: str, suffix: str) -> Cell:
+        quantity = results.get(f"{key}_{suffix}")
+        if quantity and quantity.unit == COUNTED and quantity.value is not None:
+            return round(quantity.value)
+        if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
+            return quantity.shown if quantity else None
+        return "{:.3g} to {:.3g}".format(*quantity.ci95)
+
+    counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}
+    cells = ((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items())
+    return table(name, title, columns, cells, note, dict.fromkeys(counts))
+
+
+def plot_cumulative(
+    name: str,
+    title: str,
+    values: Mapping[str, Floats],
+    x_title: str = "TTFT (ms)",
+    y_title: str = "share of the requests",
+) -> tuple[Plot, ...]:
+    """Return the cumulative distributions of times as a plot, none where there are none."""
+    lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
+    return (plot(name, title, (x_title, y_title), lines, log_x=True),) if lines else ()

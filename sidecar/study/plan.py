@@ -253,7 +253,6 @@ def _outcome(step: Step, served: Served) -> Outcome:
         percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
         queued_ratio=1.0 if use >= 1 else 0.0,
         running_max=math.floor(min(1.0, use) * served.seats),
-        in_flight_mean=step.level if not is_open else per_s * served.e2e_s(served.seats),
         limit="seats" if use >= 1 else None,
     )
 

@@ -33,13 +33,6 @@ def test_a_system_without_accelerators_has_none_of_them():
     assert read_system({"accelerator": "H100"}).accelerator_count is None
 
 
-def test_each_value_knows_where_it_is_from():
-    """Declared, seen or missing; of several, what is worst."""
-    system = read_system({"boundary": "model engine", "model": "m"})
-    assert system.standing("boundary", "model") == "declared"
-    assert system.standing("boundary", "engine") == "missing"
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -90,5 +83,5 @@ def test_the_schema_describes_every_field():
 def test_the_example_declares_everything():
     """examples/sut.yaml, which stands in docs/reference/compliance.md."""
     system = read_system(Path(__file__).parents[2] / "examples/sut.yaml")
-    assert "declared" == system.standing(*FIELDS)
+    assert None not in {getattr(system, name) for name in FIELDS}
     assert system.of("cache-off").prefix_caching is False

@@ -115,8 +115,6 @@ def sent_tokens(asked: Asked, finished: Sequence[Finished], read: Reader) -> Fin
 
 TWO_LEVELS = Procedure(
     name="two-levels",
-    title="Two levels",
-    section="0",
     objective="None",
     workload="synthetic-uniform",
     presets={"short": Parameters()},
