@@ -47,8 +47,7 @@ def completed_ratio(each: Finished) -> float | None:
 
 def ttft_ms(each: Finished, name: str) -> float | None:
     """Return a percentile of the TTFT."""
-    interval = latency(each.outcome, "ttft", name)
-    return interval.estimate if interval else None
+    return latency(each.outcome, "ttft", name).estimate
 
 
 def lowest_p50_ms(levels: Sequence[Finished], limit: Capacity) -> float | None:

@@ -213,10 +213,9 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> T
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(levels, key=_level_of):
         came, of = each.outcome, held[each.number]
-        tpot = latency(came, "tpot", "p99")
         low, high = wilson(came.ok, came.sent)
         rows.append((each.step.level, came.success, criteria.ttft_ms(each, "p99"),
-                     tpot.estimate if tpot else None, came.sent - came.ok,
+                     latency(came, "tpot", "p99").estimate, came.sent - came.ok,
                      "Fail" if _failures(asked, came) else "Pass", low, high, of.first_wave_ms, came.running_max,
                      came.queued_ratio, came.kv_cache_max, came.output_tokens_per_s, of.tokens,
                      came.limit))  # fmt: skip

@@ -110,7 +110,7 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
         "kv_cache_max": number(came.kv_cache_max, "ratio", missing=NO_PAGE),
         "out_of_memory": number(came.out_of_memory, "requests", n=sent),
         "ttft_p99_ms": percentile(ttft, "p99", came.ok, least=1)
-        if ttft
+        if ttft.estimate is not None
         else number(None, "ms", missing="no request gave a token"),
     }
     times = preempted(data, came.preemptions)
@@ -150,13 +150,13 @@ def _pressure(levels: Sequence[Finished]) -> str:
     return f"KV cache usage never passed {100 * usage:.0f} %: {queued}; memory was not under pressure"
 
 
-def _percent(quantity: Quantity | None, digits: int = 1) -> str:
+def _percent(quantity: Quantity | None) -> str:
     if quantity is None or (quantity.value is None and quantity.ci95 is None):
         return "an unknown share"
     if quantity.value is not None:
-        return f"{100 * quantity.value:.{digits}f} %"
+        return f"{100 * quantity.value:.1f} %"
     low, high = quantity.ends
-    return f"between {100 * (low or 0):.{digits}f} and {100 * (high or 0):.{digits}f} %"
+    return f"between {100 * (low or 0):.1f} and {100 * (high or 0):.1f} %"
 
 
 def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressure: str) -> tuple[str, ...]:

@@ -129,13 +129,13 @@ def _results(study: _Study) -> dict[str, Quantity]:
 
 def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
     interval = latency(outcome, metric, name)
-    if interval is None:
+    if interval.estimate is None:
         reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
         return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
     window_s = outcome.window.duration_s if outcome.window else 0
     of = percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
-    median, (low, high) = latency(outcome, metric, "p50"), of.ends
-    is_empty = low is not None and median is not None and median.estimate is not None and low < median.estimate
+    median_ms, (low, high) = latency(outcome, metric, "p50").estimate, of.ends
+    is_empty = low is not None and median_ms is not None and low < median_ms
     return replace(of, ci95=(None, high)) if is_empty and name != "p50" else of  # a bound that the median exceeds
 
 

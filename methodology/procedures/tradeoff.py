@@ -167,7 +167,7 @@ def _knee_fit(study: _Study) -> Quantity:
 def _log_deviation(each: Finished) -> float:
     """Return the standard deviation of the logarithm of a level's TTFT P99, by its interval where that is known."""
     interval = latency(each.outcome, "ttft", "p99")
-    if interval is None or not interval.low or not interval.high:
+    if not interval.low or not interval.high:
         return UNKNOWN_SD
     return max(math.log(interval.high / interval.low) / (2 * 1.96), 0.01)
 
@@ -217,7 +217,7 @@ def _table(study: _Study) -> Table:
     def row(each: Finished) -> tuple[Cell, ...]:
         came = each.outcome
         loads = (each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s)
-        percentiles = (getattr(latency(came, *time), "estimate", None) for time in times)
+        percentiles = (latency(came, *time).estimate for time in times)
         judged = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms), came.slo_met)
         return (*loads, *percentiles, came.success, came.verdict, *judged)
 

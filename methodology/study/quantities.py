@@ -16,6 +16,7 @@ from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
+UNKNOWN = intervals.quantile([], 0.5)
 COUNTED = "requests"
 BOUNDS = "bounds, not an interval"
 _POINTS = 200  # of a cumulative distribution
@@ -23,9 +24,9 @@ LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the
 
 
 def percentile(
-    interval: QuantileInterval, name: str, n: int, *, unit: str = "ms", level: float = 0.95, least: int = LEAST_BEYOND
+    interval: QuantileInterval, name: str, n: int, *, level: float = 0.95, least: int = LEAST_BEYOND
 ) -> Quantity:
-    """Return a percentile of n values; of too few only the end of its interval that they know, and the sample's.
+    """Return a percentile of n times; of too few only the end of its interval that they know, and the sample's.
 
     least  values that must lie beyond it: 10, unless the draft asks for percentiles of fewer
     """
@@ -36,7 +37,7 @@ def percentile(
         missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
     return Quantity(
         value=None if missing else interval.estimate,
-        unit=unit,
+        unit="ms",
         ci95=(interval.low, interval.high),
         n=n,
         tau=interval.tau,
@@ -51,15 +52,14 @@ def percentiles(
     of: str,
     names: tuple[str, ...] = tuple(QUANTILES),
     *,
-    unit: str = "ms",
     least: int = LEAST_BEYOND,
     of_itself: bool = False,
 ) -> dict[str, Quantity]:
-    """Return percentiles of values [n] in order, NaN left out, by result name: of `of`, with {} for the percentile."""
+    """Return percentiles of times [n] in order, NaN left out, by result name: of `of`, with {} for the percentile."""
     values = values[np.isfinite(values)]
     estimates = intervals.quantiles(values, [QUANTILES[name] for name in names], of_itself=of_itself)
     return {
-        of.format(name): percentile(interval, name, len(values), unit=unit, least=least)
+        of.format(name): percentile(interval, name, len(values), least=least)
         for name, interval in zip(names, estimates, strict=True)
     }
 
@@ -81,9 +81,9 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval | None:
-    """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; None where unknown."""
-    return outcome.percentiles.get(f"{metric}_ms", {}).get(name)
+def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval:
+    """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; else that of nothing."""
+    return outcome.percentiles.get(f"{metric}_ms", {}).get(name, UNKNOWN)
 
 
 def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> Line:
@@ -92,9 +92,9 @@ def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, nam
     return Line(
         name=LABELS[name],
         x=tuple(x),
-        y=tuple(each.estimate if each else None for each in known),
-        low=tuple(each.low if each else None for each in known),
-        high=tuple(each.high if each else None for each in known),
+        y=tuple(each.estimate for each in known),
+        low=tuple(each.low for each in known),
+        high=tuple(each.high for each in known),
     )
 
 
