@@ -16,8 +16,11 @@ import msgspec
 MAX_HEAD_BYTES = 65_536
 _MAX_LINE_BYTES = 16_384
 _LENGTH_DIGITS = 18
+_CRLF = b"\r\n"
+_NO_CRLF = "a chunk does not end with CRLF where its size says"
 # From the first bytes of a chunk to the next chunk, where those bytes hold the whole size line. The hot path meets few
-# different ones, and would spend more on reading the line than on all else about a chunk.
+# different ones, and would spend more on reading the line than on all else about a chunk. The CRLF before them belongs
+# to the key: so the end of the chunk before is checked at no cost.
 _KEY_BYTES, _MOST_STEPS = 5, 4096
 _steps: dict[bytes, int] = {}
 
@@ -92,7 +95,7 @@ class BodyEnd:
     Three ways, fixed by the head: chunk sizes are walked, a length is counted down, or the peer closes.
     """
 
-    __slots__ = ("_left", "_line", "_trailer", "chunked", "until_close")
+    __slots__ = ("_begun", "_left", "_line", "_trailer", "chunked", "until_close")
 
     def __init__(self, head: Head) -> None:
         """Raises ProtocolError when the head contradicts itself."""
@@ -101,6 +104,7 @@ class BodyEnd:
         self._trailer = False
         self._line = b""
         self._left = 0
+        self._begun = False  # whether a chunk came
         if head.status in {204, 304}:
             self.chunked, length = False, 0
         self.until_close = not self.chunked and length is None
@@ -110,24 +114,26 @@ class BodyEnd:
     def feed(self, data: bytes, at: int) -> int:
         """Take `data` from position `at`; return the position behind the body's last byte, or -1 for more to come.
 
-        Raises ProtocolError on a chunk size that is none.
+        Raises ProtocolError on a chunk size that is none, and on a chunk that does not end with CRLF.
         """
         size = len(data)
         if not self.chunked:
             return self._count(size, at)
-        at += self._left
+        begin, at = at, at + self._left
         # Strictly less: at == size leaves nothing to read a line from, which find() tells as well.
         while at <= size:
-            key = data[at : at + _KEY_BYTES]
+            # Of the CRLF only what is in `data`: a key that begins before it is too short to be known.
+            key = data[at - 2 : at + _KEY_BYTES]
             if (step := _steps.get(key)) and not self._line and not self._trailer:
                 at += step
                 continue
+            if (self._begun or at > begin) and not self._trailer:
+                _require_crlf(data, at)
             stop = data.find(b"\n", at)
             if stop < 0:
-                self._left = 0
+                self._left, self._begun = 0, self._begun or at > begin
                 self._line += data[at:]
-                if len(self._line) > _MAX_LINE_BYTES:
-                    raise ProtocolError("a chunk-size line without end")
+                _require_short(self._line)
                 return -1
             line = data[at:stop]
             if self._line:
@@ -144,10 +150,12 @@ class BodyEnd:
                 raise
             if chunk == 0:
                 self._trailer = True
-            elif len(line) == stop - at < len(key) == _KEY_BYTES and len(_steps) < _MOST_STEPS:
+            elif len(line) == stop - at < _KEY_BYTES == len(key) - 2 and key[:2] == _CRLF and len(_steps) < _MOST_STEPS:
                 _steps[key] = stop + 1 - at + chunk + 2
             at = stop + 1 + (chunk + 2 if chunk else 0)
-        self._left = at - size
+        if at == size + 1:
+            _require_crlf(data, at)
+        self._left, self._begun = at - size, True
         return -1
 
     def _count(self, size: int, at: int) -> int:
@@ -158,6 +166,21 @@ class BodyEnd:
             self._left -= have
             return -1
         return at + self._left
+
+
+def _require_short(line: bytes) -> None:
+    if len(line) > _MAX_LINE_BYTES:
+        raise ProtocolError("a chunk-size line without end")
+
+
+def _require_crlf(data: bytes, at: int) -> None:
+    """Require a chunk's CRLF before position `at`, as far as it is in `data`. Raises ProtocolError."""
+    begin = max(0, at - 2)
+    end = data[begin:at]
+    if end != _CRLF[2 - at + begin :][: len(end)]:
+        error = ProtocolError(_NO_CRLF)
+        error.at = begin
+        raise error
 
 
 @lru_cache(maxsize=1024)  # the lines of a stream are few, and each comes thousands of times
@@ -171,9 +194,9 @@ def chunk_size(line: bytes) -> int:
 
 
 class Dechunked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A body without its chunk framing, and where its pieces lay on the wire.
+    """A body, or a piece of it, without its chunk framing, and where its chunks lay on the wire.
 
-    data_starts[k] in `data` is wire_starts[k] on the wire.
+    data_starts[k] in `data` is wire_starts[k] on the wire; what was begun in the piece before begins at 0.
     """
 
     data: bytes
@@ -181,9 +204,58 @@ class Dechunked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wire_starts: list[int]
 
 
+class Dechunker:
+    """Takes the chunk framing off a body that comes in pieces, of which it keeps nothing but an unfinished line."""
+
+    __slots__ = ("_is_first", "_is_over", "_left", "_line")
+
+    def __init__(self) -> None:
+        self._is_first, self._is_over = True, False
+        self._left = 0  # of the chunk, its CRLF included
+        self._line = b""
+
+    def feed(self, wire: bytes) -> Dechunked:
+        """Take what comes next; what is torn anywhere gives what had come. Raises ProtocolError."""
+        if self._is_first:
+            self._is_first = False
+            if (whole := _whole(wire)) is not None:
+                self._is_over = True
+                return whole
+        pieces: list[bytes] = []
+        wire_starts: list[int] = []
+        at, size = 0, len(wire)
+        while at < size and not self._is_over:
+            if self._left > 2:
+                piece = wire[at : at + self._left - 2]
+                wire_starts.append(at)
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+            elif self._left:
+                crlf = wire[at : at + self._left]
+                if crlf != _CRLF[2 - self._left :][: len(crlf)]:
+                    raise ProtocolError(_NO_CRLF)
+                at += len(crlf)
+                self._left -= len(crlf)
+            else:
+                at = self._take_line(wire, at)
+        starts = list(accumulate(map(len, pieces), initial=0))
+        return Dechunked(data=b"".join(pieces), data_starts=starts[:-1], wire_starts=wire_starts)
+
+    def _take_line(self, wire: bytes, at: int) -> int:
+        stop = wire.find(b"\n", at)
+        if stop < 0:
+            self._line += wire[at:]
+            _require_short(self._line)
+            return len(wire)
+        size = chunk_size(self._line + wire[at:stop])
+        self._line, self._left, self._is_over = b"", size + 2 if size else 0, not size
+        return stop + 1
+
+
 def dechunk(wire: bytes) -> Dechunked:
     """Take the chunk framing off; a body torn anywhere gives what had come. Raises ProtocolError."""
-    return _whole(wire) or _walked(wire)
+    return Dechunker().feed(wire)
 
 
 def _whole(wire: bytes) -> Dechunked | None:
@@ -208,21 +280,3 @@ def _whole(wire: bytes) -> Dechunked | None:
         data_starts=list(accumulate(lengths[:-1], initial=0)),
         wire_starts=list(map(add, stops[:-3:2], count(2, 4))),
     )
-
-
-def _walked(wire: bytes) -> Dechunked:
-    pieces: list[bytes] = []
-    data_starts: list[int] = []
-    wire_starts: list[int] = []
-    at = total = 0
-    while (stop := wire.find(b"\n", at)) >= 0:
-        size = chunk_size(wire[at:stop])
-        if size == 0:
-            break
-        piece = wire[stop + 1 : stop + 1 + size]
-        data_starts.append(total)
-        wire_starts.append(stop + 1)
-        pieces.append(piece)
-        total += len(piece)
-        at = stop + 1 + size + 2
-    return Dechunked(data=b"".join(pieces), data_starts=data_starts, wire_starts=wire_starts)

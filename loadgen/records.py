@@ -16,6 +16,8 @@ import msgspec
 from rundir.frames import FrameLog, read_frames
 
 PLAN_END = -1
+MOST_REPLY_BYTES = 64_000_000  # on the wire, unless a run says otherwise
+MOST_MESSAGE_BYTES = 16 * 1024 * 1024  # of one event of a stream, one message, or a reply in one piece
 # Forms of an X-Request-Id: of logs of old, and of those that are written today.
 SHORT_ID, UUID = 0, 1
 
@@ -66,7 +68,8 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     retried     it was sent twice: the kept connection of the first time ended before any byte of a reply; connected_ns
                 and submit_ns are of the second time
     id_form     of the X-Request-Id: one of SHORT_ID and UUID
-    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, server (gRPC)
+    error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, too_large and server
+                (gRPC)
     """
 
     index: int

@@ -6,7 +6,7 @@ The table itself needs no numpy, so that `--help` stays fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,7 @@ from loadgen.protocols.reading.stream import Form
 from loadgen.protocols.request import Asked, Prompt, Target, carry_messages, carry_text
 
 if TYPE_CHECKING:
-    from loadgen.protocols.reading.reply import Reply
+    from loadgen.protocols.reading.reply import Reads, Reply
     from rundir.columns import Ints
 
 Transport = Literal["http", "websocket", "grpc"]
@@ -61,11 +61,17 @@ class Protocol:
 
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 
-    def first_token_ns(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> int:
+    def read_parts(self, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
+        """Return what a reply said and when, of which one part after another is looked at; see reply.read_parts."""
+        from loadgen.protocols.reading.reply import read_parts  # noqa: PLC0415  as above
+
+        return read_parts(self.form, http_status, head, parts)
+
+    def first_token_ns(self, http_status: int, head: bytes, beginning: Reads) -> int:
         """Return when the first token of a reply that may go on was read; see reply.first_token_ns."""
         from loadgen.protocols.reading.reply import first_token_ns  # noqa: PLC0415  as above
 
-        return first_token_ns(self.form, http_status, head, body, reads_ns, read_ends)
+        return first_token_ns(self.form, http_status, head, beginning)
 
 
 _messages = partial(carry_messages, "messages")

@@ -87,4 +87,4 @@ def _per_s(tokens: int | None, duration_ms: float) -> float:
     return tokens / duration_ms * 1e3 if tokens is not None and duration_ms > 0 else float("nan")
 
 
-FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, take=_take)
+FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, breaks=(b"\n",), take=_take)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from loadgen.protocols import PROTOCOLS, Protocol
-from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.reply import Reads, Reply
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from loadgen.transports.packing import COMPACT, PLAIN
@@ -32,6 +32,8 @@ STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
+# Of a reply's parts so much is read in one go: nearly every reply whole.
+_JOINED_BYTES = 1024 * 1024
 # Of a reply that goes on, what is looked at for its first token.
 _BEGINNING_BYTES = 16 * 1024
 # What may come behind the last token: a finish reason, usage, [DONE].
@@ -264,14 +266,15 @@ class RequestFold:
         return first
 
     def _first_token(self, known: Sequence[RequestPart], stream: _Stream) -> FirstToken | None:
-        reads, head = _joined(known), _head(known)
+        reads, head = next(_joined(known, _BEGINNING_BYTES)), _head(known)
         status = max(part.status for part in known)
-        beginning = reads.body[:_BEGINNING_BYTES]
-        first_ns = self._protocol.first_token_ns(status, head, beginning, reads.stamps_ns, reads.ends)
+        beginning = msgspec.structs.replace(reads, body=reads.body[:_BEGINNING_BYTES])
+        first_ns = self._protocol.first_token_ns(status, head, beginning)
         stream.is_sought = len(reads.body) < _BEGINNING_BYTES
         if first_ns < 0:
             return None
-        stream.first_token_ns, stream.reads = first_ns, int((reads.stamps_ns >= first_ns).sum())
+        stream.first_token_ns = first_ns
+        stream.reads = sum(map(_reads_in, known)) - int((reads.stamps_ns < first_ns).sum())
         index = known[0].index
         return FirstToken(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
 
@@ -325,24 +328,26 @@ def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protoc
     known = _in_order(parts)
     if not known:
         return None
-    reads, head = _joined(known), _head(known)
-    status = max(part.status for part in known)
+    sizes, firsts_ns = [], []
+
+    def parts_read() -> Iterator[Reads]:
+        for reads in _joined(known):
+            sizes.append(len(reads.body))
+            firsts_ns.extend(reads.stamps_ns[:1].tolist())
+            yield reads
+
+    status, bodies = max(part.status for part in known), parts_read()
+    reply = protocol.read_parts(status, _head(known), bodies)
+    for _ in bodies:
+        pass  # what came behind the reply's end counts as received
     return _Row(
         planned=planned,
         last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
         status_code=status,
-        first_read_ns=int(reads.stamps_ns[0]) if len(reads.stamps_ns) else -1,
-        received_bytes=len(reads.body),
-        reply=protocol.read_reply(status, head, reads.body, reads.stamps_ns, reads.ends),
+        first_read_ns=firsts_ns[0] if firsts_ns else -1,
+        received_bytes=sum(sizes),
+        reply=reply,
     )
-
-
-class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """What came of a reply: when each read returned, the body's length after each (both int64), and the body."""
-
-    stamps_ns: Ints
-    ends: Ints
-    body: bytes
 
 
 def _require_bounds(numbers: Sequence[int], of_what: str) -> None:
@@ -381,11 +386,22 @@ def _reads_in(part: RequestPart) -> int:
     return len(part.reads_ns) // 8 if part.packing == PLAIN else max(0, len(part.reads_ns) // 4 - 1)
 
 
-def _joined(known: Sequence[RequestPart]) -> Reads:
-    """Return the reads of parts that follow one another. Raises ValueError as `unpack` does."""
-    if len(known) == 1:
-        return unpack(known[0])
-    parts = [unpack(part) for part in known]
+def _joined(known: Sequence[RequestPart], least_bytes: int = _JOINED_BYTES) -> Iterator[Reads]:
+    """Give the reads of parts that follow one another, of so many bytes at a time or some more.
+
+    Raises ValueError as `unpack` does.
+    """
+    parts: list[Reads] = []
+    size = 0
+    for part in known:
+        parts.append(unpack(part))
+        size += len(parts[-1].body)
+        if part is known[-1] or size >= least_bytes:
+            yield parts[0] if len(parts) == 1 else _join(parts)
+            parts, size = [], 0
+
+
+def _join(parts: Sequence[Reads]) -> Reads:
     begins = accumulate((len(part.body) for part in parts), initial=0)
     return Reads(
         stamps_ns=np.concatenate([part.stamps_ns for part in parts]),

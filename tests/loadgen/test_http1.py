@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +90,34 @@ def test_a_head_may_end_with_bare_newlines():
     """The first blank line ends it, whichever kind."""
     assert http1.head_end(b"HTTP/1.1 200 OK\nA: b\n\nbody\r\n\r\n") == 22
     assert http1.head_end(b"HTTP/1.1 200 OK\r\n") == -1
+
+
+cuts = st.lists(st.integers(0, 400), max_size=8)
+
+
+def _torn(wire: bytes, at: list[int]) -> list[bytes]:
+    edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in at)})
+    return [wire[begin:end] for begin, end in itertools.pairwise(edges)]
+
+
+@given(pieces, cuts)
+def test_a_body_in_pieces_is_dechunked_as_the_whole(body: list[bytes], at: list[int]):
+    """However it is torn; each piece says where its own bytes lay."""
+    wire = _framed(body)
+    dechunker = http1.Dechunker()
+    taken = [(piece, dechunker.feed(piece)) for piece in _torn(wire, at)]
+    assert b"".join(body) == b"".join(plain.data for _, plain in taken)
+    for piece, plain in taken:
+        for data_start, wire_start in zip(plain.data_starts, plain.wire_starts, strict=True):
+            assert piece[wire_start] == plain.data[data_start]
+
+
+@given(pieces.filter(bool), cuts, st.sampled_from([b"XX", b"\n\n", b"\rX", b"X\n"]))
+def test_a_chunk_ends_with_crlf(body: list[bytes], at: list[int], end: bytes):
+    """Bytes in its place are refused, wherever the body is torn, by who looks for its end and by who reads it."""
+    good, last = _framed(body[:-1])[: -len(b"0\r\n\r\n")], body[-1]
+    broken = _torn(good + b"%x\r\n%b%b" % (len(last), last, end) + b"0\r\n\r\n", at)
+    body_end, dechunker = http1.BodyEnd(CHUNKED), http1.Dechunker()
+    for feed in (lambda piece: body_end.feed(piece, 0), dechunker.feed):
+        with pytest.raises(http1.ProtocolError, match="does not end with CRLF"):
+            list(map(feed, broken))

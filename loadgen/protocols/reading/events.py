@@ -13,6 +13,8 @@ import msgspec
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 # What nearly every event is: one line of data. Read at once, since a report reads millions.
 _PLAIN = re.compile(rb"data: ([^\r\n]*)\n\n")
+# Each ends an event, whatever stands before it, in the way that all of a stream's lines end.
+BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

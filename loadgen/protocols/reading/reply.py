@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -54,34 +55,47 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     timings: ServerTimings | None = None
 
 
+class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """What came of a reply, or of a part of it: when each read returned, the body's length after each (both int64), and
+    the body on the wire.
+    """
+
+    stamps_ns: Ints
+    ends: Ints
+    body: bytes
+
+
 def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
+    """Read a reply that is in memory as a whole; see `read_parts`."""
+    return read_parts(form, http_status, head, [Reads(stamps_ns=reads_ns, ends=read_ends, body=body)])
+
+
+def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
     """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
 
-    head       the raw response head; empty when none came, and of transports that deliver messages
-    body       the wire body, chunk framing included, whole or torn anywhere; or messages, one a read
-    reads_ns   int64[k]: when each read returned
-    read_ends  int64[k], ascending: length of `body` after each read
+    head   the raw response head; empty when none came, and of transports that deliver messages
+    parts  the wire body, chunk framing included, whole or torn anywhere; or messages, one a read. One part after
+           another is looked at, so that a large reply need never be in memory
 
     Never raises on what a server may send: what cannot be read is `error`. A JSON reply (not a stream) has no token
     times. Any status but 200 is an error with the server's message.
     """
     if not (http_status if form.messages else head):
         return Reply()
-    seen = Seen()
-    for _ in reading(seen, form, http_status, head, body, map(int, read_ends)):
-        pass
-    ends = [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end]
-    stamps = _stamps_at(ends, seen.body, reads_ns, read_ends)
-    first_output_ns, last_output_ns, done_ns = stamps[-3:].tolist()
+    seen, times = Seen(), _Times()
+    for is_whole in reading(seen, form, http_status, head, times.watch(parts)):
+        if is_whole:
+            times.settle(seen)
+    chunk_ns = np.concatenate(times.chunk_ns)
     has_token = seen.first >= 0
     return Reply(
-        first_output_ns=first_output_ns,
-        last_output_ns=last_output_ns,
-        first_token_ns=int(stamps[seen.first]) if has_token else -1,
-        last_token_ns=int(stamps[-4]) if has_token else -1,
+        first_output_ns=times.first_output_ns,
+        last_output_ns=times.last_output_ns,
+        first_token_ns=int(chunk_ns[seen.first]) if has_token else -1,
+        last_token_ns=int(chunk_ns[-1]) if has_token else -1,
         first_kind=seen.first_kind,
-        chunk_ns=stamps[:-3],
-        chunk_chars=np.asarray(seen.chars, np.int64),
+        chunk_ns=chunk_ns,
+        chunk_chars=np.concatenate(times.chunk_chars),
         output_tokens=seen.output_tokens,
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,
@@ -90,39 +104,79 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
         error=seen.error,
         complete=seen.complete,
         done=seen.done_end >= 0,
-        done_ns=done_ns,
+        done_ns=times.done_ns,
         role_only_first=seen.role_only_first,
-        blank_before_first=seen.first if has_token else len(seen.ends),
+        blank_before_first=seen.first if has_token else seen.settled,
         response_id=seen.response_id,
         timings=seen.timings,
     )
 
 
-def first_token_ns(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> int:
-    """Return when the first token of a reply that may go on was read, -1 before it; arguments as of `read_reply`, and
-    `body` may be its beginning alone.
-    """
-    seen = Seen()
+def first_token_ns(form: Form, http_status: int, head: bytes, beginning: Reads) -> int:
+    """Return when the first token of a reply that may go on was read, -1 before it; arguments as of `read_reply`."""
+    seen, times = Seen(), _Times()
     if http_status if form.messages else head:
-        for _ in reading(seen, form, http_status, head, body, map(int, read_ends)):
+        for _ in reading(seen, form, http_status, head, times.watch([beginning])):
             if seen.first >= 0:
-                break
-    return -1 if seen.first < 0 else int(_stamps_at([seen.ends[seen.first]], seen.body, reads_ns, read_ends)[0])
+                return int(times.stamps_at(seen, [seen.ends[seen.first]])[0])
+    return -1
 
 
-def _stamps_at(ends: Sequence[int], body: Dechunked, reads_ns: Ints, read_ends: Ints) -> Ints:
-    """Return when the byte before each position of a decoded body was read, int64[len(ends)].
+class _Times:
+    """When what was read of a reply had come, segment by segment: positions in its data become stamps."""
 
-    reads_ns, read_ends  int64[k]: when each read returned, and how much was on the wire by then
+    def __init__(self) -> None:
+        self.chunk_ns: list[Ints] = [np.empty(0, np.int64)]
+        self.chunk_chars: list[Ints] = [np.empty(0, np.int64)]
+        self.first_output_ns = self.last_output_ns = self.done_ns = -1
+        self._reads: deque[Reads] = deque()  # of the pieces whose segment is still to be read
+        # Of the reads that a segment may need: when each returned, and how much of the reply's data had come by then.
+        self._stamps_ns = self._ends = np.empty(0, np.int64)
+        self._data_bytes = 0
 
-    -1 where no read reached that far, and for positions that are not behind any byte.
-    """
-    if not len(reads_ns):
-        return np.full(len(ends), -1, np.int64)
-    last = np.array(ends, np.int64) - 1
-    data_starts, wire_starts = np.array(body.data_starts, np.int64), np.array(body.wire_starts, np.int64)
-    piece = data_starts.searchsorted(last, side="right") - 1
-    wire = wire_starts[piece] + last - data_starts[piece] + 1
-    read = read_ends.searchsorted(wire, side="left")
-    known = (last >= 0) & (read < len(reads_ns))
-    return np.where(known, reads_ns[np.minimum(read, len(reads_ns) - 1)], -1)
+    def watch(self, parts: Iterable[Reads]) -> Iterator[tuple[bytes, Iterable[int]]]:
+        """Give parts as `reading` takes them."""
+        for part in parts:
+            self._reads.append(part)
+            yield part.body, map(int, part.ends)
+
+    def settle(self, seen: Seen) -> None:
+        """Take the times of what was seen in a segment that has been read, and all else that counts by event."""
+        stamps = self.stamps_at(seen, [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end])
+        self.chunk_ns.append(stamps[:-3])
+        self.chunk_chars.append(np.asarray(seen.chars, np.int64))
+        first_ns, last_ns, self.done_ns = stamps[-3:].tolist()
+        self.first_output_ns = first_ns if self.first_output_ns < 0 else self.first_output_ns
+        self.last_output_ns = last_ns if seen.last_output_end >= 0 else self.last_output_ns
+        seen.settled += len(seen.ends)
+        seen.ends, seen.chars, seen.texts = [], [], []
+        seen.output_end = seen.last_output_end = -1
+
+    def stamps_at(self, seen: Seen, ends: Sequence[int]) -> Ints:
+        """Return when the byte before each position in the segment was read, int64[len(ends)]; once a segment.
+
+        -1 where no read reached that far, and for positions that are not behind any byte.
+        """
+        segment, reads = seen.segment, self._reads.popleft()
+        old = self._ends.searchsorted(segment.begin, side="right")
+        new_ends = self._data_bytes + _data_ends(segment.piece, reads.ends)
+        self._data_bytes += len(segment.piece.data)
+        self._ends = np.concatenate([self._ends[old:], new_ends])
+        self._stamps_ns = np.concatenate([self._stamps_ns[old:], reads.stamps_ns])
+        positions = np.array(ends, np.int64)
+        if not len(self._ends):
+            return np.full(len(positions), -1, np.int64)
+        read = self._ends.searchsorted(segment.begin + positions, side="left")
+        known = (positions > 0) & (read < len(self._ends))
+        return np.where(known, self._stamps_ns[np.minimum(read, len(self._ends) - 1)], -1)
+
+
+def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
+    """Return how much of a piece's data had come when so much of it was on the wire, int64[len(read_ends)]."""
+    if not piece.wire_starts:
+        return np.zeros(len(read_ends), np.int64)
+    data_starts = np.array([*piece.data_starts, len(piece.data)], np.int64)
+    wire_starts = np.array(piece.wire_starts, np.int64)
+    chunk = wire_starts.searchsorted(read_ends) - 1
+    ends = np.minimum(data_starts[chunk] + read_ends - wire_starts[chunk], data_starts[chunk + 1])
+    return np.where(chunk < 0, 0, ends)

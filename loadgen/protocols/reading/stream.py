@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import TypeVar
 
 import msgspec
 
-from loadgen.http1 import Dechunked, Head, ProtocolError, dechunk, is_chunked, parse_head
-from loadgen.protocols.reading.events import SseEvent, events
+from loadgen.http1 import Head, ProtocolError, parse_head
+from loadgen.protocols.reading.events import BLANK_LINES, SseEvent, events
 from loadgen.protocols.reading.failures import UNREADABLE, Payload, failure_of, server_message
 from loadgen.protocols.reading.runs import Run
+from loadgen.protocols.reading.segments import NO_BODY, NOTHING, Segment, plain, segments, unframing
 from loadgen.protocols.reading.timings import ServerTimings, of_headers, of_llamacpp
 
 _Payload = TypeVar("_Payload", bound=Payload)
@@ -28,7 +30,6 @@ _parse_head = lru_cache(maxsize=64)(parse_head)
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
-NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,11 +37,14 @@ class Seen:
     """What the events of one reply have said so far; `texts` is the visible content of choice 0.
 
     streamed  false of a reply that came whole: its content has no times
-    body      without its transfer coding; positions count in it
+    segment   what is read: positions count in its data
+    settled   how many contents were of the segments before, whose `ends`, `chars` and `texts` were taken out
+    first     which content the first token is, those included
     """
 
     streamed: bool = True
-    body: Dechunked = NO_BODY
+    segment: Segment = NOTHING
+    settled: int = 0
     ends: list[int] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -70,7 +74,7 @@ class Seen:
         if not (text or reasoning or tools):
             return
         if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
-            self.first, self.first_kind = len(self.ends), kind
+            self.first, self.first_kind = self.settled + len(self.ends), kind
         self.ends.append(end)
         self.chars.append(len(text) + len(reasoning))
 
@@ -90,7 +94,7 @@ class Seen:
             ends = [end for end, text in zip(ends, texts, strict=True) if text]
             texts = [text for text in texts if text]
         if self.first < 0 and (place := next((at for at, text in enumerate(texts) if text.strip()), -1)) >= 0:
-            self.first, self.first_kind = len(self.ends) + place, "reasoning" if reasoning else "content"
+            self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
         self.ends += ends
         self.chars += map(len, texts)
         if keep and not reasoning:
@@ -139,6 +143,7 @@ class Form:
 
     kinds     content types of its streams
     split     the events of a stream from a position on
+    breaks    what stands between two events, each of them, so that a stream may be cut behind it
     run       read what follows an event of a stream at once, where that is possible: return where it ends, else -1
     messages  each read is an event, of a transport that delivers messages; then `kinds` and `split` count for nothing
     take      add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
@@ -146,6 +151,7 @@ class Form:
 
     kinds: frozenset[str] = frozenset({_SSE})
     split: Callable[[bytes, int], Iterator[SseEvent]] = events
+    breaks: tuple[bytes, ...] = BLANK_LINES
     run: Callable[[Seen, bytes, SseEvent], int] | None = None
     messages: bool = False
     take: Callable[[Seen, SseEvent], None]
@@ -167,26 +173,46 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
 
 
 def reading(
-    seen: Seen, form: Form, http_status: int, head: bytes, wire: bytes, read_ends: Iterable[int]
-) -> Iterator[None]:
-    """Read a reply into `seen`; pauses when the body's framing is off, and behind each event of a stream."""
+    seen: Seen, form: Form, http_status: int, head: bytes, pieces: Iterable[tuple[bytes, Iterable[int]]]
+) -> Iterator[bool]:
+    """Read a reply into `seen` from pieces of its body on the wire, each with the reads that it is of: its length after
+    each. Of a transport that delivers messages, each read is one.
+
+    Pauses behind each event of a stream, False, and when all of `seen.segment` has been read, True. Ends where the
+    framing is off, and where an event is too large.
+    """
     if form.messages:
-        yield from _messages(seen, form, http_status, wire, read_ends)
+        yield from _messages(seen, form, http_status, pieces)
         return
     try:
         parsed = _parse_head(head)
-        seen.body = _body_of(parsed, wire)
+        unframe = unframing(parsed)
+        bodies = (unframe(wire) for wire, _ in pieces)
+        first = next(bodies, NO_BODY)
+        kind = _content_type(parsed)
+        if http_status == 200 and (kind in form.kinds or (not kind and first.data.lstrip()[:1] != b"{")):
+            yield from _stream(seen, form, segments(chain([first], bodies), form.breaks))
+        else:
+            # Of an error the beginning says enough.
+            rest = bodies if http_status == 200 else ()
+            yield from _whole(seen, form, http_status, parsed, segments(chain([first], rest), ()))
     except ProtocolError as error:
         seen.error = f"protocol: {error}"
-        return
-    yield
-    data, kind = seen.body.data, parsed.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if http_status == 200 and (kind in form.kinds or (not kind and data.lstrip()[:1] != b"{")):
-        yield from _stream(seen, form, data)
-        return
+
+
+def _content_type(head: Head) -> str:
+    return head.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _whole(seen: Seen, form: Form, http_status: int, head: Head, parts: Iterator[Segment]) -> Iterator[bool]:
+    """Read a reply in one piece, when all of it has come."""
+    for seen.segment in parts:
+        if not seen.segment.is_last:
+            yield True
     seen.streamed, seen.done_end = False, 0
+    data, kind = seen.segment.data, _content_type(head)
     if http_status != 200:
-        wait = parsed.headers.get("retry-after")
+        wait = head.headers.get("retry-after")
         later = "" if wait is None else f" (Retry-After: {wait[:_RETRY_CHARS]})"
         seen.error = f"http_{http_status}: {server_message(data)}{later}"
     elif kind not in {"", "application/json"}:
@@ -197,40 +223,61 @@ def reading(
             seen.done_end = len(data)
         except UNREADABLE as error:
             seen.error = f"protocol: not a completion: {error}"
-        seen.timings = seen.timings or of_headers(parsed.headers)
+        seen.timings = seen.timings or of_headers(head.headers)
+    yield True
 
 
-def _stream(seen: Seen, form: Form, data: bytes) -> Iterator[None]:
+def _stream(seen: Seen, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
+    beginning = b""
+    for seen.segment in parts:
+        yield from _events(seen, form, seen.segment.data)
+        if seen.number == 0:
+            beginning = beginning or seen.segment.data.lstrip()[:1]
+        yield True
+        if seen.done_end >= 0:
+            return
+    # A JSON line that is not whole yet does not make a reply of another kind.
+    if seen.number == 0 and (beginning == b"<" or (beginning == b"{" and _SSE in form.kinds)):
+        seen.error = "protocol: the reply is not an event stream"
+
+
+def _events(seen: Seen, form: Form, data: bytes) -> Iterator[bool]:
     source = form.split(data, 0)
     while (event := next(source, None)) is not None:
         if event.data.strip() == _DONE:
             seen.done_end = event.end
-            break
+            return
         _take(seen, form, event)
         if seen.done_end >= 0:
-            break
-        yield
+            return
+        yield False
         if form.run is not None and (at := form.run(seen, data, event)) >= 0:
             source = form.split(data, at)
-            yield
-    # A JSON line that is not whole yet does not make a reply of another kind.
-    if seen.number == 0 and data.lstrip().startswith((b"<", b"{") if _SSE in form.kinds else b"<"):
-        seen.error = "protocol: the reply is not an event stream"
+            yield False
 
 
-def _messages(seen: Seen, form: Form, status: int, data: bytes, ends: Iterable[int]) -> Iterator[None]:
+def _messages(seen: Seen, form: Form, status: int, pieces: Iterable[tuple[bytes, Iterable[int]]]) -> Iterator[bool]:
     """Read a reply of messages; what came instead of the first one is the server's message for a refusal."""
+    begin = 0
+    for data, ends in pieces:
+        seen.segment = Segment(data=data, begin=begin, piece=plain(data), is_last=False)
+        if status != 200:
+            break
+        at = 0
+        for end in ends:
+            _take(seen, form, SseEvent("", data[at:end], end))
+            at = end
+            if seen.done_end >= 0:
+                break
+            yield False
+        yield True
+        if seen.done_end >= 0:
+            return
+        begin += len(data)
     if status != 200:
         seen.streamed, seen.done_end = False, 0
-        seen.error = f"http_{status}: {server_message(data)}"
-        return
-    begin = 0
-    for end in ends:
-        _take(seen, form, SseEvent("", data[begin:end], end))
-        begin = end
-        if seen.done_end >= 0:
-            break
-        yield
+        seen.error = f"http_{status}: {server_message(seen.segment.data)}"
+        yield True
 
 
 def _take(seen: Seen, form: Form, event: SseEvent) -> None:
@@ -248,14 +295,3 @@ def _kind(text: str, reasoning: str, *, tools: bool) -> str:
     if reasoning.strip():
         return "reasoning"
     return "tool" if tools else ""
-
-
-def _body_of(head: Head, wire: bytes) -> Dechunked:
-    """Take the chunk framing off. Raises ProtocolError on malformed framing and on a coding that was not requested."""
-    encoding = head.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ProtocolError(f"content-encoding {encoding!r} was not asked for")
-    if not is_chunked(head):
-        return Dechunked(data=wire, data_starts=[0], wire_starts=[0])
-    plain = dechunk(wire)
-    return plain if plain.data else NO_BODY
