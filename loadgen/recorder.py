@@ -10,6 +10,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -77,7 +78,8 @@ class Recorder:
 
     def begin(self, exchange: Exchange, url: str) -> None:
         """Begin a request: from now on the flush writes what it does."""
-        self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
+        record = self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
+        exchange.flush = partial(self._write, record, last=False)
         self.started += 1
 
     def finish(self, exchange: Exchange) -> None:

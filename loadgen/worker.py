@@ -78,6 +78,7 @@ class _Sender:
             scheduled_ns=now_ns if scheduled_ns < 0 else scheduled_ns,
             dispatch_ns=now_ns,
             held_ns=held_ns,
+            most_bytes=self.spec.max_reply_bytes,
         )
         follow = self.follow if planned.turns else None
         if follow is not None:

@@ -123,6 +123,8 @@ def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
                 self.say(200, "text/html", PAGE)
             elif name == "endless":
                 self.drip()
+            elif name == "flood":
+                self.drip(pause_s=0.005, filling_bytes=15_000)
             else:
                 self.say(200, "text/event-stream", ANSWER)
 
@@ -133,15 +135,15 @@ def scripted(script: Script) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        def drip(self) -> None:
-            """Answer with a stream that goes on until the client leaves."""
+        def drip(self, pause_s: float = 0.05, filling_bytes: int = 0) -> None:
+            """Answer with a stream that goes on until the client leaves, filled up with what cannot be compressed."""
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
             self.close_connection = True
             try:
-                while not script.over.wait(0.05):
-                    self.wfile.write(DRIP)
+                while not script.over.wait(pause_s):
+                    self.wfile.write(b": %b\n\n" % os.urandom(filling_bytes).hex().encode() + DRIP)
             except OSError:
                 pass  # the client left
 

@@ -51,6 +51,11 @@ CASES = {
     "limited": Case(url="http://{}/limited/limited"),
     "page": Case(url="http://{}/page/page"),
     "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "2")),
+    "large": Case(url="http://{}/flood/large", options=(*QUICK, "--max-reply-bytes", "100kB")),
+    "full": Case(
+        url="http://{}/flood/full",
+        options=("--concurrency", "4", "--requests", "4", "--warmup", "0", "--keep-bytes", "1MB"),
+    ),
     "drain": Case(url="http://{}/endless/drain", options=(*QUICK, "--drain-timeout", "0.5")),
     "many": Case(
         url="http://{}/good/many",
@@ -131,6 +136,25 @@ def test_a_stream_that_never_ends_is_given_up(runs: Callable[[str], Ended]):
     rows = agreed_rows(run, sent=8, failed=8)
     assert all(row["error"].startswith("timeout") for row in rows), rows[0]["error"]
     assert all(row["first_token_ns"] > 0 for row in rows)
+
+
+def test_a_reply_that_is_too_large_fails(runs: Callable[[str], Ended]):
+    """With a kind of its own, which the report counts, and the tokens that it had brought."""
+    run = runs("large")
+    assert (3, "complete") == (run.code, run.manifest["status"])
+    rows = agreed_rows(run, sent=8, failed=8)
+    assert {"too_large: more than 100000 body bytes (--max-reply-bytes)"} == {row["error"] for row in rows}
+    assert all(row["first_token_ns"] > 0 for row in rows)
+    assert {"too_large": 8} == run.summary["client"]["errors"]
+
+
+def test_logs_that_are_large_enough_stop_the_run(runs: Callable[[str], Ended]):
+    """As if the user had, and it says why; what was recorded is reported."""
+    run = runs("full")
+    assert (130, "interrupted") == (run.code, run.manifest["status"])
+    assert "The logs of the run have reached --keep-bytes 1MB; requests in flight are cancelled" in run.out
+    rows = agreed_rows(run, ok=0)
+    assert any(row["first_token_ns"] for row in rows)
 
 
 def test_a_drain_does_not_wait_for_ever(runs: Callable[[str], Ended]):

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
 from loadgen.transports.lateness import ReceiveStamps
-from loadgen.transports.transport import Exchange, one_line
+from loadgen.transports.transport import PART_BYTES, Exchange, one_line
 from rundir.clock import Clock
 
 # Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
@@ -31,6 +31,8 @@ _parse_head = lru_cache(maxsize=64)(parse_head)
 _BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
 _BLANK_LINE_BYTES = 4
 _LAST_CHUNK = b"0\r\n\r\n"
+# So much is left to be looked at later: of chunks of one byte that is walked in milliseconds.
+_MOST_UNSEEN_BYTES = 65_536
 
 
 class Wire(Protocol):
@@ -52,7 +54,7 @@ class Connection:
 
     __slots__ = (
         "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
-        "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
+        "_raw_head", "_read_ns", "_stamps", "_unseen_bytes", "_wire", "answered", "idle_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
@@ -69,6 +71,7 @@ class Connection:
         self.answered = False  # whether any byte came since the last request was sent
         # Reads that are still to be looked at: their bytes, when they returned, and the kernel's stamps.
         self._pieces: list[bytes] = []
+        self._unseen_bytes = 0
         self._read_ns = array("q")
         self._kernel_stamps = bytearray()
         self._in_chunks = False
@@ -118,12 +121,14 @@ class Connection:
         self._pieces.append(data)
         self._read_ns.append(at_ns)
         self._kernel_stamps += kernel_stamp
+        self._unseen_bytes += len(data)
         # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
         # clearing up the exception costs as much as the search.
         if (
             not self._in_chunks
             or data.endswith(_BLANK_LINE)
             or len(data) < _BLANK_LINE_BYTES
+            or self._unseen_bytes > _MOST_UNSEEN_BYTES
             or data.find(_LAST_CHUNK) >= 0
         ):
             self._catch_up()
@@ -150,6 +155,7 @@ class Connection:
         if not self._pieces:
             return
         pieces, self._pieces = self._pieces, []
+        self._unseen_bytes = 0
         stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
         self._read_ns, self._kernel_stamps = array("q"), bytearray()
         exchange = self._exchange
@@ -178,8 +184,12 @@ class Connection:
         self._floor_ns = stamps_ns[-1]
         if error:
             self._finish(self._floor_ns, error)
+        elif excess := exchange.excess:
+            self._finish(self._floor_ns, excess)
         elif ended:
             self._complete(self._floor_ns, surplus=stop < len(data))
+        elif len(exchange.body) >= PART_BYTES:
+            exchange.flush()
 
     def _take_head(self, exchange: Exchange, data: bytes) -> int:
         """Collect the head; give the position in `data` where the body begins, at its end if that is still to come."""
@@ -216,7 +226,7 @@ class Connection:
         exchange = self._exchange
         if exchange is None or self._head is None:
             return " in the middle of the response head" if self._raw_head else " before any response"
-        return f" after {exchange.body_bytes + len(exchange.body)} body bytes"
+        return f" after {exchange.received_bytes} body bytes"
 
     def _now_ns(self) -> int:
         return max(self._clock.now_ns(), self._floor_ns)

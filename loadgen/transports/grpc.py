@@ -21,8 +21,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 from grpc import aio
 
-from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.transport import Exchange, WorkerSpec, waiting_for
+from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
+from loadgen.transports.transport import Exchange, WorkerSpec, too_large, waiting_for
 from rundir.access import Tls
 from rundir.clock import Clock
 
@@ -31,10 +31,10 @@ _STREAMS_PER_CONNECTION = 100
 # No proxy: as over HTTP, what is measured is the target.
 _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 ]
 _MESSAGE_CHARS = 200
+_TOO_LARGE = "CLIENT: Received message larger than max"  # grpcio's own word, as for the connection below
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)")
 # As google.rpc.Code pairs them with HTTP.
 _HTTP = {
@@ -68,6 +68,7 @@ class GrpcTransport:
         self._clock = clock
         self._credentials = _credentials(spec.tls) if any(_is_tls(url) for url in spec.roots) else None
         self._headers = tuple((name.lower(), value) for name, value in spec.headers.items())
+        self._most_bytes = min(spec.max_reply_bytes, MOST_MESSAGE_BYTES)
         self._channels: dict[str, list[_Channel]] = {}
 
     async def __aenter__(self) -> Self:
@@ -128,25 +129,27 @@ class GrpcTransport:
                 exchange.submit_ns = begun_ns
             if not message:
                 continue  # says nothing, and would look like the end
-            exchange.body += message
-            exchange.reads_ns.append(at_ns)
-            exchange.read_ends.append(len(exchange.body))
+            exchange.take(message, at_ns)
+            if exchange.excess:
+                exchange.end_ns, exchange.error = at_ns, exchange.excess
+                return
         code, details = await call.code(), await call.details()
         if code is not grpc.StatusCode.OK:
             raise aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
         # A read of nothing is the call's end, with status OK.
         exchange.status = 200
         exchange.end_ns = self._clock.now_ns()
-        exchange.reads_ns.append(exchange.end_ns)
-        exchange.read_ends.append(len(exchange.body))
+        exchange.take(b"", exchange.end_ns)
 
     def _failed(self, exchange: Exchange, error: aio.AioRpcError) -> None:
         code, details = error.code(), " ".join((error.details() or "").split())[:_MESSAGE_CHARS]
-        if exchange.connected_ns < 0:
+        if _TOO_LARGE in details:
+            exchange.error = too_large(self._most_bytes)
+        elif exchange.connected_ns < 0:
             exchange.error = f"connect: {_reason(error.details() or code.name)}"
         elif exchange.status == 200 and code is grpc.StatusCode.UNAVAILABLE:
             # grpcio's own word for a connection that broke.
-            size = exchange.body_bytes + len(exchange.body)
+            size = exchange.received_bytes
             exchange.error = f"reset: {details or 'the connection broke'} after {size} body bytes"
         elif exchange.status == 200:
             exchange.error = f"server: {details or code.name}"
@@ -166,9 +169,10 @@ class GrpcTransport:
 
     def _open(self, url: str) -> aio.Channel:
         address = urlsplit(url).netloc
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", self._most_bytes)]
         if self._credentials is not None and _is_tls(url):
-            return aio.secure_channel(address, self._credentials, options=_OPTIONS)
-        return aio.insecure_channel(address, options=_OPTIONS)
+            return aio.secure_channel(address, self._credentials, options=options)
+        return aio.insecure_channel(address, options=options)
 
 
 async def _connected(channel: aio.Channel) -> bool:

@@ -12,10 +12,12 @@ from typing import Annotated, Literal, Protocol, Self
 
 import msgspec
 
-from loadgen.records import PlannedRequest
+from loadgen.records import MOST_REPLY_BYTES, PlannedRequest
 from rundir.access import Tls, connection_problem, root_url
 from rundir.child import ChildSpec
 
+# A reply's body goes to the log in parts of so many bytes: packing more at once would hold up the stamps of others.
+PART_BYTES = 256 * 1024
 _MESSAGE_CHARS = 200
 
 
@@ -38,6 +40,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     header_sets: tuple[dict[str, str], ...] = ()
     out: str
     request_timeout_s: float
+    max_reply_bytes: int = MOST_REPLY_BYTES
     urls: Annotated[list[str], msgspec.Meta(min_length=1)]
     transport: Literal["http", "websocket", "grpc"] = "http"
     protocol: str = "chat"
@@ -52,7 +55,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return [root_url(url) for url in self.urls]
 
 
-def _nothing_to_catch_up() -> None:
+def _nothing() -> None:
     pass
 
 
@@ -64,6 +67,7 @@ class Exchange:
     a cap held the request back. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
     which only HTTP has. Over WebSocket and gRPC a read is a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
+    `flush` is called when they hold PART_BYTES. A body longer than `most_bytes` ends the exchange.
     A session's next turn needs them: where `kept_body` is there, the log leaves body, read ends and head in it,
     `kept_ends` and `kept_head`.
     """
@@ -83,11 +87,31 @@ class Exchange:
     read_ends: array[int] = field(default_factory=lambda: array("q"))
     body: bytearray = field(default_factory=bytearray)
     body_bytes: int = 0
+    most_bytes: int = MOST_REPLY_BYTES
     error: str = ""
     kept_body: bytearray | None = None
     kept_ends: array[int] = field(default_factory=lambda: array("q"))
     kept_head: bytes = b""
-    catch_up: Callable[[], None] = _nothing_to_catch_up
+    catch_up: Callable[[], None] = _nothing
+    flush: Callable[[], None] = _nothing
+
+    @property
+    def received_bytes(self) -> int:
+        """Return how much of the body has come, what has been logged included."""
+        return self.body_bytes + len(self.body)
+
+    @property
+    def excess(self) -> str:
+        """Return why the exchange cannot go on: its body is too large; "" while it is not."""
+        return too_large(self.most_bytes) if self.received_bytes > self.most_bytes else ""
+
+    def take(self, message: bytes, at_ns: int) -> None:
+        """Take a message as a read."""
+        self.body += message
+        self.reads_ns.append(at_ns)
+        self.read_ends.append(len(self.body))
+        if len(self.body) >= PART_BYTES:
+            self.flush()
 
     def send_again(self) -> None:
         """Forget what became of the first sending, of which no byte came back."""
@@ -108,6 +132,11 @@ class Transport(Protocol):
         Raises nothing but CancelledError, when it has ended the stream or the connection; naming the reason in
         `exchange.error` is then the caller's.
         """
+
+
+def too_large(most_bytes: int) -> str:
+    """Return the error of a reply that is longer than it may be."""
+    return f"too_large: more than {most_bytes} body bytes (--max-reply-bytes)"
 
 
 def waiting_for(exchange: Exchange) -> str:

@@ -16,8 +16,8 @@ from typing import Self
 import aiohttp
 import msgspec
 
-from loadgen.records import PlannedRequest, request_id, traceparent
-from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
+from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
+from loadgen.transports.transport import Exchange, WorkerSpec, one_line, too_large, waiting_for
 from rundir.access import aiohttp_tls
 from rundir.clock import Clock
 
@@ -41,6 +41,7 @@ class WebSocketTransport:
         self._clock = clock
         secure = any(url.startswith(("https:", "wss:")) for url in spec.roots)
         self._tls = aiohttp_tls(spec.tls) if secure else True
+        self._most_bytes = min(spec.max_reply_bytes, MOST_MESSAGE_BYTES)
         self._session: aiohttp.ClientSession | None = None
         self._idle: dict[str, list[aiohttp.ClientWebSocketResponse]] = {}
 
@@ -88,7 +89,7 @@ class WebSocketTransport:
     async def _connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             raise RuntimeError("a transport was used before it was entered")
-        return await self._session.ws_connect(url, max_msg_size=0, compress=0)
+        return await self._session.ws_connect(url, max_msg_size=self._most_bytes, compress=0)
 
     def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:
         idle = self._idle.get(url, [])
@@ -120,17 +121,21 @@ class WebSocketTransport:
             now_ns = self._clock.now_ns()
             if message.type in _ENDED:
                 exchange.end_ns = now_ns
-                size = exchange.body_bytes + len(exchange.body)
-                exchange.error = f"reset: closed by peer (code {connection.close_code}) after {size} body bytes"
+                if getattr(message.data, "code", None) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
+                    exchange.error = too_large(self._most_bytes)
+                else:
+                    code, size = connection.close_code, exchange.received_bytes
+                    exchange.error = f"reset: closed by peer (code {code}) after {size} body bytes"
                 return False
             data = message.data if isinstance(message.data, bytes) else message.data.encode()
             kind = _kind(data)
             if exchange.status == 0:
                 refused = kind.type == "error" and 400 <= kind.code <= 599
                 exchange.status = kind.code if refused else 200
-            exchange.reads_ns.append(now_ns)
-            exchange.body += data
-            exchange.read_ends.append(len(exchange.body))
+            exchange.take(data, now_ns)
+            if exchange.excess:
+                exchange.end_ns, exchange.error = now_ns, exchange.excess
+                return False
             if kind.type in {"done", "error"}:
                 exchange.end_ns = now_ns
                 return True

@@ -45,7 +45,7 @@ def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
     manifest = read_manifest(path)
     config = manifest.get("config", {})
     run_id = str(manifest["run_id"])
-    if config.get("keep_bytes"):
+    if config.get("keep"):  # a watch's alone
         with _WatchLogs(path, run_id=run_id, span_bytes=span_bytes) as logs:
             return logs.run()
     with RunLogs(path, run_id=run_id, protocol=str(config.get("endpoint") or "chat")) as logs:

@@ -65,6 +65,7 @@ def check_run(options: RunOptions) -> RunOptions:
     check_formats(options.formats)
     check_trace_url(options.trace_url)
     _check_tags(options.tag)
+    _ = options.reply_bytes, options.kept_bytes  # which raise
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"

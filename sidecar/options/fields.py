@@ -32,6 +32,10 @@ D = TypeVar("D")
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+LEAST_KEPT = "1MB"  # of logs
+
 FORMATS = (*(export.name for export in EXPORTS), "text", "html", "markdown", "junit", "openmetrics")
 DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
@@ -107,6 +111,17 @@ def seconds(text: str) -> float:
 def read_seconds(_hint: Any, tokens: Any) -> float:
     """Convert a duration. Raises ValueError."""
     return seconds(tokens[0].value)
+
+
+def size_bytes(name: str, text: str, *, least: str) -> int:
+    """Return the bytes of an option such as 500MB or 2GiB. Raises ConfigurationError, also for less than `least`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", text)
+    if not match:
+        raise ConfigurationError(f"{flag_of(name)} {text}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB")
+    size = int(float(match[1]) * UNITS_BYTES[match[2]])
+    if text != least and size < size_bytes(name, least, least=least):
+        raise ConfigurationError(f"{flag_of(name)} {text}: must be at least {least}")
+    return size
 
 
 def time_option(group: Group, text: str, **more: Any) -> Parameter:

@@ -17,6 +17,7 @@ from sidecar.options.access import AccessOptions
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
     HEADERS,
+    LEAST_KEPT,
     LONGEST_S,
     MAPPING,
     OUTPUT,
@@ -40,6 +41,7 @@ from sidecar.options.fields import (
     option,
     repeatable,
     several,
+    size_bytes,
     time_option,
 )
 from sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
@@ -159,6 +161,12 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
 
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
     request_timeout: Annotated[Duration, time_option(TARGET, "Timeout of one request.")] = 600.0
+    max_reply_bytes: Annotated[
+        str,
+        option(
+            TARGET, "Maximum size of a reply's body, e.g. 500kB, 64MB, 1GiB. A request whose reply is longer fails."
+        ),
+    ] = "64MB"
     rate: Annotated[
         Rate | None,
         option(LOAD, "Open loop: requests per second, independent of the server's responses. Default: 1."),
@@ -334,6 +342,10 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         MAPPING,
     ] = None
     out: Out = None
+    keep_bytes: Annotated[
+        str,
+        option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. A run that reaches it is stopped as by Ctrl-C."),
+    ] = "10GB"
     formats: Formats = DEFAULT_FORMATS
     trace_url: TraceUrl = None
     listen: Listen = None
@@ -368,6 +380,16 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     def cap(self) -> int | None:
         """Return how many requests of a schedule may be in flight; None: any number, or nothing is scheduled."""
         return None if self.closed_loop else self.concurrency
+
+    @property
+    def reply_bytes(self) -> int:
+        """Return the maximum size of a reply's body. Raises ConfigurationError."""
+        return size_bytes("max_reply_bytes", self.max_reply_bytes, least="1kB")
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the maximum size of logs. Raises ConfigurationError."""
+        return size_bytes("keep_bytes", self.keep_bytes, least=LEAST_KEPT)
 
     @property
     def worker_count(self) -> int:

@@ -3,7 +3,6 @@ reload of its configuration file changes.
 """
 
 # No postponed annotations, as in sidecar.options.fields.
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from sidecar.options import config
 from sidecar.options.access import check_access
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
+    LEAST_KEPT,
     LONGEST_S,
     MASKED_URLS,
     OUTPUT,
@@ -43,13 +43,12 @@ from sidecar.options.fields import (
     option,
     repeatable,
     seconds,
+    size_bytes,
     time_option,
 )
 from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
 
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
-_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-LEAST_BYTES = 10**6
 
 
 @Parameter(name="*")
@@ -136,12 +135,7 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
     @property
     def kept_bytes(self) -> int:
         """Return the maximum size of logs. Raises ConfigurationError."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", self.keep_bytes)
-        if not match:
-            raise ConfigurationError(
-                f"--keep-bytes {self.keep_bytes}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB"
-            )
-        return int(float(match[1]) * _BYTES[match[2]])
+        return size_bytes("keep_bytes", self.keep_bytes, least=LEAST_KEPT)
 
 
 def check_watch(options: WatchOptions) -> WatchOptions:
@@ -157,8 +151,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     _require_pages(options.metrics)
     if not 1 <= options.keep_s <= LONGEST_S:
         raise ConfigurationError(f"--keep {options.keep}: must be 1s to {LONGEST_S:g}s")
-    if options.kept_bytes < LEAST_BYTES:
-        raise ConfigurationError(f"--keep-bytes {options.keep_bytes}: must be at least 1MB")
+    _ = options.kept_bytes  # which raises
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
 
 

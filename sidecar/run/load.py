@@ -6,7 +6,8 @@ A target is warmed up by a number of requests, or by the draft until probes agre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from rundir.columns import take
 from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.run.phases import (
+    WATCH_EVERY_S,
     Session,
     record,
     run_phase,
@@ -57,7 +59,7 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
     our processes, or /tokenize, fails.
     """
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
-    async with _deadline(session, options.deadline, begun_s):
+    async with _deadline(session, options.deadline, begun_s), _log_limit(session, options):
         session.progress.stage("preparing requests")
         if isinstance(options.warmup, int) and options.warmup:
             planning = _plan_preliminary(session, options, prepared, "warmup", first_index=0, count=options.warmup)
@@ -205,16 +207,42 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
     async def stop() -> None:
         await asyncio.sleep(begun_s + seconds - asyncio.get_running_loop().time())
-        warn_and_record(session, f"the deadline of {seconds:g} s was reached; requests in flight are cancelled")
-        session.stop.set()
+        _stop(session, f"the deadline of {seconds:g} s was reached")
 
-    waiting = asyncio.ensure_future(stop())
+    async with _beside(stop()):
+        yield
+
+
+@asynccontextmanager
+async def _log_limit(session: Session, options: RunOptions) -> AsyncIterator[None]:
+    """Stop the session likewise when its logs are as large as they may be."""
+
+    async def stop() -> None:
+        most, raw = options.kept_bytes, session.path / RAW
+        while sum(entry.stat().st_size for entry in os.scandir(raw)) < most:  # noqa: ASYNC110  files have no event
+            await asyncio.sleep(WATCH_EVERY_S)
+        _stop(session, f"the logs of the run have reached --keep-bytes {options.keep_bytes}")
+
+    async with _beside(stop()):
+        yield
+
+
+def _stop(session: Session, why: str) -> None:
+    with suppress(OSError):  # a full disk; the run stops all the same
+        warn_and_record(session, f"{why}; requests in flight are cancelled")
+    session.stop.set()
+
+
+@asynccontextmanager
+async def _beside(waiting: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Let something wait while the context is open."""
+    task = asyncio.ensure_future(waiting)
     try:
         yield
     finally:
-        waiting.cancel()
+        task.cancel()
         with suppress(asyncio.CancelledError):
-            await waiting
+            await task
 
 
 def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float) -> None:

@@ -288,6 +288,7 @@ def worker_spec(
         sessions=True,
         out=str(path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,
+        max_reply_bytes=options.reply_bytes,
     )
 
 

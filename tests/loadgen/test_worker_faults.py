@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadgen.records import RequestPart, read_log
+from loadgen.requests.table import unpack
+from loadgen.transports.transport import PART_BYTES
+
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire, Worker
 
@@ -169,3 +173,29 @@ async def test_a_full_disk_ends_the_worker(serve: Serve, wire: type[Wire], start
     assert event["event"] == "error"
     assert "No space left" in str(event["message"])
     assert await worker.exit_code() == 1
+
+
+async def test_a_reply_without_end_is_ended_and_logged_in_parts(serve: Serve, wire: type[Wire], start: Start):
+    """The request fails by a kind of its own, what came of it is kept, and never much of it is in memory."""
+
+    async def script(peer: Peer) -> None:
+        if b'"n":1' in peer.body:
+            await peer.say(wire.answer(2))
+            return
+        await peer.say(wire.SSE_HEAD, wire.event(wire.ROLE))
+        while True:
+            await peer.say(wire.event(wire.content("x" * 60_000)))
+
+    server = await serve(script)
+    worker = await start(server.url, max_reply_bytes=3_000_000)
+    await worker.run(0, 0)
+    await worker.hear()
+    log = worker.log()
+    assert ["failed", "ok"] == log.status.tolist()
+    assert log.error[0] == "too_large: more than 3000000 body bytes (--max-reply-bytes)"
+    assert 3_000_000 < log.received_bytes[0] < 3_300_000
+    assert log.first_token_ns[0] > 0
+    records = [*read_log(worker.directory / "requests-0.log")]
+    parts = [unpack(record) for record in records if isinstance(record, RequestPart) and record.index == 0]
+    assert len(parts) >= 6
+    assert max(len(part.body) for part in parts) < PART_BYTES + 200_000

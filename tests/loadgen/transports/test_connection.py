@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.transports.connection import Connection
 from loadgen.transports.lateness import NO_STAMP, ReceiveStamps
-from loadgen.transports.transport import Exchange
+from loadgen.transports.transport import PART_BYTES, Exchange
 from rundir.clock import Clock
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
@@ -104,3 +104,57 @@ def test_the_end_of_a_chunked_body_is_seen_at_once(end: bytes, cut: int):
         return done.done()
 
     assert asyncio.run(feed())
+
+
+@given(chunks.filter(bool), st.lists(st.integers(0, 500), max_size=20), asked)
+def test_what_came_before_a_chunk_without_its_end_is_kept(body: list[bytes], cuts: list[int], asked: set[int]):
+    """Up to the place where its CRLF should be."""
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body)
+    exchange, wire, _ = _read(CHUNKED + framed[:-2] + b"XX0\r\n\r\n", cuts, asked)
+    assert exchange.error.startswith("protocol: a chunk does not end with CRLF")
+    assert framed[:-2] == bytes(exchange.body)
+    assert wire.aborted
+
+
+def test_much_that_has_come_is_looked_at_without_being_asked_for():
+    """So that walking what a server floods us with never takes long at once; the body goes to the log in parts."""
+    clock = Clock(offset_ns=0)
+    connection, parts = Connection(clock, ReceiveStamps(clock)), []
+    exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+
+    def flush() -> None:
+        parts.append(len(exchange.body))
+        exchange.body, exchange.body_bytes = bytearray(), exchange.body_bytes + len(exchange.body)
+
+    async def feed() -> None:
+        connection.take_wire(Silent())
+        connection.begin(exchange, REQUEST)
+        exchange.flush = flush
+        connection.received(CHUNKED, 1, NO_STAMP)
+        for read in range(100):
+            connection.received(b"1\r\nx\r\n" * 5000, 2 + read, NO_STAMP)
+
+    asyncio.run(feed())
+    assert sum(parts) + len(exchange.body) > 100 * 30_000 - 2 * 65_536
+    assert all(PART_BYTES <= size < PART_BYTES + 2 * 65_536 for size in parts)
+
+
+def test_a_reply_without_end_is_ended():
+    """At the first look behind the limit, with an error of its own."""
+    clock = Clock(offset_ns=0)
+    connection, wire = Connection(clock, ReceiveStamps(clock)), Silent()
+    exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0, most_bytes=100_000)
+
+    async def feed() -> int:
+        connection.take_wire(wire)
+        done = connection.begin(exchange, REQUEST)
+        for read in itertools.count(1):
+            connection.received(CHUNKED if read == 1 else b"1000\r\n%b\r\n" % bytes(4096), read, NO_STAMP)
+            if done.done():
+                return read
+        raise AssertionError
+
+    assert asyncio.run(feed()) < 50
+    assert exchange.error == "too_large: more than 100000 body bytes (--max-reply-bytes)"
+    assert wire.aborted
+    assert exchange.end_ns == exchange.reads_ns[-1]

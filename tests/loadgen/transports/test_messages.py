@@ -45,8 +45,10 @@ def _planned(protocol: str, index: int = 0) -> PlannedRequest:
     return PlannedRequest(index=index, path=path, body=body)
 
 
-async def _ask(link: WebSocketTransport | GrpcTransport, protocol: str, index: int = 0) -> tuple[Exchange, Reply]:
-    exchange = Exchange(index=index, scheduled_ns=0, dispatch_ns=0)
+async def _ask(
+    link: WebSocketTransport | GrpcTransport, protocol: str, index: int = 0, **more: Any
+) -> tuple[Exchange, Reply]:
+    exchange = Exchange(index=index, scheduled_ns=0, dispatch_ns=0, **more)
     await link.perform(exchange, _planned(protocol, index), timeout_s=BOUND_S)
     stamps = (np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64))
     return exchange, PROTOCOLS[protocol].read_reply(exchange.status, exchange.head, bytes(exchange.body), *stamps)
@@ -142,6 +144,23 @@ async def test_how_a_websocket_request_can_fail():
     assert (404, "http_404: the server does not speak WebSocket at /v1/stream") == (exchange.status, reply.error)
 
 
+@pytest.mark.parametrize("size", [400, 5000], ids=["in messages", "one message"])
+async def test_a_websocket_reply_that_is_too_large_is_ended(size: int):
+    """By several messages together, or by one that is not even read."""
+
+    async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10):
+                await socket.send_str(json.dumps({"type": "delta", "text": "x" * size}))
+
+    spec = {"max_reply_bytes": 2000}
+    async with _websocket(script) as (url, _), WebSocketTransport(_spec(url, "websocket", **spec), _clock()) as link:
+        exchange, reply = await _ask(link, "websocket", most_bytes=2000)
+    assert exchange.error == "too_large: more than 2000 body bytes (--max-reply-bytes)"
+    assert ([size] * 5 if size < 2000 else []) == reply.chunk_chars.tolist()
+    assert exchange.end_ns > 0
+
+
 @contextlib.asynccontextmanager
 async def _grpc(
     infer: Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]], *, tls: grpc.ServerCredentials | None = None
@@ -190,6 +209,24 @@ async def test_a_grpc_request_carries_its_ids_and_ends_with_its_stream():
         assert [1, 1] == reply.chunk_chars.tolist()
         assert 0 < exchange.connected_ns <= exchange.submit_ns <= reply.first_token_ns <= exchange.end_ns
     assert [False, True] == [exchange.reused for exchange, _ in answers]
+
+
+@pytest.mark.parametrize("size", [400, 5000], ids=["in messages", "one message"])
+async def test_a_grpc_reply_that_is_too_large_is_ended(size: int):
+    """Likewise; that grpcio then says what a server says that is exhausted does not make it a refusal."""
+
+    async def infer(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            for _ in range(10):
+                yield _said("x" * size)
+
+    spec = {"max_reply_bytes": 2000}
+    async with _grpc(infer) as url, GrpcTransport(_spec(url, "grpc", **spec), _clock()) as link:
+        exchange, reply = await _ask(link, "grpc", most_bytes=2000)
+    assert exchange.error == "too_large: more than 2000 body bytes (--max-reply-bytes)"
+    assert ([size] * 5 if size < 2000 else []) == reply.chunk_chars.tolist()
+    assert exchange.status in {0, 200}
+    assert exchange.end_ns > 0
 
 
 @pytest.mark.parametrize(
