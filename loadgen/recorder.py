@@ -11,7 +11,6 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Self
 
 from loadgen.records import UUID, RequestPart, WorkerStat, append_record
@@ -21,6 +20,7 @@ from loadgen.transports.packing import pack
 from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog
+from rundir.process import resident_bytes
 
 # A request in flight is written so long after it was written last, or half as long again when many are due at once.
 FLUSH_NS = 600_000_000
@@ -29,8 +29,6 @@ STAT_NS = 200_000_000
 # Requests tend to end together, and the next ones are to leave at once: last parts wait for a quieter moment.
 _MAX_ENDED = 512
 _ENDED_AT_ONCE = 2
-_STATM = Path("/proc/self/statm")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +141,7 @@ class Recorder:
             read_late_max_ns=stamps.max_ns if stamps.seen else -1,
             gc_pause_max_ns=pauses.max_ns,
             gc_pause_total_ns=pauses.total_ns,
-            rss_bytes=_rss_bytes(),
+            rss_bytes=resident_bytes(),
             kernel_stamps=stamps.seen,
         )
         append_record(self._log, stat)
@@ -191,11 +189,3 @@ class Recorder:
         exchange.body_bytes += len(exchange.body)
         # New ones rather than cleared: a cleared bytearray keeps its size for as long as the request lives.
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
-
-
-def _rss_bytes() -> int:
-    """Return the resident memory; -1 where /proc does not state it."""
-    try:
-        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
-    except OSError:
-        return -1

@@ -21,7 +21,6 @@ import msgspec
 import uvloop
 
 from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
-from loadgen.host.limits import raise_limit
 from loadgen.recorder import Recorder
 from loadgen.records import PLAN_END, PlannedRequest, decode_planned
 from loadgen.timer import Alarm
@@ -31,6 +30,7 @@ from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir.child import commands, first_cause, open_input, read_spec, say
 from rundir.clock import Clock
 from rundir.frames import FrameTail
+from rundir.process import raise_limit
 
 _PLAN_POLL_S = 0.005
 _SIGTERM = "SIGTERM"

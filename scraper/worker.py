@@ -28,6 +28,7 @@ import msgspec
 
 from rundir.access import UnusableFile
 from rundir.child import commands, first_cause, open_input, read_spec, say
+from rundir.process import limit_errors, raise_limit
 from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
@@ -173,6 +174,8 @@ async def _main() -> int:
 def main() -> int:
     """Run the worker and return its exit code; the conductor decides what Ctrl-C means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_limit()
+    limit_errors()
     return asyncio.run(_main())
 
 

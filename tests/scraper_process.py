@@ -47,8 +47,10 @@ class Worker:
 
 
 @asynccontextmanager
-async def started(path: Path, **spec: Any) -> AsyncIterator[Worker]:
-    async with piped("-m", "scraper.worker") as process:
+async def started(path: Path, *, prelude: str = "", **spec: Any) -> AsyncIterator[Worker]:
+    """Start it, after a few lines of Python where there are any, and send its specification."""
+    code = f"{prelude}\nimport runpy\nrunpy.run_module('scraper.worker', run_name='__main__')"
+    async with piped("-c", code) as process:
         worker = Worker(process, path / "scrapes-0.log")
         worker.send({"interval_s": 0.02, "clock_offset_ns": 10**18, "out": str(worker.log)} | spec)
         yield worker

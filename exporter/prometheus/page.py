@@ -369,6 +369,11 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
         ("receiver_spans", "Spans taken in.", received.get("spans")),
         ("receiver_forwarded", "Exports passed on to the next collector.", received.get("forwarded")),
         ("receiver_forward_dropped", "Exports that did not reach the next collector.", received.get("forward_dropped")),
+        (
+            "receiver_cut_connections",
+            "Connections to the receiver that sent no request in time, or made room for others.",
+            received.get("cut_connections"),
+        ),
         ("receiver_restarts", "Receivers that ended on their own and were started again.", counts.restarts),
         ("watch_errors", "Defects of the sidecar; what had just come is lost with each.", counts.errors),
         ("watch_cpu_seconds", "CPU time of the process that serves this page.", counts.cpu_s),
@@ -394,6 +399,9 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
     yield _series(CounterMetricFamily, "sidelight_receiver_other_dropped", what, ("signal",), others)
     what = "What waits for the next collector of spans: exports, their bytes, and how many bytes may wait."
     yield _series(GaugeMetricFamily, "sidelight_receiver_forward_queue", what, ("what",), counts.forward_queue)
+    if counts.read_to_s is not None:
+        what = "For how long what the receiver logged has not been read: a little, unless more comes than can be read."
+        yield GaugeMetricFamily("sidelight_watch_lag_seconds", what, value=max(0.0, monotonic() - counts.read_to_s))
     what = "How much is kept for requests that go on."
     yield _series(GaugeMetricFamily, "sidelight_window_size", what, ("what",), counts.sizes)
 

@@ -28,26 +28,23 @@ _HEADERS = {
 
 
 @asynccontextmanager
-async def serving(page: LivePage, host: str, port: int, *, unready: Callable[[], str] = str) -> AsyncIterator[str]:
+async def serving(
+    page: LivePage, host: str, port: int, *, unready: Callable[[], str] = str, unhealthy: Callable[[], str] = str
+) -> AsyncIterator[str]:
     """Serve the page while the context is open and yield its URL, e.g. "http://127.0.0.1:9464/metrics".
 
     Port 0 takes a free one; the URL names the port that was taken. / is the live page, fed by `page.stream`, for
     browsers that ask for this machine by an address, localhost or `host`. /metrics is Prometheus text 0.0.4, or
-    OpenMetrics where the scraper's Accept header asks for it; /healthz answers "ok" as long as the event loop runs;
-    /readyz answers "ready", or 503 and what `unready` says while that is not empty. Leaving waits at most a second for
+    OpenMetrics where the scraper's Accept header asks for it; /healthz answers "ok", and /readyz "ready", or 503 and
+    what `unhealthy` and `unready` say while that is not empty. Leaving waits at most a second for
     a scrape that is under way.
 
     Raises OSError: the address cannot be listened on (port in use, no such host).
     """
     application = web.Application()
     application.router.add_get("/metrics", _scrapes(page))
-    application.router.add_get("/healthz", _healthy)
-
-    async def ready(_: web.Request) -> web.Response:
-        not_ready = unready()
-        return web.Response(text=f"{not_ready or 'ready'}\n", status=503 if not_ready else 200)
-
-    application.router.add_get("/readyz", ready)
+    application.router.add_get("/healthz", _probe("ok", unhealthy))
+    application.router.add_get("/readyz", _probe("ready", unready))
     application.router.add_get("/", _for_known_names(host, _show_page))
     application.router.add_get("/live", _for_known_names(host, _sending(page.stream)))
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
@@ -85,11 +82,17 @@ async def _gave_up(request: web.Request) -> bool:
     return request.transport is None
 
 
-async def _healthy(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _probe(good: str, reason: Callable[[], str]) -> Handler:
+    """Return what answers a supervisor."""
+
+    async def answer(_: web.Request) -> web.Response:
+        why = reason()
+        return web.Response(text=f"{why or good}\n", status=503 if why else 200)
+
+    return answer
 
 
 def _for_known_names(host: str, answer: Handler) -> Handler:

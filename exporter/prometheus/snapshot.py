@@ -45,7 +45,7 @@ NATIVE_SCHEMA = 3  # each bound is 9 % above the one before
 NATIVE_ZERO, NATIVE_ZERO_S = -(10**6), 1e-6
 OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
-REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away")
+REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away", "no_memory")
 # In s by quantity, quantile ("0.99") and bound: estimate, or low and high, the ends of its 90 % interval.
 EngineQuantiles = Mapping[tuple[str, str, str], float]
 
@@ -193,7 +193,8 @@ class WatchCounts:
     empty where nothing is forwarded. `sizes` is what the windows hold; `repeated` spans came again, `evicted` were too
     many, `probes` are of health probes. `whole_traces` are requests whose client and engine are in one trace,
     `broken_traces` others by the service at which it breaks and how. `errors` are defects of ours that cost what had
-    just come; `cpu_s` is of the process that serves the page.
+    just come; `cpu_s` is of the process that serves the page. `read_to_s` is the moment, by the monotonic clock, up to
+    which all that the receiver had logged was read.
     """
 
     receiver: Mapping[str, int]
@@ -207,6 +208,7 @@ class WatchCounts:
     probes: int = 0
     whole_traces: int = 0
     broken_traces: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    read_to_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import math
-import resource
 from pathlib import Path
+
+from rundir.process import descriptor_limit
 
 # Standard streams, log, plan, event loop, timer, name service.
 _OWN_DESCRIPTORS = 32
 # Replies that take longer than this are not foreseen.
 _ENOUGH_S = 30.0
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-def raise_limit() -> int:
-    """Raise this process's limit of open files as far as it may go, and return it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):
-            # macOS names a hard limit that it does not grant.
-            return _count(soft)
-    return _count(hard)
-
-
-def descriptor_limit() -> int:
-    """Return how many files a process started by this one can have open at once."""
-    return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def port_count() -> int | None:
@@ -78,7 +62,3 @@ def outlasting(rate_per_s: float, *, workers: int = 1, targets: int = 1) -> str 
         f"at {rate_per_s:g} requests/s, replies that take longer than {longest_s:.1f} s use up this machine's {what}; "
         f"raise {cure}"
     )
-
-
-def _count(limit: int) -> int:
-    return 1 << 31 if limit == resource.RLIM_INFINITY else limit

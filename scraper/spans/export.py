@@ -6,16 +6,29 @@ import zlib
 from collections.abc import Iterator
 
 import grpc
+from google.protobuf.any_pb2 import Any
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 MAX_SPANS = 20_000  # or logs, or metrics
+MAX_MESSAGES = 200_000  # attributes, events and their like: parsed, an empty one of two bytes takes a hundred
+AGAIN_S = 1  # after which an export that is refused for want of room may be sent again
 _MESSAGES = {
     "spans": "ExportTraceServiceRequest",
     "logs": "ExportLogsServiceRequest",
     "metrics": "ExportMetricsServiceRequest",
 }
 _GZIP = 16 + zlib.MAX_WBITS
+_LOOKS = 64  # fields between two steps
+_RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
+# The fields of an ExportTraceServiceRequest that hold messages, and theirs: a message is a mapping of its fields.
+_Fields = dict[int, "_Fields"]
+_VALUE: _Fields = {}
+_ATTRIBUTE: _Fields = {2: _VALUE}
+_VALUE |= {5: {1: _VALUE}, 6: {1: _ATTRIBUTE}}
+_SPAN: _Fields = {9: _ATTRIBUTE, 11: {3: _ATTRIBUTE}, 13: {4: _ATTRIBUTE}, 15: {}}
+_EXPORT: _Fields = {1: {1: {1: _ATTRIBUTE, 3: {}}, 2: {1: {3: _ATTRIBUTE}, 2: _SPAN}}}
 _LENGTH_DELIMITED = 2
 
 
@@ -30,6 +43,12 @@ class Refusal(Exception):
         """Return the google.rpc.Status that OTLP wants in a reply over HTTP: field 2, a text of less than 128 bytes."""
         text = self.text.encode()[:120]
         return b"\x12" + bytes([len(text)]) + text
+
+    def details(self) -> bytes:
+        """Return the google.rpc.Status that asks a sender over gRPC to come again, with its RetryInfo."""
+        delay = Duration(seconds=AGAIN_S).SerializeToString()
+        info = Any(type_url=_RETRY_INFO, value=b"\x0a" + bytes([len(delay)]) + delay).SerializeToString()
+        return b"\x08" + bytes([self.grpc_code.value[0]]) + self.status() + b"\x1a" + bytes([len(info)]) + info
 
 
 def malformed(text: str, http_status: int = 400) -> Refusal:
@@ -47,6 +66,12 @@ def turned_away(text: str) -> Refusal:
     return Refusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
 
 
+def no_memory(most_bytes: int) -> Refusal:
+    """Return the refusal of an export that may be sent again once there is memory for it."""
+    text = f"more than {most_bytes / 1e6:.0f} MB of memory are in use"
+    return Refusal("no_memory", text, 503, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
 def unpacked(body: bytes, limit_bytes: int) -> bytes:
     """Inflate gzip up to the limit: never more of it is in memory. Raises Refusal."""
     inflate = zlib.decompressobj(_GZIP)
@@ -62,24 +87,76 @@ def unpacked(body: bytes, limit_bytes: int) -> bytes:
 
 
 def parsed(body: bytes) -> ExportTraceServiceRequest:
-    """Parse an export of MAX_SPANS spans at most. Raises Refusal.
-
-    The spans are counted first: parsed, an empty one of two bytes takes two hundred.
-    """
-    check(body, "spans")
+    """Parse an export that `checked` has found small enough. Raises Refusal."""
     try:
         return ExportTraceServiceRequest.FromString(body)
     except DecodeError:
         raise _no_export("spans") from None
 
 
-def check(body: bytes, of: str) -> None:
-    """Look through an export of spans, logs or metrics without unpacking one. Raises Refusal as `parsed` does."""
+def checked(body: bytes, of: str) -> Iterator[None]:
+    """Look through an export of spans, logs or metrics in small steps without unpacking it: at most MAX_SPANS of them,
+    and MAX_MESSAGES messages in those of spans, which are parsed. Raises Refusal.
+    """
     try:
-        if sum(1 for _, record in zip(range(MAX_SPANS + 1), _records(body), strict=False)) > MAX_SPANS:
-            raise Refusal("too_large", f"more than {MAX_SPANS} {of} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
+        for count, _ in enumerate(_records(body), 1):
+            if count > MAX_SPANS:
+                raise Refusal("too_large", f"more than {MAX_SPANS} {of} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
+            if not count % _LOOKS:
+                yield
+        if of == "spans":
+            yield from _few_messages(body)
     except IndexError:
         raise _no_export(of) from None
+
+
+def _few_messages(body: bytes) -> Iterator[None]:
+    """Count messages until those that may still come, of two bytes each, are too few. Raises Refusal, IndexError."""
+    count, unseen = 0, len(body)
+    pending = [(0, len(body), _EXPORT)]
+    looks = 0
+    while pending and count + unseen // 2 > MAX_MESSAGES:
+        at, end, messages = pending.pop()
+        while at < end:
+            begin = at
+            number, at, size = _field(body, at)
+            unseen -= at - begin
+            if size and at + size > end:
+                raise IndexError
+            if number in messages and size >= 0:
+                count += 1
+                pending.append((at, at + size, messages[number]))
+            else:
+                unseen -= max(size, 0)
+            at += max(size, 0)
+            looks += 1
+            if looks % _LOOKS:
+                continue
+            yield
+            if count > MAX_MESSAGES:
+                break
+        if count > MAX_MESSAGES:
+            text = f"more than {MAX_MESSAGES} attributes and other parts at once"
+            raise Refusal("too_large", text, 413, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def _field(body: bytes, at: int) -> tuple[int, int, int]:
+    """Return a field's number, where its content begins if it has a length, else where it ends; and that length, -1
+    without one. Raises IndexError.
+    """
+    tag, at = _varint(body, at)
+    kind = tag & 7
+    if kind == _LENGTH_DELIMITED:
+        size, at = _varint(body, at)
+        return tag >> 3, at, size
+    if kind == 0:
+        _, at = _varint(body, at)
+    elif kind in (1, 5):
+        at += 8 if kind == 1 else 4
+    elif kind not in (3, 4):
+        raise IndexError
+    # The begin and the end of a group are tags alone: what is between them counts as if it stood here.
+    return tag >> 3, at, -1
 
 
 def _no_export(of: str) -> Refusal:
@@ -102,27 +179,21 @@ def _fields(body: bytes, at: int, end: int, number: int) -> Iterator[tuple[int, 
     Raises IndexError for what cannot be a message, or is cut off.
     """
     while at < end:
-        tag, at = _varint(body, at)
-        kind = tag & 7
-        if kind == _LENGTH_DELIMITED:
-            size, at = _varint(body, at)
-            if at + size > end:
-                raise IndexError
-            if tag >> 3 == number:
-                yield at, at + size
-            at += size
-        elif kind == 0:
-            _, at = _varint(body, at)
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        elif kind not in (3, 4):
+        field, at, size = _field(body, at)
+        if size < 0:
+            continue
+        if at + size > end:
             raise IndexError
-        # The begin and the end of a group are tags alone: what is between them counts as if it stood here.
+        if field == number:
+            yield at, at + size
+        at += size
     if at > end:
         raise IndexError
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
+    if body[at] < 128:
+        return body[at], at + 1
     value = shift = 0
     while shift < 70:
         byte = body[at]

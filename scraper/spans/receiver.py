@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 # Read on import; else each failed connection is written to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -30,18 +30,40 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import connection_problem
 from rundir.clock import anchor, step_ns
-from scraper.spans.export import Refusal, check, malformed, parsed, too_large, turned_away, unpacked
+from rundir.process import MemoryLimit
+from scraper.spans.export import (
+    AGAIN_S,
+    Refusal,
+    checked,
+    malformed,
+    no_memory,
+    too_large,
+    turned_away,
+    unpacked,
+)
 from scraper.spans.forward import PROTOBUF, Forwarder
-from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord, packed
-from scraper.spans.received import OFF_CLOCK, ReceivedSpan, classify, received_spans
-from scraper.spans.spec import LOGS, METRICS, SETTLE_S, SIGNALS, TRACES, CannotListen, ReceiverSpec, host_and_port
+from scraper.spans.intake.admission import Reading, Readings, Turns
+from scraper.spans.intake.connections import HEAD_S, Connections, connection_of
+from scraper.spans.intake.looked import Awaited, Looked, look_through
+from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, packed
+from scraper.spans.received import OFF_CLOCK, classify
+from scraper.spans.spec import (
+    LOGS,
+    METRICS,
+    SETTLE_S,
+    SIGNALS,
+    TRACES,
+    CannotListen,
+    ReceiverSpec,
+    host_and_port,
+    most_connections,
+)
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
-_AT_ONCE = 16  # exports in hand, each of LIMIT_BYTES at most
-_READ_S = 10.0
+_HTTP_BYTES = 64 * 1024 * 1024  # of bodies in hand
+_CALLS = 64  # of gRPC, which reads up to LIMIT_BYTES of each before it shows any
+_KEEP_ALIVE_S, _GRPC_IDLE_S = 75.0, 120.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
-_TRACES_KEPT = 100_000
-_MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
@@ -72,11 +94,12 @@ class Receiver:
         self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
         self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
         self._said: set[str] = set()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._traces: dict[bytes, None] = {}
-        self._halves: dict[bytes, str] = {}
-        self._serving: dict[bytes, set[str]] = {}  # by trace, the services before an engine whose spans came
-        self._news = asyncio.Event()
+        self._turns, self._memory = Turns(), MemoryLimit(spec.memory_bytes)
+        self._most_connections = most_connections()
+        self._http = Readings(most=self._most_connections, most_bytes=_HTTP_BYTES)
+        self._grpc = Readings(most=_CALLS, most_bytes=_CALLS * spec.limit_bytes)
+        self._connections: Connections | None = None
+        self._awaited = Awaited()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -105,6 +128,7 @@ class Receiver:
 
     def counts(self) -> Counts:
         """Return what was done so far."""
+        self._totals["cut_connections"] = self._connections.cut if self._connections else 0
         forwarder = self._forwarder
         if forwarder is None:
             others = {f"{signal}_dropped": self._totals[signal] for signal in (LOGS, METRICS)}
@@ -120,27 +144,19 @@ class Receiver:
         send spans, those too; without any the whole time is waited. Of many requests those that ended last will do: an
         exporter keeps the order.
         """
-        wanted = {bytes.fromhex(trace_id) for trace_id in trace_ids}
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not wanted or wanted - self._traces.keys() or not self._have_gateways(wanted):
-                    self._news.clear()
-                    await self._news.wait()
+        missing = await self._awaited.settle(seconds, {bytes.fromhex(trace_id) for trace_id in trace_ids})
         self._write_state("settled")
-        return len(wanted - self._traces.keys())
-
-    def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
-        """Tell whether each of these traces has the spans of every service that serves any of them."""
-        served = [self._serving.get(trace_id, set()) for trace_id in trace_ids]
-        every = set().union(*served)
-        return all(services == every for services in served)
+        return missing
 
     async def _listen_grpc(self) -> None:
-        server = aio.server(
-            # Beyond these a call is refused before its message is read; this bounds the memory of all together.
-            maximum_concurrent_rpcs=4 * _AT_ONCE,
-            options=[("grpc.max_receive_message_length", self._spec.limit_bytes), ("grpc.so_reuseport", 0)],
-        )
+        options = {
+            "grpc.max_receive_message_length": self._spec.limit_bytes,
+            "grpc.so_reuseport": 0,
+            "grpc.max_allowed_incoming_connections": self._most_connections,
+            "grpc.server_handshake_timeout_ms": round(HEAD_S * 1e3),
+            "grpc.max_connection_idle_ms": round(_GRPC_IDLE_S * 1e3),
+        }
+        server = aio.server(options=list(options.items()))
         # As a stream of one message: else grpcio reads it before we are asked, and we never hear of one it refuses.
         for signal, path in SIGNALS.items():
             service, _, method = path[1:].partition("/")
@@ -154,13 +170,15 @@ class Receiver:
         self._stack.push_async_callback(server.stop, 1.0)
 
     async def _listen_http(self) -> None:
-        app = web.Application()
+        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
+        logger.addFilter(self._noise)
+        say = partial(self._say_once, "connections")
+        self._connections = Connections(most=self._most_connections, say=say)
+        app = web.Application(middlewares=[self._connections.following])
         for signal in SIGNALS:
             app.router.add_post(f"/v1/{signal}", partial(self._from_http, signal))
         # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
         # a sender that is cut off does not see why.
-        logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
-        logger.addFilter(self._noise)
         runner = web.AppRunner(
             app,
             access_log=None,
@@ -169,58 +187,85 @@ class Receiver:
             handler_cancellation=True,
             shutdown_timeout=1,
             lingering_time=2,
+            keepalive_timeout=_KEEP_ALIVE_S,
         )
+
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        host, port = host_and_port(self._spec.http)
+        self._stack.callback(self._connections.close)
         try:
-            await web.TCPSite(runner, host, port).start()
+            server, (host, port) = cast("web.Server", runner.server), host_and_port(self._spec.http)
+            self.http_port = await self._connections.listen(server, host, port)
         except OSError as error:
             raise CannotListen(f"cannot listen on {self._spec.http}: {connection_problem(error)}") from error
-        self.http_port = runner.addresses[0][1]
 
     async def _from_grpc(self, signal: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        async def read() -> bytes:
+        is_read = False
+
+        async def read(reading: Reading) -> bytes:
+            nonlocal is_read
             async for body in requests:
+                is_read = True
+                reading.grow(len(body))
                 return body
             raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message
 
         try:
-            return await self._admit(signal, "grpc", read)
+            return await self._admit(signal, "grpc", self._grpc, read)
         except Refusal as refusal:
-            if refusal.grpc_code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if refusal.count == "too_large" and not is_read:
                 return b""  # grpcio has answered
-            await context.abort(refusal.grpc_code, refusal.text)
+            again = (("grpc-status-details-bin", refusal.details()),) if refusal.count == "no_memory" else ()
+            await context.abort(refusal.grpc_code, refusal.text, again)
             raise  # abort has raised
 
     async def _from_http(self, signal: str, request: web.Request) -> web.Response:
+        connection = connection_of(request)
+
+        async def read(reading: Reading) -> bytes:
+            body = await self._read_http(request, reading)
+            if connection is not None:
+                connection.is_busy = True
+            return body
+
         try:
-            body = await self._admit(signal, "http", lambda: self._read_http(request))
+            body = await self._admit(signal, "http", self._http, read)
         except Refusal as refusal:
-            retry = {"Retry-After": "1"} if refusal.http_status == 503 else {}
+            retry = {"Retry-After": str(AGAIN_S)} if refusal.http_status == 503 else {}
             reply = web.Response(
                 body=refusal.status(), status=refusal.http_status, content_type=PROTOBUF, headers=retry
             )
             reply.force_close()
             return reply
+        except asyncio.CancelledError:
+            if connection is not None and connection.was_cut:
+                self._count_refusal(signal, "http", turned_away("its connection had to give way"))
+            raise
         return web.Response(body=body, content_type=PROTOBUF)
 
-    async def _admit(self, signal: str, via: str, read: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Read and take an export when it is its turn. Raises Refusal, which is then counted and said already."""
+    async def _admit(
+        self, signal: str, via: str, readings: Readings, read: Callable[[Reading], Awaitable[bytes]]
+    ) -> bytes:
+        """Read an export, and take it when it is its turn. Raises Refusal, which is then counted and said already."""
         try:
-            try:
-                async with asyncio.timeout(_READ_S), self._turns:
-                    body = await read()
-                    return await self._take(via, body) if signal == TRACES else self._pass_on(signal, body)
-            except TimeoutError:
-                raise turned_away(f"no whole export within {_READ_S:g} s") from None
+            if self._memory.is_reached():
+                raise no_memory(self._memory.most_bytes)
+            async with readings.reading() as reading:
+                body = await read(reading)
+                reading.finish()
+                async with self._turns.of(len(body)):
+                    reading.begin()
+                    return await self._take(via, body) if signal == TRACES else await self._pass_on(signal, body)
         except Refusal as refusal:
-            self._totals[refusal.count] += 1
-            of = "spans" if signal == TRACES else signal
-            self._say_once(refusal.count, f"an export of {of} over {via} is refused: {refusal.text}")
+            self._count_refusal(signal, via, refusal)
             raise
 
-    async def _read_http(self, request: web.Request) -> bytes:
+    def _count_refusal(self, signal: str, via: str, refusal: Refusal) -> None:
+        self._totals[refusal.count] += 1
+        of = "spans" if signal == TRACES else signal
+        self._say_once(refusal.count, f"an export of {of} over {via} is refused: {refusal.text}")
+
+    async def _read_http(self, request: web.Request, reading: Reading) -> bytes:
         kind, encoding = request.content_type, request.headers.get("Content-Encoding", "identity").strip().lower()
         if kind != PROTOBUF:
             raise malformed(f"it is {kind}, not {PROTOBUF}", 415)
@@ -235,70 +280,65 @@ class Receiver:
                 body += chunk
                 if len(body) > limit:
                     raise too_large(limit)
+                reading.grow(len(chunk))
         except web.RequestPayloadError:
             raise malformed("its body is not framed as HTTP has it") from None
-        return bytes(body) if encoding != "gzip" else await asyncio.to_thread(unpacked, bytes(body), limit)
+        if encoding != "gzip":
+            return bytes(body)
+        plain = await asyncio.to_thread(unpacked, bytes(body), limit)
+        reading.grow(len(plain) - len(body))
+        return plain
 
     async def _take(self, via: str, body: bytes) -> bytes:
-        """Check, log, deliver and queue one export; return the reply that says what of it was bad."""
+        """Check, log, deliver and queue one export; return the reply that says what of it was bad.
+
+        Nothing of it counts before it is logged, and nothing is waited for from then on: a sender that goes meanwhile
+        has sent all of it, or nothing.
+        """
         received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
-        request = parsed(body)
+        looked = Looked()
+        look = look_through(body, received_ns, looked, is_awaited=self._spec.is_awaited)
+        await self._turns.in_slices(look)
+        record = await self._record(via, body, received_ns)
         if self._spec.restarts_at_clock_step and step_ns(self._begun, self._wall_ns):
             raise turned_away("the clock of this machine was just set; the receiver starts again by the new time")
-        await self._keep(via, body, received_ns)
+        self._keep(record)
         self._totals["exports"] += 1
-        reply = ExportTraceServiceResponse()
-        for span in received_spans(request, received_ns):
-            self._look(via, span)
-            if span.fault:
-                reply.partial_success.rejected_spans += 1
-                reply.partial_success.error_message = span.fault
-        for traces in (self._traces, self._halves, self._serving):
-            while len(traces) > _TRACES_KEPT:
-                del traces[next(iter(traces))]
+        self._count_spans(via, looked)
         if self._deliver:
-            self._deliver(received_ns, request)
+            self._deliver(received_ns, looked.request)
         if self._forwarder:
             self._forwarder.offer(body)
-        self._news.set()
+        self._awaited.note(looked)
+        reply = ExportTraceServiceResponse()
+        if looked.faults:
+            reply.partial_success.rejected_spans = looked.faults.total()
+            reply.partial_success.error_message = list(looked.faults)[-1]
         return reply.SerializeToString()
 
-    def _pass_on(self, signal: str, body: bytes) -> bytes:
+    async def _pass_on(self, signal: str, body: bytes) -> bytes:
         """Count and queue an export of what is not read here; return the empty reply that all was taken."""
-        check(body, signal)
+        await self._turns.in_slices(checked(body, signal))
         self._totals[signal] += 1
         if self._forwarder:
             self._forwarder.offer(body, signal)
         return b""
 
-    def _look(self, via: str, received: ReceivedSpan) -> None:
-        """Count a span, and note what is to be known of it."""
-        self._totals["spans"] += 1
-        if received.fault == OFF_CLOCK:
-            self._totals["off_clock"] += 1
-            names = [
-                attribute.value.string_value[:60]
-                for attribute in received.resource.attributes
-                if attribute.key == "service.name"
-            ]
-            whose = f"spans{f' of {names[0]!r}' if names else ''} that came over {via}"
-            self._say_once(OFF_CLOCK, f"{whose} are not used: {self._whose_clock(received.off_clock_s)}")
-        elif received.fault:
-            self._totals["bad_spans"] += 1
-            self._say_once(received.fault, f"spans that came over {via} are not used: {received.fault}")
-        elif self._spec.is_awaited:
-            self._note(received)
-
-    def _note(self, received: ReceivedSpan) -> None:
-        """Note whose request a span tells, or whose way to the engine."""
-        if received.kind.tells_all or self._completes(received):
-            self._traces[received.span.trace_id] = None
-        elif received.kind.role == "gateway" or (
-            received.kind.role in ("gateway_call", "call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
-        ):
-            services = self._serving.setdefault(received.span.trace_id, set())
-            if len(services) < _MOST_SERVICES:
-                services.add(received.service)
+    def _count_spans(self, via: str, looked: Looked) -> None:
+        """Count the spans of an export, say what is wrong with some, and note those that a run waits for."""
+        self._totals["spans"] += looked.spans
+        for fault, first in looked.first.items():
+            self._totals["off_clock" if fault == OFF_CLOCK else "bad_spans"] += looked.faults[fault]
+            whose, why = f"spans that came over {via}", fault
+            if fault == OFF_CLOCK:
+                names = [
+                    attribute.value.string_value[:60]
+                    for attribute in first.resource.attributes
+                    if attribute.key == "service.name"
+                ]
+                whose = f"spans{f' of {names[0]!r}' if names else ''} that came over {via}"
+                why = self._whose_clock(first.off_clock_s)
+            self._say_once(fault, f"{whose} are not used: {why}")
 
     def _whose_clock(self, off_s: float) -> str:
         """Return whose clock is to be set right: the sender's only where ours was not set meanwhile."""
@@ -310,22 +350,17 @@ class Receiver:
         where = "ahead of" if off_s > 0 else "behind"
         return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
 
-    def _completes(self, received: ReceivedSpan) -> bool:
-        """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
-        kind, trace_id = received.kind, received.span.trace_id
-        if kind.role != "request" and not kind.ends_prefill:
-            return False
-        other = self._halves.pop(trace_id, kind.role)
-        if other == kind.role:
-            self._halves[trace_id] = kind.role
-        return other != kind.role
-
-    async def _keep(self, via: str, body: bytes, received_ns: int) -> None:
-        """Log an export before it is acknowledged."""
+    async def _record(self, via: str, body: bytes, received_ns: int) -> ExportRecord | None:
+        """Return what is logged of an export."""
         if self._log is None:
-            return
+            return None
         small = len(body) <= _INLINE_BYTES
-        record = packed(received_ns, via, body) if small else await asyncio.to_thread(packed, received_ns, via, body)
+        return packed(received_ns, via, body) if small else await asyncio.to_thread(packed, received_ns, via, body)
+
+    def _keep(self, record: ExportRecord | None) -> None:
+        """Log an export before it is acknowledged. Raises Refusal."""
+        if self._log is None or record is None:
+            return
         try:
             self._log.append(record)
         except OSError as error:

@@ -4,6 +4,7 @@ import grpcio.
 
 from __future__ import annotations
 
+import resource
 import socket
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,6 +16,9 @@ from rundir.access import Access, connection_problem, masked
 LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
+MEMORY_BYTES = 512_000_000
+MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
+SCRAPE_DESCRIPTORS, _OWN_DESCRIPTORS = 32, 64
 GRPC_PORT = 4317
 TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 # What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
@@ -30,6 +34,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
+    memory_bytes: above so much memory of the process, exports are refused until there is room.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
     """
 
@@ -41,10 +46,20 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_bytes: int = LIMIT_BYTES
     restarts_at_clock_step: bool = False
     is_awaited: bool = True
+    memory_bytes: int = MEMORY_BYTES
 
 
 class CannotListen(Exception):
     """An address on which the receiver cannot listen; the text names it."""
+
+
+def most_connections() -> int:
+    """Return how many connections may be open at one port for spans: scrapes need descriptors as well."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    share = (soft - SCRAPE_DESCRIPTORS - _OWN_DESCRIPTORS) // 2
+    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, share))
 
 
 def host_and_port(address: str) -> tuple[str, int]:

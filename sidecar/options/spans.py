@@ -14,9 +14,11 @@ from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, require_headers, require_tls
-from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, flag, http_url, option, repeatable
+from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, flag, http_url, option, repeatable, size_bytes
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
+
+LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue
 
 OtlpListen = Annotated[
     str | None,
@@ -57,6 +59,14 @@ class SpanOptions(AccessOptions):
     ] = None
     otlp_header: OtlpHeader = ()
     otlp_ca: OtlpCa = None
+    memory: Annotated[
+        str,
+        option(
+            SPANS,
+            "Soft limit on the memory of the process that receives spans, e.g. 512MB, 1GiB. Above it, exports are "
+            "refused, to be sent again.",
+        ),
+    ] = "512MB"
 
 
 @Parameter(name="*")
@@ -124,6 +134,7 @@ def check_spans(options: SpanOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.otlp_listen is not None:
         listen_addresses(options.otlp_listen)
+    size_bytes("memory", options.memory, least=LEAST_MEMORY)
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
         if options.otlp_listen is None:
@@ -176,6 +187,7 @@ def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
         clock_offset_ns=clock.offset_ns,
         forward=options.otlp_forward or "",
         access=forward_access(options),
+        memory_bytes=size_bytes("memory", options.memory, least=LEAST_MEMORY),
     )
 
 

@@ -184,8 +184,11 @@ def _spans(run: Run) -> ReceivedSpans | None:
     """Return what the receivers of spans counted, None where none listened."""
     if run.span_counts is None:
         return None
+    counts = msgspec.structs.asdict(run.span_counts)
+    counts["turned_away"] += counts.pop("no_memory")
+    del counts["cut_connections"]  # no export was seen on them
     return ReceivedSpans(
-        **msgspec.structs.asdict(run.span_counts),
+        **counts,
         request_spans=run.watched.engine_spans if run.watched else int(np.isnan(run.spans.off_clock_s).sum()),
         health_probes=run.watched.probes if run.watched else run.spans.refused.get(PROBE, 0),
         receiver_deaths=run.receiver_deaths,

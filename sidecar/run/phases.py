@@ -187,8 +187,9 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
             f"no span was received at {listening}, so no times come from spans; switch tracing on "
             f"in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
         )
-    refused = [f"{counts[name]} {name.replace('_', ' ')}" for name in ("malformed", "too_large", "turned_away")]
-    refused = [text for text in refused if not text.startswith("0 ")]
+    kinds = [(name, name.replace("_", " ")) for name in ("malformed", "too_large", "turned_away")]
+    kinds.append(("no_memory", "beyond --memory"))
+    refused = [f"{counts[name]} {kind}" for name, kind in kinds if counts[name]]
     if refused:
         yield f"exports of spans were refused ({', '.join(refused)}); raw/scraper.stderr says why"
     if counts["bad_spans"]:

@@ -46,6 +46,7 @@ DRAW_EVERY_S = 1.0
 SLICE_S = 10.0  # of what `report` makes of the logs
 SUMMARY_EVERY_S = 60.0
 CLOCK_EVERY_S = 1.0
+HALTED_S = 10.0  # without a look at the logs: a defect, of which a supervisor is to know
 # What is reported on at the end: some 15,000 requests of three spans, which take 4 s. Who ends a service waits 10 s.
 SPAN_BYTES_AT_END = 4_000_000
 BROWSERS_S = 1.0  # in which a browser takes the end
@@ -57,8 +58,9 @@ class Watch:
     """What the tasks of one watch share.
 
     `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
-    `lives` counts receivers that came up, `restarts` those that died; `receiver` is None while there is none, and
-    `down_ns` then says since when. `not_ready_reason` holds what /readyz answers; empty when the watch is ready.
+    `looked_s` is when the logs were looked at last, by the monotonic clock. `lives` counts receivers that came up,
+    `restarts` those that died; `receiver` is None while there is none, and `down_ns` then says since when.
+    `not_ready_reason` holds what /readyz answers; empty when the watch is ready.
     """
 
     path: Path
@@ -80,6 +82,14 @@ class Watch:
     lives: int = 0
     restarts: int = 0
     down_ns: int | None = None
+    looked_s: float = field(default_factory=time.monotonic)
+
+    def unhealthy(self) -> str:
+        """Return what /healthz answers; empty while the logs are looked at, and at the end."""
+        silent_s = time.monotonic() - self.looked_s
+        if silent_s < HALTED_S or self.stop.is_set():
+            return ""
+        return f"the logs have not been looked at for {silent_s:.0f} s"
 
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
@@ -106,7 +116,10 @@ async def watch(
     page = LivePage()
     not_ready_reason = ["starting"]  # what /readyz says
     async with AsyncExitStack() as stack:
-        url = await _served(stack, options, page, lambda: not_ready_reason[0])
+        shared: Watch | None = None
+        url = await _served(
+            stack, options, page, lambda: not_ready_reason[0], lambda: shared.unhealthy() if shared else ""
+        )
         about = {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
         recorded = manifests.recorded(
             options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
@@ -148,12 +161,18 @@ async def watch(
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
 
 
-async def _served(stack: AsyncExitStack, options: WatchOptions, page: LivePage, unready: Callable[[], str]) -> str:
+async def _served(
+    stack: AsyncExitStack,
+    options: WatchOptions,
+    page: LivePage,
+    unready: Callable[[], str],
+    unhealthy: Callable[[], str],
+) -> str:
     address = listen_address(options.listen)
     if address is None:
         raise AssertionError("checked options name an address")
     try:
-        return await stack.enter_async_context(serving(page, *address, unready=unready))
+        return await stack.enter_async_context(serving(page, *address, unready=unready, unhealthy=unhealthy))
     except OSError as error:
         raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
 
@@ -248,7 +267,7 @@ async def _clock_step(shared: Watch) -> int:
 async def _set_clock(shared: Watch, moved_ns: int) -> None:
     """Go on by the new time, once all that is stamped by the old one has been read; no receiver runs meanwhile."""
     async with shared.looking:
-        await asyncio.to_thread(_look, shared)
+        await asyncio.to_thread(_look_through, shared)
         shared.clock = anchor(shared.wall_ns)
         shared.begun_ns += moved_ns
         shared.view.clock_moved(moved_ns)
@@ -310,6 +329,7 @@ async def _look_on(shared: Watch) -> None:
         async with shared.looking:
             # A thread: estimates take a second, and the page is to be there meanwhile.
             await asyncio.to_thread(_look, shared)
+            shared.looked_s = time.monotonic()
             await _publish(shared)
             half_known, breaks = shared.view.half_known_gateways(), shared.view.fresh_breaks()
         for service in half_known:  # which the report says of its own
@@ -324,7 +344,7 @@ async def _look_on(shared: Watch) -> None:
             elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
             if shared.progress.mode != "panel":
                 shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.restarts))
-        await unless_stopped_for(shared.stop, POLL_S)
+        await unless_stopped_for(shared.stop, 0.0 if shared.view.is_behind else POLL_S)
 
 
 async def _publish(shared: Watch) -> None:
@@ -383,6 +403,13 @@ def _state(shared: Watch) -> WatchState:
         restarts=shared.restarts,
         receiver_down=shared.not_ready_reason[0],
     )
+
+
+def _look_through(shared: Watch) -> None:
+    """Look until nothing is left that has come so far."""
+    _look(shared)
+    while shared.view.is_behind:
+        _look(shared)
 
 
 def _look(shared: Watch, *, all_of_it: bool = False) -> None:

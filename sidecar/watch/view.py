@@ -5,9 +5,11 @@ Everything kept is bounded: the windows of spans, requests and scrapes by their 
 
 from __future__ import annotations
 
+import math
 import resource
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +43,7 @@ from rundir.stats import finite
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
-from scraper.spans.log import Counts, StateRecord, decode
+from scraper.spans.log import Counts, ExportRecord, StateRecord, decode
 from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.directory.failures import ErrorCount
@@ -54,6 +56,7 @@ from sidecar.watch.panel import EngineState, WatchState
 
 MOST_GATEWAYS = 20  # said by name
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
+POLL_S = 1.0  # of reading spans, after which what is known by then is shown
 
 
 class WatchView:
@@ -95,6 +98,10 @@ class WatchView:
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
         self._breaks: Mapping[Break, str] = {}
         self._said_breaks: set[Break] = set()
+        self._spans: Iterator[tuple[Path, bytes]] = iter(())  # what is still to be read of the logs as they were
+        self._spans_ns = 0  # when the export came that was read last
+        self._read_to_s = time.monotonic()
+        self.is_behind = False
         self._received = {"exports": 0, "spans": 0}
         self._forward_queue: dict[str, int] = {}
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
@@ -134,6 +141,7 @@ class WatchView:
             self._columns.clock_moved(moved_ns)
         self._pages.clear()  # stamps before and after cannot be compared
         self._quantiles.clock_moved()
+        self._spans_ns += moved_ns
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
 
     def scrape_only(self, urls: Collection[str]) -> None:
@@ -143,7 +151,9 @@ class WatchView:
     def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
         """Read what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left.
 
-        What cannot be read or counted is passed over, and `failures` counts it.
+        Where more spans have come than are read in POLL_S, the view `is_behind`: the rest is read by the next polls,
+        and until then requests end by when the spans came that were read. What cannot be read or counted is passed
+        over, and `failures` counts it.
         """
         if not self._wanted.issuperset(self._engines):
             self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
@@ -152,15 +162,32 @@ class WatchView:
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
                 self._take_page(path, payload)
-        for _, payload in self._tails.news(SPANS, in_turn=True):
-            if payload is GAP:
-                continue
-            with self.failures.guard():
-                self._take_spans(payload)
-        self._count_ended(now_ns, all_of_it=all_of_it)
+        self._read_spans(now_ns, within_s=math.inf if all_of_it else POLL_S)
+        self._count_ended(min(now_ns, self._spans_ns) if self.is_behind else now_ns, all_of_it=all_of_it)
         with self.failures.guard():
             window = Window(start_ns=now_ns - round(WINDOW_S * 1e9), end_ns=now_ns)
             self._quantiles.refresh(self._pages, window)
+
+    def _read_spans(self, now_ns: int, *, within_s: float) -> None:
+        """Read spans on where the poll before left off, and then, if there is time, what came since."""
+        begun_s = time.monotonic()
+        is_anew = not self.is_behind
+        while True:
+            if is_anew:
+                self._spans = self._tails.news(SPANS, in_turn=True)
+            for _, payload in self._spans:
+                if payload is GAP:
+                    continue
+                with self.failures.guard():
+                    self._take_spans(payload)
+                if time.monotonic() > begun_s + within_s:
+                    self.is_behind = True
+                    self._read_to_s = begun_s - max(0, now_ns - self._spans_ns) / 1e9
+                    return
+            if is_anew:
+                break
+            is_anew = True
+        self.is_behind, self._read_to_s = False, begun_s
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
         """Count what has ended."""
@@ -245,6 +272,7 @@ class WatchView:
                 probes=self._requests.spans.probes,
                 whole_traces=self._requests.count.whole,
                 broken_traces=self._requests.count.broken.copy(),
+                read_to_s=self._read_to_s,
             ),
         )
 
@@ -303,6 +331,7 @@ class WatchView:
 
     def _take_spans(self, payload: bytes) -> None:
         record = decode(payload)
+        self._spans_ns = record.received_ns if isinstance(record, ExportRecord) else record.at_ns
         if not isinstance(record, StateRecord):
             self._received["exports"] += 1
             self._received["spans"] += self._requests.spans.take(record)

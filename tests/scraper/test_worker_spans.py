@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,37 @@ async def test_hostile_spans_do_not_disturb_scraping(serve: Serve, tmp_path: Pat
     used = np.isnan(spans.off_clock_s)
     assert ({trace(1), trace(2)}, {trace(8)}) == (set(spans.trace_id[used]), set(spans.trace_id[~used]))
     assert {-1} == {*spans.arrival_ns[~used].tolist(), *spans.end_ns[~used].tolist()}
+
+
+async def test_idle_connections_take_no_descriptors_from_scrapes(serve: Serve, tmp_path: Path):
+    """More of them at each port than files may be open: no scrape fails, exports come through, little is written."""
+    pages: asyncio.Queue[None] = asyncio.Queue()
+
+    async def page(_: web.Request) -> web.Response:
+        pages.put_nowait(None)
+        return web.Response(text="x 1\n", headers={"Connection": "close"})
+
+    base, files = await serve({"/metrics": page}), 144
+    prelude = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    urls = [f"{base}/metrics?{number}" for number in range(10)]
+    async with receiving(tmp_path, targets=urls, interval_s=0.05, prelude=prelude) as worker, AsyncExitStack() as stack:
+        ports = await worker.event("listening")
+        await worker.event("ready")
+        for _ in range(files):
+            for port in ports.values():
+                idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=BOUND_S))
+                idle.setblocking(False)
+            await asyncio.sleep(0)
+        async with asyncio.timeout(BOUND_S):
+            for _ in range(pages.qsize() + 100):
+                await pages.get()
+        assert 200 == (await over_http(ports["http_port"], export(1)))[0]
+        worker.send({"cmd": "settle", "seconds": 0})
+        settled = await worker.event("settled")
+        assert 0 == await worker.ended()
+    assert (0, 1) == (settled["failed"], settled["spans"]["exports"])
+    assert settled["spans"]["cut_connections"] > files / 2
+    assert (tmp_path / "scraper.stderr").stat().st_size < 2000
 
 
 async def test_a_settle_waits_for_the_spans_of_the_last_requests(tmp_path: Path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -134,6 +136,8 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
             "malformed": 1,
             "too_large": 0,
             "turned_away": 3,
+            "no_memory": 7,
+            "cut_connections": 9,
         },
         forward_queue={"exports": 3, "bytes": 1200, "limit_bytes": 4000},
         restarts=1,
@@ -142,12 +146,15 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
         sizes={"spans": 40, "pending": 2},
         repeated=4,
         evicted=0,
+        read_to_s=time.monotonic() - 100,
     )
     page = samples(None, watch)
+    assert 100 == pytest.approx(page["sidelight_watch_lag_seconds", ()], abs=60)
+    assert 9 == page["sidelight_receiver_cut_connections_total", ()]
     assert 50 == page["sidelight_receiver_spans_total", ()]
     assert 1 == page["sidelight_receiver_restarts_total", ()]
-    kinds = ("off_clock", "malformed", "turned_away")
-    assert [4, 1, 3] == [page["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
+    kinds = ("off_clock", "malformed", "turned_away", "no_memory")
+    assert [4, 1, 3, 7] == [page["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
     assert 2 == page["sidelight_window_size", (("what", "pending"),)]
 
 

@@ -33,6 +33,16 @@ async def test_readiness_says_what_is_missing_until_nothing_is():
         assert (200, "ready\n") == await asked(url, "/readyz")
 
 
+async def test_health_says_what_is_wrong():
+    """With 503, so that a supervisor starts it again."""
+    reasons = [""]
+    async with serving(LivePage(), "127.0.0.1", 0, unhealthy=lambda: reasons[0]) as url:
+        assert (200, "ok\n") == await asked(url, "/healthz")
+        reasons[0] = "the logs have not been looked at for 11 s"
+        assert (503, "the logs have not been looked at for 11 s\n") == await asked(url, "/healthz")
+        assert (200, "ready\n") == await asked(url, "/readyz")
+
+
 async def test_a_scraper_that_gives_up_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """It has closed the connection before there was an answer, and nothing is logged."""
 

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,15 +39,3 @@ def test_more_connections_than_ports_are_a_warning(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(descriptors, "_PORT_RANGE", tmp_path / "none")
     assert descriptors.port_count() is None
     assert descriptors.shortage(11) is None
-
-
-def test_the_limit_is_raised_as_far_as_it_may():
-    """A process that begins with 64 open files has its hard limit afterwards."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    code = f"""
-import resource
-from loadgen.host import limits as descriptors
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}))
-print(descriptors.raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-"""
-    assert f"{hard} {hard}\n" == subprocess.check_output([sys.executable, "-c", code], text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.export import MAX_SPANS, Refusal, malformed, parsed, unpacked
+from scraper.spans.export import MAX_MESSAGES, MAX_SPANS, Refusal, checked, malformed, parsed, unpacked
 
 
 def export(shape: list[list[int]]) -> bytes:
@@ -28,10 +29,17 @@ def export(shape: list[list[int]]) -> bytes:
     return request.SerializeToString()
 
 
+def taken(body: bytes) -> ExportTraceServiceRequest:
+    """What is parsed of an export that passes the check."""
+    for _ in checked(body, "spans"):
+        pass
+    return parsed(body)
+
+
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=4))
 def test_what_is_an_export_is_parsed(shape: list[list[int]]):
     """Whatever its shape, and however short of the limit."""
-    assert export(shape) == parsed(export(shape)).SerializeToString()
+    assert export(shape) == taken(export(shape)).SerializeToString()
 
 
 @given(st.binary(max_size=200) | st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3).map(export), st.data())
@@ -45,15 +53,15 @@ def test_invalid_bytes_are_refused_and_raise_nothing_else(body: bytes, data: st.
         expected = ExportTraceServiceRequest.FromString(bytes(broken))
     except DecodeError:
         with pytest.raises(Refusal, match="it is not an ExportTraceServiceRequest"):
-            parsed(bytes(broken))
+            taken(bytes(broken))
     else:
-        assert expected == parsed(bytes(broken))
+        assert expected == taken(bytes(broken))
 
 
 def test_a_field_of_tomorrow_is_passed_over():
     """Of whatever type, groups too: Google's parser keeps it, and so do we."""
     for unknown in (b"\x1b\x08\x01\x1c", b"\x19" + bytes(8), b"\x1d" + bytes(4), b"\x18\x01", b"\x1a\x01x"):
-        assert export([[1]]) + unknown == parsed(export([[1]]) + unknown).SerializeToString()
+        assert export([[1]]) + unknown == taken(export([[1]]) + unknown).SerializeToString()
 
 
 def test_the_limit_of_spans_is_exact():
@@ -61,7 +69,47 @@ def test_the_limit_of_spans_is_exact():
     half = MAX_SPANS // 2
     assert 2 == len(parsed(export([[half], [half]])).resource_spans)
     with pytest.raises(Refusal, match=f"more than {MAX_SPANS} spans at once"):
-        parsed(export([[half], [half + 1]]))
+        taken(export([[half], [half + 1]]))
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a number below 16 that has a length, which takes three bytes at least."""
+    size = len(content)
+    return bytes([number << 3 | 2, size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + content
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(lambda count: field(1, field(2, field(2, b"\x4a\x00" * count))), id="attributes of a span"),
+        pytest.param(lambda count: field(1, field(1, b"\x0a\x00" * count)), id="attributes of a resource"),
+        pytest.param(lambda count: field(1, field(2, field(2, b"\x5a\x00" * count))), id="events"),
+        pytest.param(
+            lambda count: field(1, field(2, field(2, field(9, field(2, field(5, b"\x0a\x00" * count)))))), id="an array"
+        ),
+        pytest.param(lambda count: b"\x0a\x00" * count, id="resources"),
+    ],
+)
+def test_parts_of_spans_are_counted_before_they_are_parsed(parts: Callable[[int], bytes]):
+    """Two bytes of an empty one take a hundred when parsed: some 200,000 pass, whatever they are, and twice as many do
+    not, of which no more than those are looked at.
+    """
+    assert taken(parts(MAX_MESSAGES - 100)).ByteSize()
+    steps: list[None] = []
+    with pytest.raises(Refusal, match=f"more than {MAX_MESSAGES} attributes and other parts at once"):
+        steps.extend(checked(parts(2 * MAX_MESSAGES), "spans"))
+    assert MAX_MESSAGES // 100 < len(steps) < MAX_MESSAGES // 50
+
+
+def test_long_texts_are_no_parts():
+    """An export is looked through only as far as what is left of it could hold too many."""
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for _ in range(100):
+        spans.add(name="n").attributes.add(key="prompt").value.string_value = "x" * 10_000
+    body = request.SerializeToString()
+    assert len(body) > 2 * MAX_MESSAGES
+    assert request == taken(body)
 
 
 @given(st.binary(max_size=500))

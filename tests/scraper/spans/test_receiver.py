@@ -237,22 +237,6 @@ async def test_what_speaks_neither_protocol_is_passed_over(tmp_path: Path, caplo
     assert all("\n" not in line for line in listener.said)
 
 
-async def test_a_sender_that_stalls_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It holds its turn for a bounded time only, and may come again."""
-    monkeypatch.setattr("scraper.spans.receiver._READ_S", 0.05)
-    async with listening(tmp_path) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.receiver.http_port)
-        head = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nContent-Length: 100\r\n\r\n"
-        writer.write(head.encode() + b"half")
-        async with asyncio.timeout(BOUND_S):
-            assert b"HTTP/1.1 503 Service Unavailable\r\n" == await reader.readline()
-        writer.close()
-        await writer.wait_closed()
-        monkeypatch.undo()
-        assert b"" == await listener.send("http", export())
-    assert listener.receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
-
-
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [

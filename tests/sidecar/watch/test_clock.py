@@ -23,6 +23,7 @@ from scraper.spans.forward import Unavailable, Wire
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress
 from sidecar.run import open_run
+from sidecar.watch import service
 from sidecar.watch.service import watch
 from sidecar.watch.view import WatchView
 
@@ -118,3 +119,37 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(watching, BOUND_S)
     assert [False] == overlaps
+
+
+async def test_a_watch_that_looks_at_nothing_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its page answers all the same, and its health is good again once it goes on."""
+    halted, poll = threading.Event(), WatchView.poll
+    halted.set()
+
+    def wait(view: WatchView, *moment: int, **how: Any) -> None:
+        halted.wait(BOUND_S)
+        poll(view, *moment, **how)
+
+    async def until(status: int) -> str:
+        async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(page.replace("/metrics", "/healthz")) as response:
+                    if response.status == status:
+                        return await response.text()
+                await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(WatchView, "poll", wait)
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(watch(options, command=[], progress=said))
+    await said.until("gRPC at")
+    page = await said.until(r"http://\S+/metrics")
+    assert "ok\n" == await until(200)
+    monkeypatch.setattr(service, "HALTED_S", 0.5)
+    halted.clear()
+    assert re.fullmatch(r"the logs have not been looked at for \d+ s\n", await until(503))
+    monkeypatch.setattr(service, "HALTED_S", BOUND_S)
+    halted.set()
+    assert "ok\n" == await until(200)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)

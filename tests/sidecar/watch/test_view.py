@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from correlator.live.traces import Trace, TracedRequest
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import SpanLog
+from sidecar.watch import view as view_module
 from sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -36,6 +38,28 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
     assert shown.watch is not None
     assert 2 == shown.watch.errors
     assert [{"requests_running": 7.0}] == [engine.gauges for engine in shown.engines]
+
+
+def test_a_view_that_is_behind_ends_no_request_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More spans have come than a look reads: it goes on where it was, and what is not read yet is not missing."""
+    monkeypatch.setattr(view_module, "POLL_S", -1.0)
+    spans = SpanLog(tmp_path / "spans-000000.log")
+    spans.append(export([call()], at_s=1))
+    spans.append(export([call(trace=b"o" * 16)], at_s=1))
+    spans.append(export([engine()], at_s=3))
+    with WatchView(tmp_path, run_id="r") as view:
+        seen = []
+        for look in range(1, 6):
+            if look == 4:
+                spans.close()
+            view.poll(NOON + 30 * S + look * S)
+            watch = view.snapshot(restarts=0).watch
+            assert watch is not None
+            assert watch.read_to_s is not None
+            lag_s = round(time.monotonic() - watch.read_to_s)
+            seen.append((view.is_behind, lag_s, view.parts.requests["trace"], view.parts.requests["none"]))
+    assert [(True, 30, 0, 0), (True, 31, 0, 0), (True, 30, 0, 0)] == seen[:3]
+    assert [(False, 0, 1, 1)] * 2 == seen[3:]
 
 
 POISON = b"P" * 16

@@ -1,0 +1,111 @@
+"""What a process takes of its machine: descriptors, memory, and room for what it writes to standard error."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ERRORS_EVERY_S = 60.0
+MOST_ERROR_BYTES = 1_000_000
+TRIM_EVERY_S = 1.0
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_LOOK_EVERY_S = 0.02
+
+
+def raise_limit() -> int:
+    """Raise this process's limit of open files as far as it may go, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            # macOS names a hard limit that it does not grant.
+            return _count(soft)
+    return _count(hard)
+
+
+def descriptor_limit() -> int:
+    """Return how many files a process started by this one can have open at once."""
+    return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process holds; -1 where the system does not say."""
+    try:
+        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return -1
+
+
+class MemoryLimit:
+    """A soft limit of this process's memory; where it is reached, memory that is free already goes back to the system.
+
+    `resident` is asked at most every 20 ms.
+    """
+
+    def __init__(self, most_bytes: int, *, resident: Callable[[], int] = resident_bytes) -> None:
+        self.most_bytes = most_bytes
+        self._resident, self._is_reached = resident, False
+        self._looked_s = self._trimmed_s = -1e9
+
+    def is_reached(self) -> bool:
+        """Tell whether the process holds more than the limit."""
+        now_s = time.monotonic()
+        if now_s < self._looked_s + _LOOK_EVERY_S:
+            return self._is_reached
+        self._looked_s = now_s
+        self._is_reached = self._resident() > self.most_bytes
+        if self._is_reached and now_s >= self._trimmed_s + TRIM_EVERY_S:
+            self._trimmed_s = now_s
+            _trim()
+            self._is_reached = self._resident() > self.most_bytes
+        return self._is_reached
+
+
+def _trim() -> None:
+    """Give free memory back; glibc keeps what was freed below something that is in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class SparingErrors(logging.Handler):
+    """Writes log records to standard error: each kind once in ERRORS_EVERY_S, and MOST_ERROR_BYTES in all.
+
+    A kind is what one line of code says of one kind of error. How often it came meanwhile stands before the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: dict[tuple[str, int, object], tuple[float, int]] = {}
+        self._room = MOST_ERROR_BYTES
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        kind = record.pathname, record.lineno, record.exc_info and record.exc_info[0]
+        now_s = time.monotonic()
+        said_s, count = self._said.get(kind, (-1e9, 0))
+        if now_s < said_s + ERRORS_EVERY_S or self._room <= 0:
+            self._said[kind] = said_s, count + 1
+            return
+        self._said[kind] = now_s, 0
+        text = f"{f'({count} times more) ' if count else ''}{self.format(record)}\n"
+        self._room -= len(text)
+        sys.stderr.write(text if self._room > 0 else "more errors follow, and are not written\n")
+        sys.stderr.flush()
+
+
+def limit_errors() -> None:
+    """Let libraries write no more to standard error than SparingErrors does."""
+    logging.getLogger().handlers = [SparingErrors()]
+
+
+def _count(limit: int) -> int:
+    return 1 << 31 if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,110 @@
+"""What is seen in an export before it is logged: how many spans, what is wrong with some, and which a run waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from scraper.spans.export import checked, parsed
+from scraper.spans.received import ReceivedSpan, received_spans
+
+_TRACES_KEPT = 100_000
+_MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
+
+
+@dataclass(slots=True, kw_only=True)
+class Looked:
+    """An export that was looked through: its spans, those not used by their fault with the first of each, and those
+    that may be awaited.
+    """
+
+    request: ExportTraceServiceRequest = field(default_factory=ExportTraceServiceRequest)
+    spans: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    first: dict[str, ReceivedSpan] = field(default_factory=dict)
+    awaited: list[ReceivedSpan] = field(default_factory=list)
+
+
+def look_through(body: bytes, received_ns: int, looked: Looked, *, is_awaited: bool) -> Iterator[None]:
+    """Parse an export and look at its spans, in small steps. Raises Refusal."""
+    yield from checked(body, "spans")
+    looked.request = parsed(body)
+    yield
+    for span in received_spans(looked.request, received_ns):
+        looked.spans += 1
+        if span.fault:
+            looked.faults[span.fault] += 1
+            looked.first.setdefault(span.fault, span)
+        elif is_awaited and (span.kind.tells_all or _is_half(span) or _serves(span)):
+            looked.awaited.append(span)
+        yield
+
+
+class Awaited:
+    """Notes whose requests' spans have come, for a run that waits for those of its own at its end."""
+
+    def __init__(self) -> None:
+        self._traces: dict[bytes, None] = {}
+        self._halves: dict[bytes, str] = {}
+        self._serving: dict[bytes, set[str]] = {}  # by trace, the services before an engine whose spans came
+        self._news = asyncio.Event()
+
+    def note(self, looked: Looked) -> None:
+        """Note what came with an export: whose request a span tells, or whose way to the engine."""
+        for received in looked.awaited:
+            trace_id = received.span.trace_id
+            if received.kind.tells_all or self._completes(received):
+                self._traces[trace_id] = None
+            elif _serves(received):
+                services = self._serving.setdefault(trace_id, set())
+                if len(services) < _MOST_SERVICES:
+                    services.add(received.service)
+        for traces in (self._traces, self._halves, self._serving):
+            while len(traces) > _TRACES_KEPT:
+                del traces[next(iter(traces))]
+        self._news.set()
+
+    async def settle(self, seconds: float, trace_ids: Collection[bytes]) -> int:
+        """Wait until all of these traces are complete, for so many seconds at most, and for all of them where there are
+        none; return how many have no spans by then.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not trace_ids or set(trace_ids) - self._traces.keys() or not self._have_gateways(trace_ids):
+                    self._news.clear()
+                    await self._news.wait()
+        return len(set(trace_ids) - self._traces.keys())
+
+    def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
+        """Tell whether each of these traces has the spans of every service that serves any of them."""
+        served = [self._serving.get(trace_id, set()) for trace_id in trace_ids]
+        every = set().union(*served)
+        return all(services == every for services in served)
+
+    def _completes(self, received: ReceivedSpan) -> bool:
+        """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
+        if not _is_half(received):
+            return False
+        kind, trace_id = received.kind, received.span.trace_id
+        other = self._halves.pop(trace_id, kind.role)
+        if other == kind.role:
+            self._halves[trace_id] = kind.role
+        return other != kind.role
+
+
+def _is_half(received: ReceivedSpan) -> bool:
+    """Tell whether a span is one of the two that tell a request by its stages."""
+    return received.kind.role == "request" or received.kind.ends_prefill
+
+
+def _serves(received: ReceivedSpan) -> bool:
+    """Tell whether a span is of a service before the engine."""
+    role = received.kind.role
+    is_served = role in ("gateway_call", "call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
+    return role == "gateway" or is_served

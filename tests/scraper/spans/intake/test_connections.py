@@ -1,0 +1,167 @@
+"""The connections of an HTTP port: who sends nothing keeps nobody else away, and is cut when there is need."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from certificates import Authority
+from waiting import BOUND_S
+
+from scraper.spans.intake import connections
+from scraper.spans.intake.connections import Connections
+
+HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@asynccontextmanager
+async def serving(most: int, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[Connections, int]]:
+    """Answer `ok` to all, on so many connections."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    server = Connections(most=most, tls=tls, say=print)
+    app = web.Application(middlewares=[server.following])
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    assert runner.server is not None
+    try:
+        yield server, await server.listen(runner.server, "127.0.0.1", 0)
+    finally:
+        server.close()
+        await runner.cleanup()
+
+
+class Client:
+    """One connection, by whoever holds it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self) -> bytes:
+        """Send a whole request; the status line of the answer, b"" where the connection is cut."""
+        try:
+            self.writer.write(HEAD)
+            head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), BOUND_S)
+            await asyncio.wait_for(self.reader.readexactly(2), BOUND_S)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return b""
+        return head.partition(b"\r\n")[0]
+
+    async def is_cut(self) -> bool:
+        """Wait until the connection is closed."""
+        try:
+            return b"" == await asyncio.wait_for(self.reader.read(1), BOUND_S)
+        except ConnectionError:
+            return True
+
+
+@asynccontextmanager
+async def connecting() -> AsyncIterator[list[Client]]:
+    """A list to which connections are added with `connect`; they are closed at the end."""
+    clients: list[Client] = []
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.writer.close()
+
+
+async def connect(clients: list[Client], port: int, sent: bytes = b"") -> Client:
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    clients.append(client)
+    client.writer.write(sent)
+    return client
+
+
+async def test_an_idle_connection_gives_way_to_a_new_one():
+    """The one that has waited longest does, and the new one is answered."""
+    async with serving(3) as (server, port), connecting() as clients:
+        idle = [await connect(clients, port, b"GET / HT") for _ in range(3)]
+        assert b"HTTP/1.1 200 OK" == await (await connect(clients, port)).ask()
+        assert await idle[0].is_cut()
+        assert 1 == server.cut
+        idle[1].writer.write(b"TP/1.1\r\nHost: x\r\n\r\n")
+        assert (await idle[1].reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_sender_that_was_answered_gives_way_last():
+    """However many connect and send nothing, it keeps its connection."""
+    async with serving(3) as (server, port), connecting() as clients:
+        exporter = await connect(clients, port)
+        assert b"HTTP/1.1 200 OK" == await exporter.ask()
+        for _ in range(20):
+            await connect(clients, port)
+        assert await clients[1].is_cut()
+        assert b"HTTP/1.1 200 OK" == await exporter.ask()
+        assert 18 == server.cut
+
+
+async def test_a_head_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch):
+    """The first of a connection, and each that follows an answer."""
+    async with serving(9) as (server, port), connecting() as clients:
+        exporter = await connect(clients, port)
+        assert b"HTTP/1.1 200 OK" == await exporter.ask()
+        monkeypatch.setattr(connections, "HEAD_S", 0.05)
+        assert await (await connect(clients, port, b"POST /v1/tra")).is_cut()
+        assert b"HTTP/1.1 200 OK" == await exporter.ask()
+        exporter.writer.write(HEAD[:-1])
+        assert await exporter.is_cut()
+        assert 2 == server.cut
+
+
+async def test_a_head_has_to_be_short():
+    """It is not kept while it grows."""
+    async with serving(9) as (server, port), connecting() as clients:
+        client = await connect(clients, port, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
+        assert await client.is_cut()
+        assert 1 == server.cut
+
+
+async def test_a_head_in_pieces_is_whole_where_its_end_is():
+    """Wherever it is cut apart."""
+    async with serving(9) as (server, port), connecting() as clients:
+        for cut in range(len(HEAD) - 4, len(HEAD)):
+            client = await connect(clients, port, HEAD[:cut])
+            await client.writer.drain()
+            await asyncio.sleep(0)
+            client.writer.write(HEAD[cut:])
+            assert (await client.reader.readline()).startswith(b"HTTP/1.1 200")
+        assert 0 == server.cut
+
+
+async def test_a_handshake_is_a_part_of_the_head(authority: Authority, monkeypatch: pytest.MonkeyPatch):
+    """Who begins none is cut, who speaks another protocol too; who does is answered."""
+    async with serving(9, tls=authority.serving()) as (server, port), connecting() as clients:
+        assert await (await connect(clients, port, b"GET / HTTP/1.1\r\n\r\n")).is_cut()
+        trusting = ssl.create_default_context(cafile=authority.path("ca.pem"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        clients.append(Client(reader, writer))
+        assert b"HTTP/1.1 200 OK" == await clients[-1].ask()
+        monkeypatch.setattr(connections, "HEAD_S", 0.05)
+        assert await (await connect(clients, port)).is_cut()
+        assert 2 == server.cut
+
+
+async def test_a_system_without_descriptors_is_asked_again_later(monkeypatch: pytest.MonkeyPatch):
+    """It is said, and the connection that waits is taken then."""
+    said: list[str] = []
+    monkeypatch.setattr(connections, "_PAUSE_S", 0.01)
+    async with serving(9) as (server, port), connecting() as clients:
+        server._say = said.append
+        accept = connections.socket.socket.accept
+
+        def refused(listener: object) -> object:
+            if len(said) < 3:
+                raise OSError(24, "Too many open files")
+            return accept(listener)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(connections.socket.socket, "accept", refused)
+        assert b"HTTP/1.1 200 OK" == await (await connect(clients, port)).ask()
+    assert ["no connection can be taken for a moment: Too many open files"] * 3 == said
