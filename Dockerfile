@@ -46,7 +46,7 @@ USER 10001:10001
 WORKDIR /data
 EXPOSE 9464
 
-# Holds for commands that serve the live page on its default port (run with --listen 0.0.0.0:9464).
+# Holds for commands that serve the live page on its default port (run with --listen 0.0.0.0:9464 --listen-open).
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]
 

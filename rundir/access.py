@@ -1,4 +1,5 @@
 """Client identity towards a target: TLS, credentials and headers; its URL without secrets; why a connection failed.
+Who may use a port of ours.
 
 What the options are called, and the cure for a bad one, is left to the sidecar.
 """
@@ -6,13 +7,16 @@ What the options are called, and the cure for a bad one, is left to the sidecar.
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 import re
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -46,6 +50,31 @@ class Access(Tls, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __repr__(self) -> str:
         """Leave out the headers, which may be secrets."""
         return f"Access(ca={self.ca!r}, cert={self.cert!r}, key={self.key!r}, insecure={self.insecure!r})"
+
+
+class Guard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may use a port of ours: paths of PEM files, "" for none, and a bearer token that is asked for.
+
+    cert, key  our certificate and its key: the port speaks TLS
+    ca         the authority of the clients' certificates, which are asked for
+    """
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        """Leave out the token."""
+        return f"Guard(cert={self.cert!r}, key={self.key!r}, ca={self.ca!r})"
+
+    def admits(self, authorization: str) -> bool:
+        """Tell whether an Authorization header has the token, as a bearer's or, as browsers send it, as a password."""
+        kind, _, stated = authorization.partition(" ")
+        if kind.lower() == "basic":
+            with suppress(ValueError):
+                stated = base64.b64decode(stated).decode(errors="replace").partition(":")[2]
+        return not self.token or hmac.compare_digest(stated.strip().encode(), self.token.encode())
 
 
 class UnusableFile(ValueError):
@@ -87,6 +116,32 @@ def _context(tls: Tls) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def server_context(guard: Guard, *, is_client_optional: bool = False) -> ssl.SSLContext | None:
+    """Build the server's side of TLS; None where the port has none. Raises UnusableFile."""
+    if not guard.cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _identify(context, Tls(cert=guard.cert, key=guard.key))
+    if guard.ca:
+        try:
+            context.load_verify_locations(guard.ca)
+        except ssl.SSLError:
+            raise UnusableFile("ca", "holds no certificate in PEM format") from None
+        except OSError as error:
+            raise UnusableFile("ca", str(error.strerror)) from error
+        context.verify_mode = ssl.CERT_OPTIONAL if is_client_optional else ssl.CERT_REQUIRED
+    return context
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host to listen on can be reached from this machine alone."""
+    name = host.strip("[]").lower()
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
 
 
 def basic(user: str) -> str:

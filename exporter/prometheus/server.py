@@ -13,11 +13,14 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from exporter.prometheus.events import EventStream
 from exporter.prometheus.page import LivePage
+from rundir.access import Guard, server_context
 
 SHUTDOWN_TIMEOUT_S = 1.0
 GIVEN_UP_S = 0.05  # in which the end of a connection is seen
 KEEPS_OPEN = "X-Prometheus-Scrape-Timeout-Seconds"  # header of scrapers that close a connection only on giving up
 WRITE_TIMEOUT_S = 30.0  # of a browser that reads nothing
+ANYBODY = Guard()
+_PROBES = ("/healthz", "/readyz")
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -29,7 +32,13 @@ _HEADERS = {
 
 @asynccontextmanager
 async def serving(
-    page: LivePage, host: str, port: int, *, unready: Callable[[], str] = str, unhealthy: Callable[[], str] = str
+    page: LivePage,
+    host: str,
+    port: int,
+    *,
+    unready: Callable[[], str] = str,
+    unhealthy: Callable[[], str] = str,
+    guard: Guard = ANYBODY,
 ) -> AsyncIterator[str]:
     """Serve the page while the context is open and yield its URL, e.g. "http://127.0.0.1:9464/metrics".
 
@@ -37,11 +46,12 @@ async def serving(
     browsers that ask for this machine by an address, localhost or `host`. /metrics is Prometheus text 0.0.4, or
     OpenMetrics where the scraper's Accept header asks for it; /healthz answers "ok", and /readyz "ready", or 503 and
     what `unhealthy` and `unready` say while that is not empty. Leaving waits at most a second for
-    a scrape that is under way.
+    a scrape that is under way. `guard` says who may see more than /healthz and /readyz, which a supervisor asks.
 
-    Raises OSError: the address cannot be listened on (port in use, no such host).
+    Raises OSError: the address cannot be listened on (port in use, no such host); UnusableFile (a certificate).
     """
-    application = web.Application()
+    tls = server_context(guard, is_client_optional=True)
+    application = web.Application(middlewares=[_guarded(guard)])
     application.router.add_get("/metrics", _scrapes(page))
     application.router.add_get("/healthz", _probe("ok", unhealthy))
     application.router.add_get("/readyz", _probe("ready", unready))
@@ -50,8 +60,8 @@ async def serving(
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
-        yield f"http://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/metrics"
+        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/metrics"
     finally:
         await runner.cleanup()
 
@@ -82,7 +92,25 @@ async def _gave_up(request: web.Request) -> bool:
     return request.transport is None
 
 
+Middleware = Callable[[web.Request, "Handler"], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _guarded(guard: Guard) -> Middleware:
+    """Return what answers only those whom the guard admits, and supervisors."""
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in _PROBES:
+            return await handler(request)
+        if guard.ca and not (request.transport and request.transport.get_extra_info("peercert")):
+            return web.Response(text="a client certificate is asked for here\n", status=403, headers=_HEADERS)
+        if not guard.admits(request.headers.get("Authorization", "")):
+            asked = {**_HEADERS, "WWW-Authenticate": 'Basic realm="sidelight", charset="UTF-8"'}
+            return web.Response(text="the token is asked for here, as a password\n", status=401, headers=asked)
+        return await handler(request)
+
+    return admit
 
 
 def _probe(good: str, reason: Callable[[], str]) -> Handler:

@@ -66,6 +66,12 @@ def turned_away(text: str) -> Refusal:
     return Refusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
 
 
+def unauthorized() -> Refusal:
+    """Return the refusal of an export without the token that is asked for."""
+    text = "a bearer token is asked for here (Authorization: Bearer ...)"
+    return Refusal("unauthorized", text, 401, grpc.StatusCode.UNAUTHENTICATED)
+
+
 def no_memory(most_bytes: int) -> Refusal:
     """Return the refusal of an export that may be sent again once there is memory for it."""
     text = f"more than {most_bytes / 1e6:.0f} MB of memory are in use"

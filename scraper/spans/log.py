@@ -31,6 +31,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     turned_away     exports that had to come again: too many at a time, or the log could not be written
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
     no_memory       exports that had to come again because the receiver was at its limit of memory
+    unauthorized    exports without the token that is asked for
     cut_connections connections that sent no request in time, or had to make room for others
     logs, metrics   exports of other signals, which are passed on and not kept; of them `_dropped`, those that were not
                     passed on, for want of a next collector too
@@ -50,6 +51,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     metrics: int = 0
     metrics_dropped: int = 0
     no_memory: int = 0
+    unauthorized: int = 0
     cut_connections: int = 0
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, cast
 
 # Read on import; else each failed connection is written to standard error.
@@ -28,7 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rundir.access import connection_problem
+from rundir.access import connection_problem, server_context
 from rundir.clock import anchor, step_ns
 from rundir.process import MemoryLimit
 from scraper.spans.export import (
@@ -39,6 +40,7 @@ from scraper.spans.export import (
     no_memory,
     too_large,
     turned_away,
+    unauthorized,
     unpacked,
 )
 from scraper.spans.forward import PROTOBUF, Forwarder
@@ -163,17 +165,29 @@ class Receiver:
             rpc: Any = grpc.stream_unary_rpc_method_handler(partial(self._from_grpc, signal))
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: rpc}),))
         try:
-            self.grpc_port = server.add_insecure_port(self._spec.grpc)
+            self.grpc_port = self._add_port(server)
         except RuntimeError:
             raise CannotListen(f"cannot listen on {self._spec.grpc}: the address is in use, or not ours") from None
         await server.start()
         self._stack.push_async_callback(server.stop, 1.0)
 
+    def _add_port(self, server: Any) -> int:
+        """Add the port to a gRPC server, with TLS where it is asked for. Raises RuntimeError, UnusableFile."""
+        guard = self._spec.guard
+        if not guard.cert:
+            return int(server.add_insecure_port(self._spec.grpc))
+        server_context(guard)  # says in our words what is wrong with a file
+        pair = Path(guard.key or guard.cert).read_bytes(), Path(guard.cert).read_bytes()
+        authority = Path(guard.ca).read_bytes() if guard.ca else None
+        credentials = grpc.ssl_server_credentials([pair], authority, require_client_auth=bool(guard.ca))
+        return int(server.add_secure_port(self._spec.grpc, credentials))
+
     async def _listen_http(self) -> None:
         logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
         logger.addFilter(self._noise)
         say = partial(self._say_once, "connections")
-        self._connections = Connections(most=self._most_connections, say=say)
+        tls = server_context(self._spec.guard)
+        self._connections = Connections(most=self._most_connections, tls=tls, say=say)
         app = web.Application(middlewares=[self._connections.following])
         for signal in SIGNALS:
             app.router.add_post(f"/v1/{signal}", partial(self._from_http, signal))
@@ -211,7 +225,8 @@ class Receiver:
             raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message
 
         try:
-            return await self._admit(signal, "grpc", self._grpc, read)
+            stated = dict(context.invocation_metadata() or ()).get("authorization", "")
+            return await self._admit(signal, "grpc", self._grpc, read, str(stated))
         except Refusal as refusal:
             if refusal.count == "too_large" and not is_read:
                 return b""  # grpcio has answered
@@ -229,7 +244,8 @@ class Receiver:
             return body
 
         try:
-            body = await self._admit(signal, "http", self._http, read)
+            stated = request.headers.get("Authorization", "")
+            body = await self._admit(signal, "http", self._http, read, stated)
         except Refusal as refusal:
             retry = {"Retry-After": str(AGAIN_S)} if refusal.http_status == 503 else {}
             reply = web.Response(
@@ -244,10 +260,12 @@ class Receiver:
         return web.Response(body=body, content_type=PROTOBUF)
 
     async def _admit(
-        self, signal: str, via: str, readings: Readings, read: Callable[[Reading], Awaitable[bytes]]
+        self, signal: str, via: str, readings: Readings, read: Callable[[Reading], Awaitable[bytes]], authorization: str
     ) -> bytes:
         """Read an export, and take it when it is its turn. Raises Refusal, which is then counted and said already."""
         try:
+            if not self._spec.guard.admits(authorization):
+                raise unauthorized()
             if self._memory.is_reached():
                 raise no_memory(self._memory.most_bytes)
             async with readings.reading() as reading:

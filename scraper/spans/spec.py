@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from rundir.access import Access, connection_problem, masked
+from rundir.access import Access, Guard, connection_problem, masked
 
 # OpenTelemetry's collector takes no more over gRPC either, so exporters live with it.
 LIMIT_BYTES = 4 * 1024 * 1024
@@ -35,6 +35,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
     memory_bytes: above so much memory of the process, exports are refused until there is room.
+    guard: who may send.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
     """
 
@@ -47,6 +48,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     restarts_at_clock_step: bool = False
     is_awaited: bool = True
     memory_bytes: int = MEMORY_BYTES
+    guard: Guard = Guard()
 
 
 class CannotListen(Exception):

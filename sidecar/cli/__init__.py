@@ -28,6 +28,7 @@ from sidecar.cli.arguments import translate
 from sidecar.cli.messages import explained
 from sidecar.cli.peers import RENAMED
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded, load_yaml
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
@@ -122,6 +123,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     out: Out = None,
     formats: Formats = DEFAULT_FORMATS,
     listen: Listen = None,
+    listen_open: ListenOpen = False,
     quiet: Quiet = False,
     json: JsonProgress = False,
     verbose: Verbose = False,
@@ -136,6 +138,7 @@ def demo(  # noqa: PLR0913  an argument is an option
         out=out,
         formats=formats,
         listen=listen,
+        listen_open=listen_open,
         quiet=quiet,
         json=json,
     )

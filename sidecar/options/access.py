@@ -1,4 +1,6 @@
-"""The options of access to metrics pages, shared by all commands that measure, and their checks."""
+"""The options of access to metrics pages, shared by all commands that measure, and of access of others to our ports;
+their checks.
+"""
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import re
@@ -10,11 +12,12 @@ from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
 
-from rundir.access import Access, UnusableFile, basic, tls_context
+from rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import HEADERS, SECRET, Interval, flag, header_name, option, repeatable, time_option
 
 METRICS_ACCESS = Group("Metrics access", sort_key=4.5)  # after the group Scraping
+LISTENING = Group("Listening", sort_key=4.7)
 
 _HEADER = re.compile(r"(?P<name>[!#$%&'*+\-.^_`|~0-9A-Za-z]+)[:=][ \t]*(?P<value>[^\x00-\x08\x0a-\x1f\x7f]*)")
 _NAME = re.compile(r"(?:[A-Z][a-z]*|[Xx])(?:-[A-Za-z]+){0,4}")  # as people write the names of headers
@@ -66,6 +69,76 @@ class AccessOptions:
         Interval,
         time_option(METRICS_ACCESS, "Timeout of one scrape.", name=("--metrics-timeout", "--scrape-timeout")),
     ] = 5.0
+
+
+ListenOpen = Annotated[
+    bool,
+    flag(
+        LISTENING,
+        "Listen on addresses of the network although anybody who reaches them is served: where a firewall, a network "
+        "policy or a container's published ports keep others out.",
+    ),
+]
+
+
+# No slots, as ContactOptions.
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Who may use the ports of --listen and --otlp-listen."""
+
+    listen_tls: Annotated[
+        tuple[Path, Path] | None,
+        option(LISTENING, "CERT KEY: serve the live page and receive spans over TLS (PEM files, the key unencrypted)."),
+    ] = None
+    listen_token: Annotated[
+        str | None,
+        option(
+            LISTENING,
+            "Bearer token that requests for the live page, for metrics and with spans must have; browsers ask for it "
+            "as a password. /healthz and /readyz need none. Preferably set the environment variable instead.",
+            env_var="SIDELIGHT_LISTEN_TOKEN",
+        ),
+        SECRET,
+    ] = None
+    listen_client_ca: Annotated[
+        Path | None,
+        option(LISTENING, "Ask for a client certificate that is signed by this authority (PEM). Needs --listen-tls."),
+    ] = None
+    listen_open: ListenOpen = False
+
+
+def check_listening(options: ListenOptions, addresses: Mapping[str, str]) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where the files cannot be used, or where an address,
+    named by its option, would serve anybody on the network without that being wanted.
+    """
+    if options.listen_token is not None and not re.fullmatch(r"[!-~]+", options.listen_token):
+        raise ConfigurationError(
+            "--listen-token: must not be empty or contain spaces; check SIDELIGHT_LISTEN_TOKEN as well"
+        )
+    if options.listen_client_ca and not options.listen_tls:
+        raise ConfigurationError(
+            f"--listen-client-ca {options.listen_client_ca}: needs --listen-tls CERT KEY, the certificate of this port"
+        )
+    guard = guard_of(options)
+    try:
+        server_context(guard)
+    except UnusableFile as error:
+        flag, path = ("client-ca", guard.ca) if error.which == "ca" else ("tls", getattr(guard, error.which))
+        raise ConfigurationError(f"--listen-{flag} {path}: {error.reason}; {_PEM}") from error
+    is_guarded = bool(guard.cert and (guard.token or guard.ca))
+    for name, address in addresses.items():
+        if not (is_guarded or options.listen_open or is_loopback(address.rpartition(":")[0])):
+            raise ConfigurationError(
+                f"{name} {address}: other machines reach this address; add --listen-tls CERT KEY and --listen-token or "
+                "--listen-client-ca, or --listen-open where your network keeps others out"
+            )
+
+
+def guard_of(options: ListenOptions) -> Guard:
+    """Return who may use our ports, from checked options."""
+    cert, key = options.listen_tls or ("", "")
+    return Guard(cert=str(cert), key=str(key), ca=_text(options.listen_client_ca), token=options.listen_token or "")
 
 
 def check_access(options: AccessOptions) -> None:

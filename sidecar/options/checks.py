@@ -22,7 +22,7 @@ from loadgen.requests.slo import parse_slo
 from rundir.access import masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
-from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, listen_address
+from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
 from sidecar.options.spans import SpanOptions, check_exports, check_spans
 
@@ -58,7 +58,7 @@ def check_run(options: RunOptions) -> RunOptions:
     Raises ConfigurationError naming the option, its value and what would be valid.
     """
     options = _check_target(_without_endless_rate(options))
-    check_spans(options)
+    check_spans(options, listen=options.listen)
     check_exports(options)
     check_bounds(options)
     _check_load(options)
@@ -70,8 +70,6 @@ def check_run(options: RunOptions) -> RunOptions:
         raise ConfigurationError(
             f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
         )
-    if options.listen is not None:
-        listen_address(options.listen)
     scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
     files = (options.trace, options.replay_requests, options.prompts)
     ends = options.requests is not None or any(path is not None for path in files)
@@ -115,7 +113,7 @@ def check_doctor(options: DoctorOptions) -> DoctorOptions:
                 "their spans, e.g. --otlp-listen 127.0.0.1:4317"
             )
         options = replace(options, gateway=base_url(options.gateway, options.endpoint, "--gateway"))
-    check_spans(SpanOptions(otlp_listen=options.otlp_listen))
+    check_spans(SpanOptions(otlp_listen=options.otlp_listen, listen_open=options.listen_open))
     options = _check_target(options, is_optional=options.gateway is not None)
     check_bounds(options)
     _check_contact(options)

@@ -7,14 +7,15 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_type_hints
 
 from cyclopts import Parameter
 
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
 from rundir.access import MASK, masked
 from sidecar.errors import ConfigurationError
-from sidecar.options.fields import Masked, ReadsMapping, declarations, flag_of
+from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
 
 def aliases(options: type) -> dict[str, str]:
@@ -56,6 +57,7 @@ def _plain_value(value: object, name: str, options: type, path: Path) -> object:
             raise ConfigurationError(f"--config {path}: {name}: must be a value, but is a mapping")
         return json.dumps(value, default=str)  # of a date
     lists = next(isinstance(field.default, tuple) for field in dataclasses.fields(options) if field.name == name)
+    lists = lists or declared(get_type_hints(options)[name], GenericAlias) is not None
     if isinstance(value, list) and not lists:
         raise ConfigurationError(f"--config {path}: {name}: must be one value, but is a list")
     return value

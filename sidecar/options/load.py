@@ -13,7 +13,7 @@ from msgspec import Meta
 from loadgen.driver import is_closed_loop
 from loadgen.plan import workloads
 from loadgen.protocols import Endpoint
-from sidecar.options.access import AccessOptions
+from sidecar.options.access import AccessOptions, ListenOpen
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
     HEADERS,
@@ -138,6 +138,7 @@ class DoctorOptions(ContactOptions):
         ),
     ] = None
     otlp_listen: OtlpListen = None
+    listen_open: ListenOpen = False
     wait: Annotated[
         Pause,
         time_option(

@@ -13,8 +13,25 @@ from rundir.access import Access
 from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.errors import ConfigurationError
-from sidecar.options.access import AccessOptions, require_headers, require_tls
-from sidecar.options.fields import HEADERS, MASKED_URL, OUTPUT, flag, http_url, option, repeatable, size_bytes
+from sidecar.options.access import (
+    AccessOptions,
+    ListenOptions,
+    check_listening,
+    guard_of,
+    require_headers,
+    require_tls,
+)
+from sidecar.options.fields import (
+    HEADERS,
+    MASKED_URL,
+    OUTPUT,
+    flag,
+    http_url,
+    listen_address,
+    option,
+    repeatable,
+    size_bytes,
+)
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
@@ -44,8 +61,8 @@ OtlpCa = Annotated[
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanOptions(AccessOptions):
-    """How spans of engines and gateways are received, and where they are forwarded."""
+class SpanOptions(ListenOptions, AccessOptions):
+    """How spans of engines and gateways are received, and where they are forwarded; who may use our ports."""
 
     otlp_listen: OtlpListen = None
     otlp_forward: Annotated[
@@ -130,10 +147,16 @@ def check_remote_write(options: RemoteWriteOptions) -> None:
     require_headers("--prometheus-header", options.prometheus_header)
 
 
-def check_spans(options: SpanOptions) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
-    if options.otlp_listen is not None:
+def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
+    """Raise ConfigurationError, naming the option and the cure, where one cannot be used; `listen` is the address of
+    the live page, where one is named.
+    """
+    page = {"--listen": listen} if listen is not None and listen_address(listen) is not None else {}
+    if options.otlp_listen is None:
+        check_listening(options, page)
+    else:
         listen_addresses(options.otlp_listen)
+        check_listening(options, {**page, "--otlp-listen": options.otlp_listen})
     size_bytes("memory", options.memory, least=LEAST_MEMORY)
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
@@ -188,6 +211,7 @@ def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
         forward=options.otlp_forward or "",
         access=forward_access(options),
         memory_bytes=size_bytes("memory", options.memory, least=LEAST_MEMORY),
+        guard=guard_of(options),
     )
 
 

@@ -143,7 +143,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     for url in options.metrics:
         http_url("--metrics", url, user=True)
     check_access(options)
-    check_spans(options)
+    check_spans(options, listen=options.listen)
     check_remote_write(options)
     check_bounds(options)
     if listen_address(options.listen) is None:

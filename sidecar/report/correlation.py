@@ -186,7 +186,8 @@ def _spans(run: Run) -> ReceivedSpans | None:
         return None
     counts = msgspec.structs.asdict(run.span_counts)
     counts["turned_away"] += counts.pop("no_memory")
-    del counts["cut_connections"]  # no export was seen on them
+    for name in ("cut_connections", "unauthorized"):  # nothing was read of these
+        del counts[name]
     return ReceivedSpans(
         **counts,
         request_spans=run.watched.engine_spans if run.watched else int(np.isnan(run.spans.off_clock_s).sum()),

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from loadgen.protocols import PROTOCOLS
-from rundir.access import Access, masked
+from rundir.access import Access, Guard, masked
 from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
 from sidecar.directory import Run
 from sidecar.errors import ConfigurationError, WorkerDied
-from sidecar.options.access import metrics_access
+from sidecar.options.access import guard_of, metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
 from sidecar.options.spans import receiver_spec, require_ports
@@ -108,7 +108,7 @@ async def _run(
 
         async with until_deadline(begun_s, options.deadline):
             prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))
-        page = await _serve(serving, options.listen, progress)
+        page = await _serve(serving, options.listen, guard_of(options), progress)
         model = prepared.target.model
         recorded = manifests.recorded(options, options.out, command, clock, stop, about=prepared.about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
@@ -337,7 +337,7 @@ def _logs(raw: Path, deaths: int, spans: ReceiverSpec | None) -> dict[str, str]:
     }
 
 
-async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) -> LivePage | None:
+async def _serve(stack: AsyncExitStack, listen: str | None, guard: Guard, progress: Progress) -> LivePage | None:
     address = listen_address(listen or DEFAULT_LISTEN)
     if address is None:
         return None
@@ -348,11 +348,11 @@ async def _serve(stack: AsyncExitStack, listen: str | None, progress: Progress) 
     host, port = address
     page = LivePage()
     try:
-        url = await stack.enter_async_context(serving(page, host, port))
+        url = await stack.enter_async_context(serving(page, host, port, guard=guard))
     except OSError as error:
         if listen is not None or error.errno != errno.EADDRINUSE:
             raise ConfigurationError(f"--listen {listen}: {reason_of(error)}; choose another port, or 0") from error
-        url = await stack.enter_async_context(serving(page, host, 0))
+        url = await stack.enter_async_context(serving(page, host, 0, guard=guard))
         progress.warn(f"port {port} is taken, so the live page is at {url}")
     progress.stage(f"live page: {url.removesuffix('metrics')} (for Prometheus: {url})")
     return page

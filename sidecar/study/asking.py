@@ -32,9 +32,10 @@ DECIDED = {"sut"} | {
 # Numbers whose option is that of `run` by the same name; of these, one of every workload.
 _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
 _WORKLOAD = ("output_tokens",)
-_OUTPUT = ("out", "formats", "listen", "quiet", "json", "verbose", "config")
+_LISTEN = ("listen", "listen_tls", "listen_token", "listen_client_ca", "listen_open")
+_OUTPUT = ("out", "formats", *_LISTEN, "quiet", "json", "verbose", "config")
 # Options that are of one call, not of the study.
-_OF_NOW = ("out", "resume", "plan", "budget", "listen", "quiet", "json", "verbose", "config", "require")
+_OF_NOW = ("out", "resume", "plan", "budget", *_LISTEN, "quiet", "json", "verbose", "config", "require")
 STEP_FORMATS = ("json", "text")
 SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 

@@ -29,7 +29,7 @@ from scraper.commands import SetTargets, Spec
 from scraper.targets.target import STALE_TICKS
 from sidecar import directory as run_directory
 from sidecar.errors import ConfigurationError, WorkerDied
-from sidecar.options.access import metrics_access
+from sidecar.options.access import guard_of, metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import WatchOptions, reloaded
@@ -84,13 +84,6 @@ class Watch:
     down_ns: int | None = None
     looked_s: float = field(default_factory=time.monotonic)
 
-    def unhealthy(self) -> str:
-        """Return what /healthz answers; empty while the logs are looked at, and at the end."""
-        silent_s = time.monotonic() - self.looked_s
-        if silent_s < HALTED_S or self.stop.is_set():
-            return ""
-        return f"the logs have not been looked at for {silent_s:.0f} s"
-
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
         self.progress.warn(text)
@@ -117,9 +110,7 @@ async def watch(
     not_ready_reason = ["starting"]  # what /readyz says
     async with AsyncExitStack() as stack:
         shared: Watch | None = None
-        url = await _served(
-            stack, options, page, lambda: not_ready_reason[0], lambda: shared.unhealthy() if shared else ""
-        )
+        url = await _served(stack, options, page, lambda: not_ready_reason[0], lambda: _unhealthy(shared))
         about = {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
         recorded = manifests.recorded(
             options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
@@ -161,18 +152,28 @@ async def watch(
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
 
 
+def _unhealthy(shared: Watch | None) -> str:
+    """Return what /healthz answers; empty while the logs are looked at, before that, and at the end."""
+    silent_s = 0.0 if shared is None else time.monotonic() - shared.looked_s
+    if shared is None or silent_s < HALTED_S or shared.stop.is_set():
+        return ""
+    return f"the logs have not been looked at for {silent_s:.0f} s"
+
+
 async def _served(
     stack: AsyncExitStack,
     options: WatchOptions,
     page: LivePage,
     unready: Callable[[], str],
-    unhealthy: Callable[[], str],
+    halted: Callable[[], str],
 ) -> str:
     address = listen_address(options.listen)
     if address is None:
         raise AssertionError("checked options name an address")
     try:
-        return await stack.enter_async_context(serving(page, *address, unready=unready, unhealthy=unhealthy))
+        return await stack.enter_async_context(
+            serving(page, *address, unready=unready, unhealthy=halted, guard=guard_of(options))
+        )
     except OSError as error:
         raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from scraper.spans.export import turned_away
 
-WHOLE_S = 10.0  # an exporter's own patience; after this nobody waits for an answer
+WHOLE_S = 10.0  # an exporter's own patience; after this its answer comes too late
 PATIENCE_S = 5.0
 LEAST_BYTES_PER_S = 1000.0
 SLICE_S = 0.005

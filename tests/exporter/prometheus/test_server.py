@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
 from aiohttp import web
+from certificates import Authority
 from server_sent import listening
 from waiting import BOUND_S
 
@@ -16,6 +18,7 @@ from exporter.prometheus import server
 from exporter.prometheus.events import MOST_BROWSERS
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
+from rundir.access import Guard, basic
 
 
 async def asked(url: str, path: str) -> tuple[int, str]:
@@ -41,6 +44,44 @@ async def test_health_says_what_is_wrong():
         reasons[0] = "the logs have not been looked at for 11 s"
         assert (503, "the logs have not been looked at for 11 s\n") == await asked(url, "/healthz")
         assert (200, "ready\n") == await asked(url, "/readyz")
+
+
+async def test_a_page_for_others_is_behind_tls_and_a_token(authority: Authority):
+    """Prometheus states it as a bearer's, a browser as a password; supervisors need none."""
+    guard = Guard(cert=authority.path("server.pem"), key=authority.path("server.key"), token="hush")
+    trusting = ssl.create_default_context(cafile=authority.path("ca.pem"))
+    page = LivePage()
+    page.stream.end(lambda: b"event: final\ndata: {}\n\n")
+    async with serving(page, "127.0.0.1", 0, guard=guard) as url, aiohttp.ClientSession() as session:
+        assert url.startswith("https://127.0.0.1:")
+
+        async def status(path: str, **headers: str) -> int:
+            async with session.get(url.replace("/metrics", path), headers=headers, ssl=trusting) as reply:
+                assert reply.status != 401 or reply.headers["WWW-Authenticate"].startswith("Basic ")
+                return reply.status
+
+        for path in ("/metrics", "/", "/live"):
+            assert 401 == await status(path)
+            assert 401 == await status(path, Authorization="Bearer hus")
+            assert 401 == await status(path, Authorization="Basic !")
+            assert 200 == await status(path, Authorization="Bearer hush")
+            assert 200 == await status(path, Authorization=basic("anybody:hush"))
+        assert 200 == await status("/healthz") == await status("/readyz")
+
+
+async def test_a_page_may_ask_for_a_client_certificate(authority: Authority):
+    """Of all but supervisors."""
+    ca = authority.path("ca.pem")
+    guard = Guard(cert=authority.path("server.pem"), key=authority.path("server.key"), ca=ca)
+    unknown, known = ssl.create_default_context(cafile=ca), ssl.create_default_context(cafile=ca)
+    known.load_cert_chain(authority.path("client.pem"), authority.path("client.key"))
+    async with serving(LivePage(), "127.0.0.1", 0, guard=guard) as url:
+        for context, path, status in ((unknown, "/metrics", 403), (unknown, "/healthz", 200), (known, "/metrics", 200)):
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(url.replace("/metrics", path), ssl=context) as reply,
+            ):
+                assert status == reply.status
 
 
 async def test_a_scraper_that_gives_up_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 
-from rundir.access import Access, basic
+from rundir.access import Access, Guard, basic
 from sidecar.errors import ConfigurationError
-from sidecar.options.access import AccessOptions, check_access, metrics_access
-from sidecar.options.checks import check_run
+from sidecar.options.access import AccessOptions, check_access, guard_of, metrics_access
+from sidecar.options.checks import check_doctor, check_run
 from sidecar.options.config import as_recorded, command_as_recorded, load_yaml
-from sidecar.options.load import RunOptions
+from sidecar.options.load import DoctorOptions, RunOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 
 URL = "http://127.0.0.1:8000"
 
@@ -97,3 +100,68 @@ def test_options_without_fault_pass():
     """What is complete is not complained of."""
     check_access(AccessOptions(metrics_user="ann:p w", metrics_header=("X: 1", "Y: ä")))
     check_access(AccessOptions(metrics_token="t", metrics_insecure=True))
+
+
+OPEN = "other machines reach this address; add --listen-tls CERT KEY and --listen-token or --listen-client-ca, or"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "[::]", "10.0.0.7", "sidecar.example", "192.168.1.1"])
+def test_an_address_of_the_network_is_not_served_to_anybody_unasked(address: str):
+    """Whichever port it is for, in every command; --listen-open says that it is wanted."""
+    pages, spans = f"--listen {address}:9464: {OPEN}", f"--otlp-listen {address}:4317: {OPEN}"
+    for check, options, named in (
+        (check_watch, WatchOptions(listen=f"{address}:9464"), pages),
+        (check_watch, WatchOptions(otlp_listen=f"{address}:4317"), spans),
+        (check_run, RunOptions(url=(URL,), listen=f"{address}:9464"), pages),
+        (check_run, RunOptions(url=(URL,), otlp_listen=f"{address}:4317"), spans),
+        (check_scrape, ScrapeOptions(otlp_listen=f"{address}:4317"), spans),
+        (check_doctor, DoctorOptions(url=(URL,), otlp_listen=f"{address}:4317"), spans),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            check(options)  # type: ignore[operator]
+        assert str(refused.value).startswith(named)
+        check(dataclasses.replace(options, listen_open=True))  # type: ignore[operator, type-var]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "[::1]", "localhost", "a.localhost"])
+def test_this_machine_is_served_as_it_was(address: str):
+    """Addresses of the loopback need nothing more."""
+    check_watch(WatchOptions(listen=f"{address}:9464", otlp_listen=f"{address}:4317"))
+    check_run(RunOptions(url=(URL,), listen="off"))
+
+
+def test_what_guards_an_address_of_the_network(authority: Authority):
+    """TLS with a token, or with an authority of the clients; each alone is not enough, and what cannot be is named."""
+    tls = (Path(authority.path("server.pem")), Path(authority.path("server.key")))
+    ca, other = Path(authority.path("ca.pem")), Path(authority.path("client.key"))
+    whole = {"listen": "0.0.0.0:9464", "otlp_listen": "0.0.0.0:4317", "listen_tls": tls}
+    for more in ({"listen_token": "hush"}, {"listen_client_ca": ca}):
+        check_watch(WatchOptions(**whole, **more))  # type: ignore[arg-type]
+    expected = Guard(cert=str(tls[0]), key=str(tls[1]), token="hush")
+    assert expected == guard_of(WatchOptions(**whole, listen_token="hush"))  # type: ignore[arg-type]
+    assert "hush" not in repr(expected)
+    for options, said in (
+        (whole, f"--listen 0.0.0.0:9464: {OPEN}"),
+        ({"listen": "0.0.0.0:9464", "listen_token": "hush"}, f"--listen 0.0.0.0:9464: {OPEN}"),
+        ({"listen_client_ca": ca}, f"--listen-client-ca {ca}: needs --listen-tls CERT KEY"),
+        ({"listen_token": "hush hush"}, "--listen-token: must not be empty or contain spaces"),
+        ({"listen_token": ""}, "--listen-token: must not be empty or contain spaces"),
+        (
+            {"listen_tls": (tls[0], other)},
+            f"--listen-tls {other}: is not the key of this certificate; give the path of",
+        ),
+        ({"listen_tls": (Path("none"), tls[1])}, "--listen-tls none: No such file or directory; give the path of a"),
+        ({"listen_tls": tls, "listen_client_ca": tls[1]}, f"--listen-client-ca {tls[1]}: holds no certificate in PEM"),
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            check_watch(WatchOptions(**options))  # type: ignore[arg-type]
+        assert str(refused.value).startswith(said), refused.value
+
+
+def test_a_file_names_certificate_and_key_in_a_list(tmp_path: Path):
+    """As other lists; the token is masked in what is recorded."""
+    file = tmp_path / "watch.yaml"
+    file.write_text("listen-tls: [c.pem, k.pem]\nlisten-token: hush\n")
+    assert {"listen_tls": ["c.pem", "k.pem"], "listen_token": "hush"} == load_yaml(file, WatchOptions)
+    recorded = as_recorded(WatchOptions(listen_tls=(Path("c.pem"), Path("k.pem")), listen_token="hush"))
+    assert (["c.pem", "k.pem"], "***") == (recorded["listen_tls"], recorded["listen_token"])

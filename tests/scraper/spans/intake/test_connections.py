@@ -1,4 +1,4 @@
-"""The connections of an HTTP port: who sends nothing keeps nobody else away, and is cut when there is need."""
+"""The connections of an HTTP port: who sends nothing keeps no other away, and is cut when there is need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def serving(most: int, *, tls: ssl.SSLContext | None = None) -> AsyncItera
 
 
 class Client:
-    """One connection, by whoever holds it."""
+    """One connection, by its client's side."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
