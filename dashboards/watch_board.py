@@ -192,6 +192,7 @@ RECEIVER = Row(
                 "{{signal}} not passed on": total("sidelight_receiver_other_dropped_total", WATCH, by="signal"),
                 "passed on": total("sidelight_receiver_forwarded_total", WATCH),
                 "evicted": total("sidelight_window_evicted_spans_total", WATCH),
+                "connections cut": total("sidelight_receiver_cut_connections_total", WATCH),
             },
             "Anything but passed on is a loss, counted here and said once in the log. Turned away means that senders "
             "were asked to come again, off_clock that a machine's clock is over 10 minutes off: set it by NTP, its "
@@ -232,9 +233,11 @@ RECEIVER = Row(
                 "receiver restarts": increase("sidelight_receiver_restarts_total", WATCH),
                 "defects": increase("sidelight_watch_errors_total", WATCH),
                 "cores used": total("sidelight_watch_cpu_seconds_total", WATCH),
+                "seconds behind": f"max (sidelight_watch_lag_seconds{{{WATCH}}})",
             },
             "A restart loses what had come and was not logged yet: senders that retry send it again. A defect is "
-            "ours: its trace is in the log.",
+            "ours: its trace is in the log. Behind means that more spans come than are read: requests are counted "
+            "later.",
             unit="short",
         ),
         *scrapes(SCOPE, 12),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from logs import request_log
 
@@ -117,6 +119,7 @@ def snapshot(step: int) -> Snapshot:
             repeated=0,
             evicted=0,
             whole_traces=step,
+            read_to_s=math.inf,
             broken_traces={("gateway", "new_trace"): step},
         ),
     )

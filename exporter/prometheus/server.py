@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from exporter.prometheus.events import EventStream
@@ -92,7 +93,6 @@ async def _gave_up(request: web.Request) -> bool:
     return request.transport is None
 
 
-Middleware = Callable[[web.Request, "Handler"], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -128,6 +128,8 @@ CONTRACT = {
     "sidelight_receiver_forward_dropped_total": set(),
     "sidelight_receiver_forward_queue": {"what"},
     "sidelight_receiver_restarts_total": set(),
+    "sidelight_receiver_cut_connections_total": set(),
+    "sidelight_watch_lag_seconds": set(),
     "sidelight_receiver_refused_total": {"kind"},
     "sidelight_receiver_other_exports_total": {"signal"},
     "sidelight_receiver_other_dropped_total": {"signal"},
