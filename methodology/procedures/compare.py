@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.breakdown import LABELS, TTFT_PARTS
-from methodology.compare import Comparison, of_family, paired, unpaired
+from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
@@ -26,7 +26,6 @@ from rundir.stats import finite
 
 PAIR = "pair"
 LEVEL = 0.95
-LEAST_RUNS = 3
 RECORDED = 0  # pairs to measure, where runs are compared that were recorded before
 SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 MARGIN = 0.05

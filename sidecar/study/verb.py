@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace as replaced
 
+from methodology.compare import LEAST_RUNS
 from methodology.compliance import satisfies
 from methodology.compliance.system import as_text
 from methodology.procedures import guardrail, prefix_cache
@@ -112,6 +113,7 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
             continue
         asked, costs = asked_of(each, procedure)
         yield from costs
+        yield from () if is_all else _too_few(options, asked)
         plans.append(_planned(procedure, asked, common_options(each, procedure), engines))
         if isinstance(capable := capacity(asked, plans[-1].finished), Capacity):
             shown.setdefault(options.workload or procedure.workload, capable)
@@ -141,8 +143,8 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     asked, costs = asked_of(options, procedure)
     for cost in costs:
         progress.warn(cost)
-    if options.requests is not None and options.requests < LEAST_FOR_P99:
-        progress.warn(f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone")
+    for doubt in _too_few(options, asked):
+        progress.warn(doubt)
     configurations = targets(options, procedure)
     _planned(procedure, asked, next(iter(configurations.values())))
     seen: dict[str, Seen] = {}
@@ -155,6 +157,15 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
         )
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
     return record.create(path, record.new(options, replaced(asked, max_model_len=longest), command, seen))
+
+
+def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
+    """Say which numbers that were asked for are too small to answer the test's question."""
+    if options.requests is not None and options.requests < LEAST_FOR_P99:
+        yield f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone"
+    pairs = asked.parameters.pairs
+    if pairs is not None and 0 < pairs < LEAST_RUNS:
+        yield f"--pairs {pairs}: too few for a verdict, which takes at least {LEAST_RUNS} runs of each configuration"
 
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:

@@ -110,6 +110,15 @@ def test_recorded_runs_and_urls_do_not_mix(recorded: Path, capsys: pytest.Captur
     assert "is recorded" in capsys.readouterr().err
 
 
+def test_too_few_pairs_for_a_verdict_are_announced(capsys: pytest.CaptureFixture[str]):
+    """They can be measured, and take their time; --plan says beforehand that nothing will be concluded."""
+    pairs = "a=http://127.0.0.1:1", "b=http://127.0.0.1:2", "--plan", "--capacity", "6", "--pairs"
+    assert 0 == ran("compare", *pairs, "2")
+    assert "--pairs 2: too few for a verdict" in capsys.readouterr().out
+    assert 0 == ran("compare", *pairs, "3")
+    assert "too few" not in capsys.readouterr().out
+
+
 def test_the_plan_of_a_comparison_has_all_of_each_pair(capsys: pytest.CaptureFixture[str]):
     """Names or letters; nothing is sent."""
     arguments = ("compare", "http://127.0.0.1:1", "fast=http://127.0.0.1:2", "--rate", "2", "--pairs", "4", "--plan")
