@@ -19,6 +19,10 @@ from rundir.columns import Bools, Floats
 
 BASELINE = "baseline"
 VARIANTS = {BASELINE: "Baseline", "input": "Input Filter", "output": "Output Filter", "full": "Full Filter"}
+FILTERS = {
+    name: {"input_filtering": name in ("input", "full"), "output_filtering": name in ("output", "full")}
+    for name in VARIANTS
+}
 SATURATED = "saturated"
 LEAST_SATURATED_S = 20.0
 NEEDS = (
@@ -178,9 +182,8 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
     if "input" in names:
         sentences.append(sentence("input filtering", "overhead_ttft_ms_input", "to the TTFT"))
     change = results[f"throughput_change_ratio_{last}"]
-    if change.value is None:
-        return (*sentences, f"How that changes the throughput of the saturated system is not known: {change.missing}.")
-    return (*sentences, f"The throughput of the saturated system changes by {100 * change.value:+.1f} % with it.")
+    by = f"{100 * change.value:+.1f} %" if change.value is not None else f"an unknown amount: {change.missing}"
+    return (*sentences, f"With the {last} configuration the throughput of the saturated system changes by {by}.")
 
 
 def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:
@@ -207,4 +210,5 @@ GUARDRAIL = Procedure(
     },
     next_step=next_step,
     findings=findings,
+    variants=FILTERS,
 )

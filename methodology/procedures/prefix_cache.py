@@ -27,7 +27,7 @@ NAME = "code-completion"
 _LETTER = Parameters(load=0.7, requests=1000, duration=60.0)
 OFF, COLD, WARM = "off", "cold", "warm"
 CONFIGURATIONS = {OFF: "Cache Disabled", COLD: "Cache (Cold)", WARM: "Cache (Warm)"}
-VARIANTS = ("off", "on")
+VARIANTS = {"off": {"prefix_caching": False}, "on": {"prefix_caching": True}}
 SATURATED = "saturated"
 # What the shared pieces of the named workloads are; those of other workloads stand in their mapping.
 SHARED: Mapping[str, dict[str, Any]] = {
@@ -260,4 +260,5 @@ PREFIX_CACHE = Procedure(
     presets={"letter": _LETTER, "short": replace(_LETTER, requests=200, duration=20.0)},
     next_step=next_step,
     findings=findings,
+    variants=VARIANTS,
 )

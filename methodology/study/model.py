@@ -231,3 +231,5 @@ class Procedure:
     optional: tuple[str, ...] = ()
     # What its decisions rest on beside the load; a step is void only where one of these cannot be trusted.
     rests_on: tuple[Kind, ...] = ()
+    # What the names of its configurations declare of each, where --sut does not.
+    variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loadgen.plan.workloads.fields import nearest
-from methodology.compliance.system import System, read_system
+from methodology.compliance.system import Declaration, System, read_system
 from methodology.study.model import Parameters, Procedure
 from rundir.access import MASK
 from sidecar.errors import ConfigurationError
@@ -209,8 +209,11 @@ def of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
     return dataclasses.replace(with_values(common, values), url=url or common.url, header=header)
 
 
-def system_of(options: StudyOptions, variants: Collection[str]) -> System:
-    """Return what is declared of the system. Raises ConfigurationError; also for the name of a variant with a slip."""
+def system_of(options: StudyOptions, variants: Collection[str], procedure: Procedure) -> System:
+    """Return what is declared of the system: by --sut, and by the names that the test gives its configurations.
+
+    Raises ConfigurationError; also for the name of a variant with a slip.
+    """
     try:
         system = read_system(options.sut)
     except ValueError as error:
@@ -221,6 +224,11 @@ def system_of(options: StudyOptions, variants: Collection[str]) -> System:
     for name in system.variants:
         if name not in variants and (near := nearest(name, undeclared)):
             raise ConfigurationError(f"--sut variants.{name}: there is no such --variant{near}")
+    named = {
+        name: msgspec.to_builtins(system.variants.get(name, {})) for name in variants if name in procedure.variants
+    }
+    named = {name: msgspec.convert(procedure.variants[name] | given, Declaration) for name, given in named.items()}
+    system = replace(system, variants=system.variants | named)
     return replace(system, isolated=True) if options.isolated else system
 
 

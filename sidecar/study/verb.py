@@ -14,7 +14,6 @@ from msgspec.structs import replace as replaced
 from methodology.compare import LEAST_RUNS
 from methodology.compliance import satisfies
 from methodology.compliance.system import as_text
-from methodology.procedures import guardrail, prefix_cache
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.planning import counting
 from methodology.study.result import StudyResult
@@ -37,7 +36,7 @@ MISSED = 1
 LEAST_FOR_P99 = 100
 USUAL = "throughput"  # the test whose workload a capacity is of that is given to all
 # Names of the configurations that the tests of several compare.
-TAKEN = {"prefix-cache": prefix_cache.VARIANTS, "guardrail": tuple(guardrail.VARIANTS)}
+TAKEN = {each.name: each.variants for each in map(procedure_named, TESTS) if each.variants}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,7 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
     parameters = asking.parameters_of(options, procedure)
     if options.capacity_from is not None and (shown := _stated(options)) is not None:
         parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
-    system = asking.system_of(options, variants)
+    system = asking.system_of(options, variants, procedure)
     asked = Asked(
         test=procedure.name,
         scale=options.scale,

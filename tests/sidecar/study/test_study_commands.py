@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tiny_study import TINY
 from methodology.procedures import PROCEDURES
 from sidecar.cli import main, study
 from sidecar.options import schema
+from sidecar.options.study import StudyOptions
+from sidecar.study.verb import asked_of
 
 URL = "http://127.0.0.1:9"  # nothing listens there
 
@@ -166,3 +169,14 @@ def test_a_mapping_of_configurations_is_parted_among_all_tests(tmp_path: Path, c
     assert plans["guardrail"].startswith("8 steps")
     assert 3 == test_of("all", "--variant", mapping, "--out", str(tmp_path / "all"), "--quiet")
     assert "cannot connect to 127.0.0.1:9" in capsys.readouterr().out
+
+
+def test_the_names_of_a_tests_configurations_declare_what_they_are():
+    """A cache that is off in the configuration named off contradicts nothing; the file of --sut goes before."""
+    sut = '{"prefix_caching": true, "price_per_hour": 2, "variants": {"on": {"prefix_caching": false, "engine": "x"}}}'
+    options = StudyOptions(variant=(f"off={URL}", f"on={URL}"), sut=sut)
+    system = asked_of(options, PROCEDURES["prefix-cache"])[0].system
+    assert system["variants"] == {"off": {"prefix_caching": False}, "on": {"prefix_caching": False, "engine": "x"}}
+    guarded = asked_of(replace(options, variant=(f"baseline={URL}", f"input={URL}"), sut=None), PROCEDURES["guardrail"])
+    assert guarded[0].system["variants"]["input"] == {"input_filtering": True, "output_filtering": False}
+    assert "variants" not in asked_of(replace(options, sut=None), PROCEDURES["throughput"])[0].system
