@@ -159,6 +159,8 @@ def _answer(
         yield f"{passed.step.level:g} requests in flight meet the criteria ({text}), with {served}."
     if failed is None:
         yield "No level that was tried fails: the capacity may be higher (--max)."
+        if passed is not None and passed.outcome.limit == "client":
+            yield f"{criteria.WORDS['client']}: {passed.outcome.limit_reason}."
         return
     yield f"{failed.step.level:g} in flight fail: {'; '.join(_failures(asked, failed.outcome))}."
     yield _binding(levels, failed, asked)

@@ -37,9 +37,10 @@ def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished],
         ),
         (EngineSettings(max_num_seqs=64, kv_blocks=128, max_model_len=2048), {}, (8, 20), "The limit is the KV cache"),
         (EngineSettings(max_num_seqs=64), {"slo": "tpot_p99<12.5ms"}, (4, 40), "The objective binds"),
+        (EngineSettings(), {"max": 6.0}, (6, 6), "not the server: 6 requests in flight never filled the engine"),
         (EngineSettings(oom_at=13), {}, (12, 12), "Memory binds: the engine ran out of it with 13 in flight"),
     ],
-    ids=["seats", "kv_cache", "slo", "memory"],
+    ids=["seats", "kv_cache", "slo", "client", "memory"],
 )
 def test_the_most_in_flight_and_what_ends_it(
     settings: EngineSettings, differs: dict[str, object], most: tuple[int, int], sentence: str
