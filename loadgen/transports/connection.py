@@ -45,6 +45,9 @@ class Wire(Protocol):
     def send(self, data: bytes) -> None:
         """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
 
+    def look(self) -> None:
+        """Read what is there; `received`, `ended_by_peer` or `lost` follows where the event loop has told nothing."""
+
     def abort(self) -> None:
         """Close at once and tell nothing more; may be called again."""
 
@@ -86,7 +89,7 @@ class Connection:
         if self._wire is None:
             raise RuntimeError("a connection was used before it was made")
         self._exchange = exchange
-        exchange.catch_up = self._catch_up
+        exchange.catch_up = self._look
         self._head = self._end = None
         self._raw_head.clear()
         self.answered = False
@@ -149,6 +152,12 @@ class Connection:
             self.abort()
 
     # What was read
+
+    def _look(self) -> None:
+        """Look for what is there, and at what was read."""
+        if self._wire is not None:
+            self._wire.look()
+        self._catch_up()
 
     def _catch_up(self) -> None:
         """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""

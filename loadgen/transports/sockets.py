@@ -14,6 +14,8 @@ from rundir.clock import Clock
 
 # More would give many events one stamp.
 _READ_BYTES = 32_768
+# In one look: a peer that sends faster than we read must not hold up the rest.
+_LOOK_READS = 64
 # Linux: ask for the time a segment came in (as struct timespec). Python has no name for it; the value is the one of all
 # architectures but parisc and sparc, where asking fails or is answered by nothing.
 _SO_TIMESTAMPNS = 35
@@ -51,6 +53,13 @@ class SocketWire:
         if self._rest:
             self._loop.add_writer(self._socket, self._writable)
 
+    def look(self) -> None:
+        # Where the peer has reset the connection, uvloop calls a reader once, whatever there is to read, and watches
+        # the socket no longer: a reset right behind a read would go unnoticed.
+        for _ in range(_LOOK_READS):
+            if self._socket.fileno() < 0 or not self._readable():
+                return
+
     def abort(self) -> None:
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket)
@@ -78,19 +87,21 @@ class SocketWire:
         if not self._rest and self._socket.fileno() >= 0:
             self._loop.remove_writer(self._socket)
 
-    def _readable(self) -> None:
+    def _readable(self) -> bool:
+        """Read once, and return whether there may be more."""
         try:
             data, control, _, _ = self._recvmsg(_READ_BYTES, _CONTROL_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self._connection.lost(error)
-            return
+            return False
         if not data:
             self._connection.ended_by_peer()
-            return
+            return False
         stamp = control[0][2] if control else NO_STAMP
         self._received(data, self._monotonic_ns() + self._offset_ns, stamp)
+        return True
 
 
 class StreamWire(asyncio.Protocol):
@@ -117,6 +128,9 @@ class StreamWire(asyncio.Protocol):
         """Close the transport; it closes its socket in the loop's next turn."""
         if self._transport is not None:
             self._transport.abort()
+
+    def look(self) -> None:
+        """Do nothing: the transport tells all."""
 
     # asyncio.Protocol
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,6 +145,23 @@ async def test_commands_that_make_no_sense_are_answered(start: Start, tmp_path: 
     assert "now" in str((await worker.hear())["message"])
     await worker.send(cmd="stop")
     assert (await worker.hear())["event"] == "drained"
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_a_reset_right_behind_a_reply_is_noticed(serve: Serve, wire: type[Wire], start: Start, size: int):
+    """As of a server that is killed: the request fails at once and not by its time-out, and what had come is there."""
+
+    async def script(peer: Peer) -> None:
+        raw = peer.writer.get_extra_info("socket")
+        await peer.say(wire.SSE_HEAD, wire.event(wire.content("x" * size)))
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.writer.transport.abort()
+
+    server = await serve(script)
+    worker = await start(server.url)
+    await worker.run(*[0] * 8)
+    assert (await worker.hear())["finished"] == 8
+    assert ["reset: Connection reset by peer after"] * 8 == [error[:37] for error in worker.log().error]
 
 
 async def test_more_connections_than_descriptors(serve: Serve, wire: type[Wire], start: Start):

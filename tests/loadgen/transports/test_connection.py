@@ -24,6 +24,9 @@ class Silent:
     def send(self, data: bytes) -> None:
         pass
 
+    def look(self) -> None:
+        pass
+
     def abort(self) -> None:
         self.aborted = True
 
