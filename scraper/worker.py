@@ -159,6 +159,9 @@ async def _main() -> int:
     except ValueError as error:  # msgspec's errors are ValueErrors
         say("error", message=f"unusable spec: {error}")
         return 2
+    except OSError as error:
+        say("error", message=f"cannot write {error.filename}: {error.strerror}")
+        return 1
     code = 0
     try:
         await run(spec, lines)

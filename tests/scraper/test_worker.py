@@ -158,10 +158,11 @@ async def test_an_unusable_spec_is_one_error(tmp_path: Path, changes: dict[str, 
         assert 2 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
-async def test_a_log_that_cannot_be_written(tmp_path: Path):
-    """It is one error event and exit code 1."""
-    async with started(tmp_path, targets=[], out=str(tmp_path / "no" / "log")) as worker:
-        assert "cannot write" in (await worker.event("error"))["message"]
+@pytest.mark.parametrize("file", ["out", "stderr"])
+async def test_a_log_that_cannot_be_written(tmp_path: Path, file: str):
+    """It is one error event and exit code 1; so is a file for standard error."""
+    async with started(tmp_path, **{"targets": [], file: str(tmp_path / "no" / "log")}) as worker:
+        assert f"cannot write {tmp_path}/no/log: " in (await worker.event("error"))["message"]
         assert 1 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
