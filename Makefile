@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint engines gateways bench docs lock clean
+.PHONY: help demo test lint faults engines gateways bench docs lock clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 	@MYPYPATH=tests $(BIN)/mypy benchmarks
 	@$(BIN)/python dashboards/generate.py --check
 	@$(BIN)/python docs/generate/pages.py --check
+
+faults: $(VENV)/dev ## crashes, damaged logs, fuzz, hostile peers and disks; MINUTES=60 for long, CASE=logs/flip/17 for one
+	@PYTHONPATH=tests $(BIN)/python -m faults $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CASE),--case $(CASE)) $(FAULTS)
 
 engines: $(VENV)/dev ## load real engines (vLLM, SGLang, llama.cpp: 7 GB, installed outside the tree) and check what we say of them
 	@PYTHONPATH=tests $(BIN)/python -m live.engines $(ENGINES)

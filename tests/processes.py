@@ -186,9 +186,9 @@ def until(fact: Callable[[], bool], what: str, *, deadline_s: float = BOUND_S) -
         time.sleep(0.02)
 
 
-def start(*arguments: str | Path, limit: int | None = None) -> subprocess.Popen[str]:
-    """Start a command; `limit` is the hard limit of its open files."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
+def start(*arguments: str | Path, limit: int | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start a command; `limit` is the hard limit of its open files, `variables` are added to its environment."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")} | variables
 
     def lower() -> None:
         if limit is not None:
@@ -255,6 +255,14 @@ def children(parent: int) -> dict[int, str]:
     if not listing.exists():
         pytest.skip("needs /proc to find the processes of a run")
     return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in listing.read_text().split()}
+
+
+def alive(process: int) -> bool:
+    """Tell whether a process still runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def load_workers(parent: int) -> list[int]:

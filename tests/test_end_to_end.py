@@ -20,7 +20,7 @@ from typing import Any
 import processes
 import pytest
 from jsonschema import Draft202012Validator
-from processes import LONG, QUIET, Ended, answered, children, ended, load_workers, sidelight, start, until
+from processes import LONG, QUIET, Ended, alive, answered, children, ended, load_workers, sidelight, start, until
 
 from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
@@ -64,14 +64,6 @@ def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[st
     until(lambda: len(engine.finished()) >= before + 25 or process.poll() is not None, "25 answers")
     assert process.poll() is None, process.communicate()
     return process
-
-
-def alive(process: int) -> bool:
-    """Tell whether a process still runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def bodies(path: Path) -> list[bytes]:

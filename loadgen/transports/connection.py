@@ -46,7 +46,7 @@ class Wire(Protocol):
         """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
 
     def look(self) -> None:
-        """Read what is there; `received`, `ended_by_peer` or `lost` follows where the event loop has told nothing."""
+        """Read what is there; `received`, `ended_by_peer` or `lost` follows where the event loop says nothing of it."""
 
     def abort(self) -> None:
         """Close at once and tell nothing more; may be called again."""

@@ -1,0 +1,65 @@
+"""Hurt Sidelight in every way that is known, and print one table of what came of it.
+
+    make faults [MINUTES=60] [FAULTS="--kinds logs,fuzz --seed 7"] [CASE=logs/flip/17]
+
+Without MINUTES it is the quick part, which `make test` runs with seed 0. The seed is printed; a case that went wrong is
+named with what replays it. Exit 1: something is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from faults.cases import Case, Outcome, Setting, long, quick, table, tried
+from faults.suite import KINDS, SHARES
+
+
+def outcomes(kinds: list[str], seed: int, minutes: float, scratch: Path) -> Iterator[Outcome]:
+    """Try cases of each kind, a kind in a directory of its own."""
+    shares = sum(SHARES[name] for name in kinds)
+    for name in kinds:
+        place = scratch / name
+        place.mkdir()
+        if minutes:
+            setting = Setting(place=place, seconds=60 * minutes * SHARES[name] / shares)
+            yield from shown(long(KINDS[name], setting, seed))
+        else:
+            yield from shown(quick(KINDS[name], Setting(place=place), seed))
+
+
+def shown(tries: Iterator[Outcome]) -> Iterator[Outcome]:
+    """Say at once what is wrong: the table comes at the end."""
+    for outcome in tries:
+        if outcome.wrong:
+            print(f"CASE={outcome.case}: {outcome.wrong}", file=sys.stderr, flush=True)
+        yield outcome
+
+
+def main() -> int:
+    """Try, print."""
+    parser = argparse.ArgumentParser(prog="make faults", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=None, help="number of the first case of each row")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="separated by commas")
+    parser.add_argument("--case", type=Case.parse, default=None, help="KIND/FAULT/NUMBER: this one alone")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        if options.case is not None:
+            with KINDS[options.case.kind].opened(Setting(place=Path(scratch), seconds=60 * options.minutes)) as attempt:
+                outcome = tried(attempt, options.case)
+            print(table([outcome]))
+            return int(bool(outcome.wrong))
+        seed = int(time.time()) if options.seed is None else options.seed
+        print(f"seed {seed}", flush=True)
+        whole = list(outcomes(options.kinds.split(","), seed, options.minutes, Path(scratch)))
+    print(table(whole))
+    return int(any(outcome.wrong for outcome in whole))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

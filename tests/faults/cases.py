@@ -1,0 +1,157 @@
+"""What a fault suite is made of: kinds of faults, cases that a number decides, and one table of what came of them."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+PLACE_CHARACTERS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One fault: its number decides all of it that is drawn at random."""
+
+    kind: str
+    row: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.row}/{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read what `str` gives. Raises ValueError."""
+        kind, row, number = text.split("/")
+        return cls(kind, row, int(number))
+
+    def random(self) -> random.Random:
+        """Return a generator that gives the same draws for the same case, on every machine."""
+        return random.Random(str(self))
+
+
+Try = Callable[[Case], str]  # what is wrong, "" where the fault was met as it must be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where a kind's cases may write, and how long it may take; 0: the quick part."""
+
+    place: Path
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Faults of one kind: what holds for all of its cases is opened once.
+
+    rows     what is done, each with how many cases of it the quick part has
+    repeats  whether another number is another case; if not, each row is one
+    """
+
+    name: str
+    rows: Mapping[str, int]
+    opened: Callable[[Setting], AbstractContextManager[Try]]
+    repeats: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a case: what is wrong, or nothing."""
+
+    case: Case
+    wrong: str
+    seconds: float
+
+
+def tried(attempt: Try, case: Case) -> Outcome:
+    """Try a case; what it raises is wrong, too."""
+    begun_s = time.monotonic()
+    try:
+        wrong = attempt(case)
+    except Exception as error:  # noqa: BLE001  whatever it is goes into the table
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        wrong = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    return Outcome(case=case, wrong=wrong, seconds=time.monotonic() - begun_s)
+
+
+def quick(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
+    """Try as many cases of each row as the quick part has."""
+    if not any(kind.rows.values()):
+        return
+    with kind.opened(setting) as attempt:
+        for row, count in kind.rows.items():
+            for number in range(count):
+                yield tried(attempt, Case(kind.name, row, seed + number))
+
+
+def long(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
+    """Try one case of each row after another until the time is over; each row once at least."""
+    ends_s = time.monotonic() + setting.seconds
+    with kind.opened(setting) as attempt:
+        number = seed
+        while number == seed or (kind.repeats and time.monotonic() < ends_s):
+            for row in kind.rows:
+                if number > seed and time.monotonic() > ends_s:
+                    return
+                yield tried(attempt, Case(kind.name, row, number))
+            number += 1
+
+
+@dataclass(slots=True)
+class _Row:
+    cases: int = 0
+    slowest_s: float = 0.0
+    wrong: list[Outcome] = field(default_factory=list)
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """Return a line for each row of each kind, and under it what was wrong, with the case to replay."""
+    rows: dict[tuple[str, str], _Row] = {}
+    for outcome in outcomes:
+        row = rows.setdefault((outcome.case.kind, outcome.case.row), _Row())
+        row.cases += 1
+        row.slowest_s = max(row.slowest_s, outcome.seconds)
+        if outcome.wrong:
+            row.wrong.append(outcome)
+    lines = [f"{'kind':<9} {'fault':<28} {'cases':>6} {'wrong':>6} {'slowest s':>10}"]
+    for (kind, name), row in rows.items():
+        lines.append(f"{kind:<9} {name:<28} {row.cases:>6} {len(row.wrong):>6} {row.slowest_s:>10.1f}")
+    for row in rows.values():
+        lines += [f"CASE={outcome.case}: {outcome.wrong[:PLACE_CHARACTERS]}" for outcome in row.wrong[:3]]
+    cases = sum(row.cases for row in rows.values())
+    lines.append(f"{cases} cases, {sum(len(row.wrong) for row in rows.values())} wrong")
+    return "\n".join(lines)
+
+
+class TooLongError(BaseException):
+    """A case took more CPU time than it may; no `except Exception` of what is tested takes it."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raise TooLongError in a block that takes more CPU time of this process; on a busy machine as on a quiet one."""
+
+    def stop(*_: object) -> None:
+        raise TooLongError(f"over {seconds:g} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

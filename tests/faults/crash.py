@@ -1,0 +1,150 @@
+"""kill -9 of what a run consists of, at any moment of it, against the truth of the simulated engine.
+
+Whatever the engine had answered a second before the kill is in the report as answered, with its tokens, and nothing
+stands there that the engine denies; every process is gone, and with them their ports. A run whose scraper alone is
+killed goes on to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import processes
+from faults import logs
+from faults.cases import Case, Kind, Setting, Try
+from processes import QUIET, Ended, alive, children, ended, start, until
+
+LOST_NS = 1_000_000_000
+LOAD = ("--rate", "30", "--duration", "2", "--warmup", "0", "--scrape-interval", "0.1")
+LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
+MOST_ANSWERS = 60
+# Who is killed: the conductor, and the children whose command lines have these words. How the command then ends.
+VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
+    "conductor": (True, (), (-signal.SIGKILL,)),
+    "worker": (False, ("loadgen.worker",), (3,)),
+    "scraper": (False, ("scraper.worker",), (0,)),
+    "children": (False, ("loadgen.worker", "scraper.worker"), (3,)),
+    "everything": (True, ("loadgen.worker", "scraper.worker"), (-signal.SIGKILL,)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """A run some of whose processes got SIGKILL, and when; 0 if it had ended before."""
+
+    left: Ended
+    killed_ns: int
+    descendants: Sequence[int]
+
+
+def answers(truth: Path, since_ns: int) -> list[dict[str, Any]]:
+    """Return what the engine knows of the requests that came since then and have ended; whole lines only."""
+    records = map(json.loads, truth.read_text().rpartition("\n")[0].splitlines())
+    return [record for record in records if record["arrival_ns"] >= since_ns]
+
+
+def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> Killed:
+    """Start a run and kill a part of it, after so many answers and a moment, or in its first second."""
+    conductor, names, _ = VICTIMS[who]
+    count, delay_s = rng.choice((0, rng.randrange(1, MOST_ANSWERS))), rng.uniform(0.0, 0.6)
+    spans = rng.choice(((), ("--otlp-listen", "127.0.0.1:0")))
+    workers = rng.choice(("1", "2"))
+    began_ns = time.time_ns()
+    seed = str(rng.randrange(1000))
+    with start("run", url, *LOAD, *LENGTHS, *QUIET, *spans, "--workers", workers, "--seed", seed, "--out", path) as run:
+        until(lambda: run.poll() is not None or len(answers(truth, began_ns)) >= count, f"{count} answers")
+        time.sleep(delay_s)  # the moment that is drawn, not a wait for something
+        until(lambda: run.poll() is not None or conductor or bool(_named(run, names)), "a process that is to be killed")
+        descendants = [] if run.poll() is not None else list(children(run.pid))
+        killed_ns = 0 if run.poll() is not None else time.time_ns()
+        victims = [*([run.pid] if conductor else []), *_named(run, names)] if killed_ns else []
+        for victim in victims:
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        left = ended(run, path)
+    return Killed(left=left, killed_ns=killed_ns, descendants=descendants)
+
+
+def _named(run: subprocess.Popen[str], names: Sequence[str]) -> list[int]:
+    with suppress(FileNotFoundError):  # a child that has just ended
+        return [child for child, command in children(run.pid).items() if any(name in command for name in names)]
+    return []
+
+
+def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool) -> str:
+    """Say what requests.parquet lacks or has otherwise than the engine; `is_cut`: what came late may be missing."""
+    rows = {row["request_id"]: row for row in run.left.requests()}
+    known = {record["request_id"]: record for record in truth}
+    first_ns = min((row["submit_ns"] for row in rows.values() if row["submit_ns"] > 0), default=run.killed_ns)
+    until_ns = run.killed_ns - LOST_NS if is_cut else 2**63
+    due = [
+        key for key, record in known.items() if first_ns <= record["arrival_ns"] and record["finished_ns"] < until_ns
+    ]
+    # The one request before the load, which finds out whether the engine answers, stands in no log.
+    lost = [key for key in due if key not in rows or rows[key]["status"] != "ok"]
+    answered = [row for row in rows.values() if row["status"] == "ok"]
+    false = [row for row in answered if not _agrees(row, known.get(row["request_id"]))]
+    if lost:
+        return f"{len(lost)} of {len(due)} answers are lost, {lost[0]} among them"
+    return f"{len(false)} of {len(answered)} rows are not what the engine did: {false[0]}" if false else ""
+
+
+def _agrees(row: Mapping[str, Any], record: Mapping[str, Any] | None) -> bool:
+    if record is None or record["finish_reason"] == "abort" or row["output_tokens"] != record["tokens"]:
+        return False
+    return bool(row["submit_ns"] <= record["arrival_ns"] and record["first_token_ns"] <= row["first_token_ns"])
+
+
+@contextmanager
+def opened(setting: Setting) -> Iterator[Try]:
+    truth = setting.place / "truth.jsonl"
+    with processes.engine("--max-num-seqs", "6", "--truth", truth) as (url, _):
+
+        def attempt(case: Case) -> str:
+            path = setting.place / "run"
+            shutil.rmtree(path, ignore_errors=True)
+            since_ns = time.time_ns()
+            run = killed(url, truth, path, case.row, case.random())
+            until(lambda: not any(map(alive, run.descendants)), "the processes of the run to end")
+            if "Traceback" in run.left.err + run.left.out or logs.DEFECT in run.left.err:
+                return f"a defect: {run.left.err}"
+            codes = VICTIMS[case.row][2] if run.killed_ns else (0,)
+            if run.left.code not in codes and path.exists():
+                return f"exit {run.left.code}: {run.left.err.strip()}"
+            return evaluated(run, answers(truth, since_ns), is_cut=run.killed_ns > 0 and case.row != "scraper")
+
+        yield attempt
+
+
+def evaluated(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool, codes: Sequence[int] = (0,)) -> str:
+    """Say what is wrong with the report of a run that was hurt; of none that had not begun, nothing."""
+    path = run.left.path
+    if not (path / "manifest.json").exists():
+        return ""
+    report = logs.report(path)
+    if report.wrong or report.code not in codes:
+        return report.wrong or f"the report ends with {report.code}: {report.err}"
+    if not (path / "requests.parquet").exists():
+        return "" if report.code else "no requests.parquet"
+    drafts = [file.name for file in path.iterdir() if file.name.startswith(".")]
+    if drafts and run.left.code >= 0:
+        return f"drafts are left: {drafts}"
+    return wrong_rows(run, truth, is_cut=is_cut)
+
+
+CRASHES = Kind(
+    name="crash",
+    rows={"conductor": 2, "worker": 1, "scraper": 1, "children": 1, "everything": 1},
+    opened=opened,
+)

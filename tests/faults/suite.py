@@ -1,0 +1,15 @@
+"""All kinds of faults."""
+
+from __future__ import annotations
+
+from faults.crash import CRASHES
+from faults.differential import DIFFERENTIAL
+from faults.disk import DISK
+from faults.fuzz import FUZZ
+from faults.logs import LOG_FAULTS
+from faults.network import NETWORK
+from faults.soak import SOAK
+
+KINDS = {kind.name: kind for kind in (CRASHES, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)}
+# Of the time of a long run, how many parts each kind gets.
+SHARES = {"crash": 4, "logs": 2, "fuzz": 2, "pages": 1, "network": 1, "disk": 2, "soak": 4}

@@ -1,0 +1,44 @@
+"""The quick part of the fault suite (`make faults`): every kind of fault is met as it must be."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from faults.cases import Case, Kind, Outcome, Setting, TooLongError, cpu_limit, quick, table
+from faults.suite import KINDS
+
+SEED = 0
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS.values() if any(kind.rows.values())], ids=lambda kind: kind.name
+)
+def test_faults_are_met(kind: Kind, tmp_path: Path):
+    """`make faults CASE=...` replays what went wrong."""
+    outcomes = list(quick(kind, Setting(place=tmp_path), SEED))
+    assert [] == [outcome for outcome in outcomes if outcome.wrong], table(outcomes)
+
+
+def test_a_case_draws_the_same_on_every_machine():
+    """By its name alone, so that a case of last night can be replayed."""
+    assert 0.0014508609666886718 == Case("logs", "flip", 17).random().random()
+    assert Case("logs", "flip", 17) == Case.parse("logs/flip/17")
+
+
+def test_what_goes_wrong_is_named_with_what_replays_it():
+    outcomes = [
+        Outcome(case=Case("logs", "flip", number), wrong="silent" * (number == 3), seconds=number)
+        for number in range(5)
+    ]
+    *_, row, wrong, last = table(outcomes).splitlines()
+    assert ["logs", "flip", "5", "1", "4.0"] == row.split()
+    assert "CASE=logs/flip/3: silent" == wrong
+    assert "5 cases, 1 wrong" == last
+
+
+def test_a_case_that_takes_long_is_ended():
+    """By CPU time, which another's load does not use up."""
+    with pytest.raises(TooLongError, match="CPU time"), cpu_limit(0.05):
+        sum(itertools.count())
