@@ -8,16 +8,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint faults engines gateways bench docs lock clean
+.PHONY: help demo test slow-machine lint faults engines gateways bench docs lock clean
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in about 15 s after set-up
 	@$(BIN)/sidelight demo
 
 test: lint ## lint, types and every test
 	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
+
+slow-machine: $(VENV)/dev ## tests at the lowest priority beside spinning processes, ten times: which fail, how often
+	@$(BIN)/python tests/slow_machine.py -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)
 
 lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
 	@$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 
 @asynccontextmanager
@@ -21,3 +22,10 @@ async def piped(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
             process.kill()
         await process.wait()
         process._transport.close()  # asyncio leaves the pipes of a killed child to the garbage collector
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process has held so far; 0 where the system does not say."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

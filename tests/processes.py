@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import BOUND_S
 
-from loadgen.records import RequestPart, read_log
+from loadgen.recorder import STAT_NS
+from loadgen.records import RequestPart, WorkerStat, read_log
 
 MODELS = json.dumps({"data": [{"id": "scripted"}]}).encode()
 ANSWER = (
@@ -243,10 +245,10 @@ def answered(path: Path) -> bool:
     return bool(sizes) and min(sizes) > 3_000
 
 
-def finished(path: Path) -> bool:
-    """Tell whether a run has recorded a request to its end."""
+def finished(path: Path) -> int:
+    """Return how many requests a run has recorded to their end."""
     logs = (path / "raw").glob("requests-*.log")
-    return any(isinstance(part, RequestPart) and part.last for log in logs for part in read_log(log))
+    return sum(isinstance(part, RequestPart) and part.last for log in logs for part in read_log(log))
 
 
 def children(parent: int) -> dict[int, str]:
@@ -257,17 +259,41 @@ def children(parent: int) -> dict[int, str]:
     return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in listing.read_text().split()}
 
 
-def alive(process: int) -> bool:
-    """Tell whether a process still runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def load_workers(parent: int) -> list[int]:
     """Return the load workers that a run started, in order."""
     return [child for child, command in children(parent).items() if "loadgen.worker" in command]
+
+
+def state(process: int) -> str:
+    """Return the state of a process in the system's letters: R runs or waits for a processor, S sleeps."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def alive(process: int) -> bool:
+    """Tell whether a process still runs; one that waits to be reaped does not."""
+    return state(process) not in ("", "Z")
+
+
+def is_held_up(process: int) -> bool:
+    """Tell whether a process wants to go on: it runs, waits for a processor, or for the disk."""
+    return state(process) in ("R", "D")
+
+
+def recorded_until(path: Path, now_ns: int, *, is_held_up: bool) -> int:
+    """Return up to when a run must be recorded whole: a second before now, without the time in which its worker, which
+    notes several times a second that it runs, had no processor. Whether that is so now is to be stated: that it does
+    not write proves nothing.
+    """
+    stats = (record for record in read_log(path / "raw" / "requests-0.log") if isinstance(record, WorkerStat))
+    stamps_ns = [*(stat.at_ns for stat in stats), *([now_ns] if is_held_up else [])]
+    until_ns = now_ns - 10**9
+    for before_ns, after_ns in reversed(list(pairwise(stamps_ns))):
+        if after_ns > until_ns and after_ns - before_ns > 2 * STAT_NS:
+            until_ns -= after_ns - before_ns
+    return until_ns
 
 
 def interrupt(process: subprocess.Popen[str], path: Path, number: signal.Signals = signal.SIGINT) -> None:

@@ -18,7 +18,7 @@ from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
 
-LOAD = ("--rate", "20", "--duration", "2", "--warmup", "0", "--listen", "off", "--quiet")
+LOAD = ("--rate", "20", "--requests", "40", "--warmup", "0", "--listen", "off", "--quiet")
 
 
 @asynccontextmanager

@@ -37,7 +37,8 @@ DERIVED = (
     "report.txt",
 )
 SECRET = "hush-7f3a"
-LOST_NS = 1_000_000_000
+ANSWERED = 25
+ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,9 @@ class Simulated:
 
 
 def running(engine: Simulated, path: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a quiet run and return when 25 of its requests have been answered."""
-    before = len(engine.finished())
+    """Start a quiet run and return when it has recorded so many of its requests as answered."""
     process = start("run", "--url", engine.url, "--out", path, *QUIET, *LONG, *options)
-    until(lambda: len(engine.finished()) >= before + 25 or process.poll() is not None, "25 answers")
+    until(lambda: processes.finished(path) >= ANSWERED or process.poll() is not None, f"{ANSWERED} answers")
     assert process.poll() is None, process.communicate()
     return process
 
@@ -83,7 +83,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
 def complete(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """An open loop to its end, with a warm-up."""
     path = tmp_path_factory.mktemp("complete") / "run"
-    load = ("--rate", "16", "--duration", "3", "--warmup", "4", "--seed", "1")
+    load = ("--rate", "16", "--requests", "48", "--warmup", "4", "--seed", "1")
     return sidelight("run", "--url", f"{engine.url}/v1", *load, "--out", path, "--listen", "127.0.0.1:0", path=path)
 
 
@@ -98,9 +98,12 @@ def interrupted(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """A run whose conductor got SIGKILL, and when; `report` is what came of it afterwards."""
+    """A run whose conductor got SIGKILL, and when; up to when it must be recorded whole; `report` is what came of it
+    afterwards.
+    """
 
     killed_ns: int
+    recorded_until_ns: int
     left: Ended
     report: Ended
     orphans: Sequence[int]
@@ -109,17 +112,24 @@ class Killed:
 @pytest.fixture(scope="module", params=["the conductor", "every process at once"])
 def killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Killed:
     """A run that was killed in the middle: its conductor alone, or with it all that it had started."""
-    path = tmp_path_factory.mktemp("killed") / "run"
+    path, begun_ns = tmp_path_factory.mktemp("killed") / "run", time.time_ns()
     with running(engine, path, "--seed", "7") as process:
-        orphans = list(children(process.pid))
-        killed_ns = time.time_ns()
+        orphans, (worker,) = list(children(process.pid)), load_workers(process.pid)
+
+        def recorded() -> int:
+            until_ns = processes.recorded_until(path, time.time_ns(), is_held_up=processes.is_held_up(worker))
+            return sum(begun_ns < record["finished_ns"] < until_ns for record in engine.finished())
+
+        until(lambda: recorded() > ENOUGH, "answers that are a second old")
+        killed_ns, was_held_up = time.time_ns(), processes.is_held_up(worker)
         process.kill()
         for orphan in orphans if request.param != "the conductor" else ():
             os.kill(orphan, signal.SIGKILL)
         left = ended(process, path)
     until(lambda: not any(map(alive, orphans)), "the processes that the conductor had started")
+    recorded_until_ns = processes.recorded_until(path, killed_ns, is_held_up=was_held_up)
     report = sidelight("report", path, path=path)
-    return Killed(killed_ns=killed_ns, left=left, report=report, orphans=orphans)
+    return Killed(killed_ns=killed_ns, recorded_until_ns=recorded_until_ns, left=left, report=report, orphans=orphans)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +172,7 @@ def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) 
     """A run to its end whose scraper got SIGKILL on the way."""
     path = tmp_path_factory.mktemp("scraper") / "run"
     lengths = ("--input-tokens", "32", "--output-tokens", "16")
-    load = ("--rate", "20", "--duration", "3", "--warmup", "0", "--seed", "9", "--otlp-listen", "127.0.0.1:0")
+    load = ("--rate", "20", "--requests", "60", "--warmup", "0", "--seed", "9", "--otlp-listen", "127.0.0.1:0")
     with start(
         "run", "--url", engine.url, *load, *lengths, "--scrape-interval", "0.1", "--out", path, *QUIET
     ) as process:
@@ -202,7 +212,7 @@ def test_queue_and_prefill_agree_with_the_engines_truth(engine: Simulated, compl
     breakdown = complete.summary["correlation"]["breakdown"]
     measured = {row["request_id"] for row in complete.requests() if row["phase"] == "measure"}
     truth = [record for record in engine.finished() if record["request_id"] in measured]
-    assert len(measured) == len(truth) > 30
+    assert 48 == len(measured) == len(truth)
     for part, begin, end in (
         ("queue_ms", "queued_ns", "scheduled_ns"),
         ("prefill_ms", "scheduled_ns", "first_token_ns"),
@@ -335,19 +345,20 @@ def test_no_damage_to_a_log_is_silent(complete: Ended, tmp_path: Path):
 
 def test_a_killed_run_loses_at_most_its_last_second(engine: Simulated, killed: Killed):
     """Whatever the engine had answered a second before is in the report as answered, with its tokens; whatever had
-    arrived a second before is there at least.
+    arrived a second before is there at least. A second in which its worker could run: what a busy machine keeps it from
+    writing is not lost by the kill.
     """
     assert (0, "") == (killed.report.code, killed.report.err)
     rows = {row["request_id"]: row for row in killed.report.requests()}
     begins_ns = min(row["submit_ns"] for row in rows.values())
-    truth = [record for record in engine.records() if begins_ns <= record["arrival_ns"] < killed.killed_ns + LOST_NS]
-    old = [record for record in truth if record["finished_ns"] < killed.killed_ns - LOST_NS]
-    assert len(old) > 5
+    truth = [record for record in engine.records() if begins_ns <= record["arrival_ns"] < killed.killed_ns + 10**9]
+    old = [record for record in truth if record["finished_ns"] < killed.recorded_until_ns]
+    assert old
     assert {record["request_id"]: ("ok", record["tokens"]) for record in old} == {
         record["request_id"]: (rows[record["request_id"]]["status"], rows[record["request_id"]]["output_tokens"])
         for record in old
     }
-    assert {record["request_id"] for record in truth if record["arrival_ns"] < killed.killed_ns - LOST_NS} <= set(rows)
+    assert {record["request_id"] for record in truth if record["arrival_ns"] < killed.recorded_until_ns} <= set(rows)
 
 
 def test_a_killed_run_says_that_it_crashed(killed: Killed):
@@ -368,7 +379,7 @@ def test_ctrl_c_keeps_what_there_is(interrupted: Ended):
     assert "interrupted" == interrupted.manifest["status"] == interrupted.summary["status"]
     assert set(DERIVED) <= {path.name for path in interrupted.path.iterdir()}
     counts = interrupted.summary["client"]["requests"]
-    assert counts["ok"] >= 24  # the engine had answered 25, preflight included
+    assert counts["ok"] >= ANSWERED
     assert counts["sent"] == counts["ok"] + counts["cancelled"]
     assert "interrupted" in interrupted.summary["warnings"][0]
 
@@ -404,8 +415,9 @@ def test_a_closed_loop_ends_after_its_duration(configured: Ended):
     rows = [row for row in configured.requests() if row["phase"] == "measure"]
     began_ns = configured.summary["window"]["start_ns"]
     assert {"ok"} == {row["status"] for row in rows}
-    # The last one may be taken just before the end and leave just after it.
-    assert all(began_ns <= row["scheduled_ns"] <= began_ns + 1_750_000_000 for row in rows)
+    assert all(began_ns <= row["scheduled_ns"] for row in rows)
+    # Each but the first three took the place of one that ended in time.
+    assert len(rows) - 3 <= sum(row["end_ns"] < began_ns + 1_500_000_000 for row in rows)
     assert 3 == most_at_once(rows)
     assert configured.summary["client"]["requests"]["sent"] == len(rows) < len(bodies(configured.path))
     assert len(rows) == configured.summary["server"]["requests_finished"]["stats"]["total"]

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import (
@@ -23,6 +24,7 @@ from processes import (
     engine,
     finished,
     interrupt,
+    launched,
     launching,
     refused,
     serving,
@@ -42,11 +44,11 @@ def url(script: Script) -> Iterator[str]:
         yield address
 
 
+DEADLINES_S = (5, 20, 80, 320)
 DEAD_SLO = "ttft_p99<10000s,requests_per_s>0,error_rate<=100%"
 CASES = {
     "sigterm": Case(url="http://{}/good/sigterm", options=LONG, deed=partial(interrupt, number=signal.SIGTERM)),
     "sighup": Case(url="http://{}/good/sighup", options=LONG, deed=partial(interrupt, number=signal.SIGHUP)),
-    "deadline": Case(url="http://{}/endless/deadline", options=(*LONG, "--deadline", "20")),
     "early": Case(url="http://{}/mute/early", options=(*LONG, "--deadline", "2")),
     "limited": Case(url="http://{}/limited/limited"),
     "page": Case(url="http://{}/page/page"),
@@ -77,8 +79,25 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
         # Far more than can have been answered by then, however late this process sees the first answer.
         options = ("--concurrency", "4", "--requests", "4000", "--warmup", "0", "--slo", DEAD_SLO)
         dead = Case(url=target, options=options, deed=die)
-        with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as launched:
-            yield launched
+        with launching({"dead": dead, **CASES}, url, tmp_path_factory.mktemp("runs")) as runs:
+            yield runs
+
+
+@pytest.fixture(scope="module")
+def overdue(
+    runs: Callable[[str], Ended], url: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, Ended, list[dict[str, Any]]]:
+    """A deadline, a run that it stopped while replies came, and its requests; a busy machine gets a later deadline."""
+    assert runs  # which go on meanwhile
+    for deadline_s in DEADLINES_S:
+        path = tmp_path_factory.mktemp("overdue") / "run"
+        options = ("--rate", "4", "--duration", str(deadline_s), "--warmup", "0", "--deadline", str(deadline_s))
+        case = Case(url=f"http://{{}}/endless/deadline-{deadline_s}", options=options)
+        run = launched(case, url.partition("//")[2], path)
+        rows = agreed_rows(run, ok=0, failed=0) if path.exists() else []
+        if any(row["first_token_ns"] for row in rows):
+            return deadline_s, run, rows
+    pytest.fail("no reply began before a deadline")
 
 
 @pytest.mark.parametrize("name", ["sigterm", "sighup"])
@@ -93,15 +112,14 @@ def test_a_signal_ends_the_run_and_keeps_what_there_was(runs: Callable[[str], En
     assert run.summary["client"]["requests"]["ok"] > 0
 
 
-def test_a_deadline_stops_the_run(runs: Callable[[str], Ended]):
+def test_a_deadline_stops_the_run(overdue: tuple[int, Ended, list[dict[str, Any]]]):
     """As if the user had stopped it, and it says that it was the deadline; streams are kept as far as they came."""
-    run = runs("deadline")
+    deadline_s, run, rows = overdue
     assert (130, "interrupted") == (run.code, run.manifest["status"])
-    assert "! The deadline of 20 s was reached; requests in flight are cancelled" in run.out
-    assert "! the deadline of 20 s was reached; requests in flight are cancelled\n" == run.err
-    rows = agreed_rows(run, ok=0, failed=0)
+    said = f"he deadline of {deadline_s} s was reached; requests in flight are cancelled"
+    assert f"! T{said}" in run.out
+    assert f"! t{said}\n" == run.err
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
-    assert any(row["first_token_ns"] for row in rows)
 
 
 def test_a_deadline_holds_for_what_comes_before_the_load(runs: Callable[[str], Ended]):
@@ -134,8 +152,11 @@ def test_a_stream_that_never_ends_is_given_up(runs: Callable[[str], Ended]):
     run = runs("timeout")
     assert (3, 1) == (run.code, run.err.count("\n"))
     rows = agreed_rows(run, sent=8, failed=8)
-    assert all(row["error"].startswith("timeout") for row in rows), rows[0]["error"]
-    assert all(row["first_token_ns"] > 0 for row in rows)
+    begun = [row for row in rows if row["error"] == "timeout: no complete reply within 2 s"]
+    assert begun, rows[0]["error"]
+    assert all(row["first_token_ns"] > 0 for row in begun)
+    # On a busy machine the server may begin to answer some of them too late.
+    assert {"timeout: no response within 2 s"} >= {row["error"] for row in rows if row not in begun}
 
 
 def test_a_reply_that_is_too_large_fails(runs: Callable[[str], Ended]):

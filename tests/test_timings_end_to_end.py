@@ -13,7 +13,7 @@ from waiting import BOUND_S
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
-LOAD = ("--rate", "20", "--duration", "3", "--warmup", "2", "--listen", "off", "--quiet")
+LOAD = ("--rate", "20", "--requests", "60", "--warmup", "2", "--listen", "off", "--quiet")
 PARTS = {
     "queue_ms": ("arrival_ns", "scheduled_ns"),
     "prefill_ms": ("scheduled_ns", "first_token_ns"),

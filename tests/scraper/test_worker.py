@@ -23,6 +23,7 @@ from scraper.window.increase import counter, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 INTERVAL_NS = 20_000_000
+RARELY_S = 86_400  # no tick comes while a test goes on
 
 
 def replay(pages: list[str]) -> tuple[Handler, asyncio.Event]:
@@ -132,7 +133,7 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     page, _ = replay(["x 1\n"])
     base = await serve({"/metrics": page})
     targets = [f"{base}/metrics", f"{base}/absent"]
-    async with started(tmp_path, targets=targets, interval_s=3600) as worker:
+    async with started(tmp_path, targets=targets, interval_s=RARELY_S) as worker:
         assert {"ok": 1, "failed": 1, "skipped": 0, "stale": 0} == await worker.event("ready")
         worker.process.stdin.close()
         assert 0 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
@@ -170,7 +171,7 @@ async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, t
     """The first, the settled and the last scrape each have a tick that all targets share and none has twice."""
     page, _ = replay(["x 1\n"])
     base = await serve({"/a/metrics": page, "/b/metrics": page})
-    async with started(tmp_path, targets=[f"{base}/a/metrics", f"{base}/b/metrics"], interval_s=3600) as worker:
+    async with started(tmp_path, targets=[f"{base}/a/metrics", f"{base}/b/metrics"], interval_s=RARELY_S) as worker:
         await worker.event("ready")
         for _ in range(2):
             worker.send({"cmd": "settle", "seconds": 0})
@@ -182,8 +183,8 @@ async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, t
         for name in ("a", "b")
     }
     first = ticks["a"][0]
-    assert 0 == first % (3600 * 10**9)
-    assert {"a": [first + number * 3600 * 10**9 for number in range(4)], "b": ticks["a"]} == ticks
+    assert 0 == first % (RARELY_S * 10**9)
+    assert {"a": [first + number * RARELY_S * 10**9 for number in range(4)], "b": ticks["a"]} == ticks
 
 
 async def test_a_target_that_is_gone_is_stale_until_it_answers_again(serve: Serve, tmp_path: Path):
@@ -272,7 +273,7 @@ async def test_headers_reach_the_target(serve: Serve, tmp_path: Path):
         "headers": {"X-Tenant": "a"},
         "host_headers": {base.removeprefix("http://"): {"Authorization": "Bearer k"}},
     }
-    async with started(tmp_path, targets=[f"{base}/metrics"] * 2, access=access, interval_s=3600) as worker:
+    async with started(tmp_path, targets=[f"{base}/metrics"] * 2, access=access, interval_s=RARELY_S) as worker:
         assert 1 == (await worker.event("ready"))["ok"]
         await worker.ended()
     assert [("a", "Bearer k")] * 2 == asked

@@ -89,8 +89,10 @@ async def test_hostile_spans_do_not_disturb_scraping(serve: Serve, tmp_path: Pat
     assert {**dict.fromkeys(Counts.__struct_fields__, 0), **expected, "missing": 0} == settled.pop("spans")
     assert (0, 0) == (settled["failed"], settled["stale"])
     scrapes = worker.records()
-    assert served == len(scrapes)
     assert all(isinstance(record, Row) for record in scrapes)
+    # The last one at a tick may have been given up as the worker left.
+    assert [*range(1, len(scrapes) + 1)] == [int(record.values[0]) for record in scrapes]
+    assert served - 1 <= len(scrapes) <= served
     kinds = ("no valid trace id", "no valid span id", "an end before its start", "more than 1024 attributes")
     kinds += (
         "spans of 'vllm' that came over grpc are not used: their clock is 36",
@@ -159,7 +161,7 @@ async def test_a_first_span_may_still_be_on_its_way(tmp_path: Path):
         await worker.event("ready")
         worker.send({"cmd": "settle", "trace_ids": [trace(1)]})
         assert 1 == (await worker.event("settled"))["spans"]["missing"]
-        worker.send({"cmd": "settle", "trace_ids": [trace(1)], "first_span_s": 30})
+        worker.send({"cmd": "settle", "trace_ids": [trace(1)], "first_span_s": BOUND_S})
         await over_grpc(ports["grpc_port"], export(1))
         assert 0 == (await worker.event("settled"))["spans"]["missing"]
         assert 0 == await worker.ended()

@@ -204,7 +204,10 @@ async def test_a_simulated_engine_through_the_command():
         async with gateway("passes", url, f"http://{host}:{int(port) + 1}") as entrance:
             given = ("--gateway", entrance, "--url", url, "--otlp-listen", address)
             done = await asyncio.to_thread(sidelight, "doctor", *given)
-    assert 0 == done.code, done.out
+    troubles = [line for line in done.out.splitlines() if line.startswith(("warn", "fail"))]
+    # A busy machine lets pieces of the reply pass together.
+    assert all("pieces of the reply came in one packet" in line for line in troubles), done.out
+    assert int(bool(troubles)) == done.code
     assert "waiting for spans, 12 s at most" in done.err
     assert "ok    the trace header reached the engine: vLLM's span came in our trace" in done.out
     assert "ok    the span of gateway my-gateway came" in done.out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
-from waiting import BOUND_S
+from waiting import BOUND_S, movable_time
 
 from loadgen.records import PlannedRequest
 from loadgen.transports.http import HttpTransport, Pool, origin_of
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no connection be too old, and no request too late to be sent again, because this machine is busy."""
+    monkeypatch.setattr("loadgen.transports.connection.MAX_IDLE_NS", round(BOUND_S * 1e9))
+    monkeypatch.setattr("loadgen.transports.http.RETRY_NS", round(BOUND_S * 1e9))
 
 
 async def _exchange(pool: Pool, clock: Clock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
@@ -137,9 +144,7 @@ async def test_timeouts_say_what_was_waited_for(
     serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch, dribble: bytes, body: bytes, missing: str
 ):
     """No response at all; a slow reply that never completes; a head that never ends. The loop's time is moved on."""
-    loop, ahead_s = asyncio.get_running_loop(), [0.0]
-    real_s = loop.time
-    monkeypatch.setattr(loop, "time", lambda: real_s() + ahead_s[0])
+    move = movable_time(monkeypatch)
 
     async def script(peer: Peer) -> None:
         await peer.say(dribble)
@@ -150,7 +155,7 @@ async def test_timeouts_say_what_was_waited_for(
         exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
         performing = asyncio.create_task(pool.perform(exchange, REQUEST, timeout_s=BOUND_S))
         await _turn_until(lambda: server.peers and (exchange.reads_ns or not dribble))
-        ahead_s[0] += BOUND_S
+        move(BOUND_S)
         await performing
     assert f"timeout: no {missing} within {BOUND_S:g} s" == exchange.error
     assert (body, 1) == (bytes(exchange.body), server.connections)

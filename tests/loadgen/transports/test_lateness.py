@@ -129,15 +129,19 @@ def test_what_was_read_before_a_step_of_the_wall_clock_keeps_its_own_time():
         assert [later_ns - 10**7] == stamps.moved(_timespec(stepped.wall_ns - 10**7), [later_ns])
 
 
-def test_pauses_of_the_garbage_collector_are_counted():
-    """From entering to leaving."""
-    with lateness.GcPauses() as pauses:
+def test_pauses_of_the_garbage_collector_are_counted(monkeypatch: pytest.MonkeyPatch):
+    """From entering to leaving: the longest, and all of them."""
+    readings_ns = iter((100, 107, 200, 205))
+    monkeypatch.setattr(lateness.time, "monotonic_ns", lambda: next(readings_ns))
+    gc.disable()  # no other collection than these
+    try:
+        with lateness.GcPauses() as pauses:
+            gc.collect()
+            gc.collect()
         gc.collect()
-        gc.collect()
-    assert 0 < pauses.max_ns < pauses.total_ns
-    total_ns = pauses.total_ns
-    gc.collect()
-    assert total_ns == pauses.total_ns
+    finally:
+        gc.enable()
+    assert (7, 12) == (pauses.max_ns, pauses.total_ns)
 
 
 @pytest.mark.parametrize("late_ns", [0, 255, 256, 1023, 1024, 999_999, (1 << 20) - 1, 1 << 20, 10**9])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from served import Handler, Serve, answer
+from waiting import BOUND_S
 
 from rundir.access import Access
 from rundir.stats import Missing
@@ -21,7 +22,7 @@ from scraper.targets.scrape import Scrape
 
 PAGE = "# TYPE x gauge\nx 1\n"
 JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
-LIMITS = Limits(timeout_s=5, body_bytes=10_000)
+LIMITS = Limits(timeout_s=BOUND_S, body_bytes=10_000)
 
 
 def iterations(read: list[str]) -> Handler:

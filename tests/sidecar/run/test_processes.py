@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import BOUND_S
 
 from sidecar.errors import WorkerDied
 from sidecar.run.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Supervised, environment, keep_up
@@ -86,7 +87,7 @@ async def test_a_child_that_dies_of_its_last_command_is_followed_by_one_other(
         )
         async with supervised:
             await supervised.ready()
-            assert answer == await supervised.finish(Finish(), "done", timeout_s=30)
+            assert answer == await supervised.finish(Finish(), "done", timeout_s=BOUND_S)
     died = "mortal ended with code 3"
     assert [died, "begin mortal", "restarted", died][: 3 * deaths] == events
     assert min(deaths, 2) == supervised.deaths

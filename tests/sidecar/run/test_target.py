@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from waiting import BOUND_S
+from waiting import BOUND_S, movable_time
 
 from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
-from sidecar.run import preflight as module
-from sidecar.run.preflight import preflight
+from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, preflight
 from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -23,13 +22,16 @@ EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":
 
 
 @asynccontextmanager
-async def answering(reply: bytes) -> AsyncIterator[Served]:
+async def answering(reply: bytes, sent: asyncio.Event | None = None) -> AsyncIterator[Served]:
     """Run a server that answers its first request with these bytes, and keeps the connection."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply)
+        await writer.drain()
+        if sent is not None:
+            sent.set()
         await over.wait()
         writer.close()
 
@@ -188,12 +190,17 @@ async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
 
 async def test_a_reply_that_is_done_and_does_not_end(monkeypatch: pytest.MonkeyPatch):
     """Each request would last until it is given up, so no load is sent."""
-    monkeypatch.setattr(module, "PREFLIGHT_TIMEOUT_S", 0.3)
-    async with answering(HEAD + b"%x\r\n%b\r\n" % (len(EVENTS), EVENTS)) as served:
+    move, sent = movable_time(monkeypatch), asyncio.Event()
+    async with answering(HEAD + b"%x\r\n%b\r\n" % (len(EVENTS), EVENTS), sent) as served:
+        asking = asyncio.create_task(preflight(served, contact=Contact()))
+        await asyncio.wait_for(sent.wait(), BOUND_S)
+        for _ in range(10):  # turns of the loop, in which what was sent is read
+            await asyncio.sleep(0)
+        move(PREFLIGHT_TIMEOUT_S)
         with pytest.raises(
-            TargetUnreachable, match=r"announced as complete, but its response did not end within 0\.3 s"
+            TargetUnreachable, match=r"announced as complete, but its response did not end within 120 s"
         ):
-            await preflight(served, contact=Contact())
+            await asking
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
 
     def read_long(view: WatchView, *moment: int, **how: Any) -> None:
         reading.set()
-        noted.wait(3.0 if "restarted" in "".join(said.lines) else 0.0)
+        noted.wait(1.0 if "restarted" in "".join(said.lines) else 0.0)
         poll(view, *moment, **how)
         reading.clear()
 

@@ -137,9 +137,8 @@ async def test_guardrails_take_their_time_outside_the_engine():
             status, text = await post(client, "/v1/completions", {**PROMPT, "stream": stream})
             assert 200 == status
             # A timer may fire earlier by the clock's resolution.
-            assert loop.time() - began_s >= least_s - 0.01
+            assert loop.time() - began_s - truth.records[-1].e2e_s >= least_s - 0.01
             assert text.count("data: {") == (4 if stream else 0)
-    assert all(record.e2e_s < 0.264 for record in truth.records)
 
 
 async def test_beyond_the_limit_requests_are_turned_away():

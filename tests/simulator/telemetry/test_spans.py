@@ -184,6 +184,7 @@ async def test_a_batch_that_was_not_taken_is_sent_again(
 ):
     """Said once; what is added meanwhile comes with it; what is left at the end is sent then."""
     monkeypatch.setattr("simulator.telemetry.spans.EXPORT_EVERY_S", 0.01)
+    monkeypatch.setattr("simulator.telemetry.spans.END_WITHIN_S", BOUND_S)
     collector.refuse = grpc.StatusCode.UNAVAILABLE
     async with SpanExporter(f"127.0.0.1:{collector.port}", SimulatorSettings()) as exporter:
         exporter.add(record(number=1))
