@@ -21,7 +21,7 @@ _NO_CRLF = "a chunk does not end with CRLF where its size says"
 # From the first bytes of a chunk to the next chunk, where those bytes hold the whole size line. The hot path meets few
 # different ones, and would spend more on reading the line than on all else about a chunk. The CRLF before them belongs
 # to the key: so the end of the chunk before is checked at no cost.
-_KEY_BYTES, _MOST_STEPS = 5, 4096
+_KEY_BYTES, _MOST_STEPS = 7, 4096
 _steps: dict[bytes, int] = {}
 
 
@@ -119,14 +119,16 @@ class BodyEnd:
         size = len(data)
         if not self.chunked:
             return self._count(size, at)
-        begin, at = at, at + self._left
-        # Strictly less: at == size leaves nothing to read a line from, which find() tells as well.
-        while at <= size:
-            # Of the CRLF only what is in `data`: a key that begins before it is too short to be known.
-            key = data[at - 2 : at + _KEY_BYTES]
-            if (step := _steps.get(key)) and not self._line and not self._trailer:
-                at += step
+        begin = at
+        # Where the CRLF before the next size line begins: before `data`, if that came with what was fed last.
+        crlf, last = at + self._left - 2, size - 2
+        # Strictly less: crlf == last leaves nothing to read a line from, which find() tells as well.
+        while crlf <= last:
+            # A key that would begin before `data` is too short to be known.
+            if (step := _steps.get(data[crlf : crlf + _KEY_BYTES])) and not self._line and not self._trailer:
+                crlf += step
                 continue
+            at = crlf + 2
             if (self._begun or at > begin) and not self._trailer:
                 _require_crlf(data, at)
             stop = data.find(b"\n", at)
@@ -139,24 +141,31 @@ class BodyEnd:
             if self._line:
                 line, self._line = self._line + line, b""
             if self._trailer:
-                at = stop + 1
-                if line.rstrip(b"\r"):
-                    continue
-                return at
-            try:
-                chunk = chunk_size(line)
-            except ProtocolError as error:
-                error.at = at
-                raise
-            if chunk == 0:
-                self._trailer = True
-            elif len(line) == stop - at < _KEY_BYTES == len(key) - 2 and key[:2] == _CRLF and len(_steps) < _MOST_STEPS:
-                _steps[key] = stop + 1 - at + chunk + 2
-            at = stop + 1 + (chunk + 2 if chunk else 0)
-        if at == size + 1:
-            _require_crlf(data, at)
-        self._left, self._begun = at - size, True
+                if not line.rstrip(b"\r"):
+                    return stop + 1
+                crlf = stop - 1
+                continue
+            chunk = self._size(line, at)
+            key = data[crlf : crlf + _KEY_BYTES]
+            step = stop + 1 - at + (chunk + 2 if chunk else 0)
+            whole = len(line) == stop - at < _KEY_BYTES - 2
+            if chunk and whole and len(key) == _KEY_BYTES and key.startswith(_CRLF) and len(_steps) < _MOST_STEPS:
+                _steps[key] = step
+            crlf += step
+        if crlf == size - 1:
+            _require_crlf(data, size + 1)
+        self._left, self._begun = crlf + 2 - size, True
         return -1
+
+    def _size(self, line: bytes, at: int) -> int:
+        """Return the size that a line at a position says; behind the last chunk's come trailers."""
+        try:
+            size = chunk_size(line)
+        except ProtocolError as error:
+            error.at = at
+            raise
+        self._trailer = not size
+        return size
 
     def _count(self, size: int, at: int) -> int:
         if self.until_close:

@@ -31,8 +31,8 @@ _parse_head = lru_cache(maxsize=64)(parse_head)
 _BLANK_LINE = (b"\r\n\r\n", b"\n\n", b"0\n\r\n")
 _BLANK_LINE_BYTES = 4
 _LAST_CHUNK = b"0\r\n\r\n"
-# So much is left to be looked at later: of chunks of one byte that is walked in milliseconds.
-_MOST_UNSEEN_BYTES = 65_536
+# No more is left to be looked at later: walking as many chunks of one byte takes some milliseconds.
+_MOST_PIECES, _LARGE_BYTES, _MOST_LARGE_BYTES = 128, 4096, 65_536
 
 
 class Wire(Protocol):
@@ -56,8 +56,8 @@ class Connection:
     """One connection and at most one exchange on it; owns its wire."""
 
     __slots__ = (
-        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_pieces",
-        "_raw_head", "_read_ns", "_stamps", "_unseen_bytes", "_wire", "answered", "idle_ns",
+        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_large_bytes",
+        "_pieces", "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
@@ -74,7 +74,7 @@ class Connection:
         self.answered = False  # whether any byte came since the last request was sent
         # Reads that are still to be looked at: their bytes, when they returned, and the kernel's stamps.
         self._pieces: list[bytes] = []
-        self._unseen_bytes = 0
+        self._large_bytes = 0
         self._read_ns = array("q")
         self._kernel_stamps = bytearray()
         self._in_chunks = False
@@ -121,20 +121,26 @@ class Connection:
 
     def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
         """Take a read: when it returned, and the kernel's stamp of its bytes; see ReceiveStamps.moved."""
-        self._pieces.append(data)
+        pieces, size = self._pieces, len(data)
+        pieces.append(data)
         self._read_ns.append(at_ns)
         self._kernel_stamps += kernel_stamp
-        self._unseen_bytes += len(data)
         # Of a shorter piece the blank line may lie in the one before. Not `in`: it takes bytes for a number first, and
         # clearing up the exception costs as much as the search.
         if (
             not self._in_chunks
             or data.endswith(_BLANK_LINE)
-            or len(data) < _BLANK_LINE_BYTES
-            or self._unseen_bytes > _MOST_UNSEEN_BYTES
+            or size < _BLANK_LINE_BYTES
             or data.find(_LAST_CHUNK) >= 0
+            or len(pieces) > _MOST_PIECES
+            or (size > _LARGE_BYTES and self._is_much(size))
         ):
             self._catch_up()
+
+    def _is_much(self, size: int) -> bool:
+        """Count a large read, and tell whether with it more has come than should be looked at in one go."""
+        self._large_bytes += size
+        return self._large_bytes > _MOST_LARGE_BYTES
 
     def ended_by_peer(self) -> None:
         """End what is under way: the peer will send nothing more."""
@@ -164,7 +170,7 @@ class Connection:
         if not self._pieces:
             return
         pieces, self._pieces = self._pieces, []
-        self._unseen_bytes = 0
+        self._large_bytes = 0
         stamps_ns = self._stamps.moved(self._kernel_stamps, self._read_ns, floor_ns=self._floor_ns)
         self._read_ns, self._kernel_stamps = array("q"), bytearray()
         exchange = self._exchange

@@ -14,6 +14,9 @@ from loadgen.protocols.reading.timings import ServerTimings
 from rundir.columns import Ints
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """What one reply said and when; stamps and counts are -1 where missing.
 
@@ -86,7 +89,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     for is_whole in reading(seen, form, http_status, head, times.watch(parts)):
         if is_whole:
             times.settle(seen)
-    chunk_ns = np.concatenate(times.chunk_ns)
+    chunk_ns = _concatenated(times.chunk_ns)
     has_token = seen.first >= 0
     return Reply(
         first_output_ns=times.first_output_ns,
@@ -95,7 +98,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
         first_kind=seen.first_kind,
         chunk_ns=chunk_ns,
-        chunk_chars=np.concatenate(times.chunk_chars),
+        chunk_chars=_concatenated(times.chunk_chars),
         output_tokens=seen.output_tokens,
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,
@@ -126,12 +129,12 @@ class _Times:
     """When what was read of a reply had come, segment by segment: positions in its data become stamps."""
 
     def __init__(self) -> None:
-        self.chunk_ns: list[Ints] = [np.empty(0, np.int64)]
-        self.chunk_chars: list[Ints] = [np.empty(0, np.int64)]
+        self.chunk_ns: list[Ints] = []
+        self.chunk_chars: list[Ints] = []
         self.first_output_ns = self.last_output_ns = self.done_ns = -1
         self._reads: deque[Reads] = deque()  # of the pieces whose segment is still to be read
         # Of the reads that a segment may need: when each returned, and how much of the reply's data had come by then.
-        self._stamps_ns = self._ends = np.empty(0, np.int64)
+        self._stamps_ns = self._ends = _NONE
         self._data_bytes = 0
 
     def watch(self, parts: Iterable[Reads]) -> Iterator[tuple[bytes, Iterable[int]]]:
@@ -158,17 +161,14 @@ class _Times:
         -1 where no read reached that far, and for positions that are not behind any byte.
         """
         segment, reads = seen.segment, self._reads.popleft()
-        old = self._ends.searchsorted(segment.begin, side="right")
-        new_ends = self._data_bytes + _data_ends(segment.piece, reads.ends)
+        old = self._ends.searchsorted(segment.begin, side="right") if len(self._ends) else 0
+        self._stamps_ns = _concatenated([self._stamps_ns[old:], reads.stamps_ns])
+        self._ends = _concatenated([self._ends[old:], self._data_bytes + _data_ends(segment.piece, reads.ends)])
         self._data_bytes += len(segment.piece.data)
-        self._ends = np.concatenate([self._ends[old:], new_ends])
-        self._stamps_ns = np.concatenate([self._stamps_ns[old:], reads.stamps_ns])
         positions = np.array(ends, np.int64)
-        if not len(self._ends):
-            return np.full(len(positions), -1, np.int64)
-        read = self._ends.searchsorted(segment.begin + positions, side="left")
-        known = (positions > 0) & (read < len(self._ends))
-        return np.where(known, self._stamps_ns[np.minimum(read, len(self._ends) - 1)], -1)
+        read = self._ends.searchsorted(segment.begin + positions)
+        read[positions <= 0] = len(self._ends)
+        return np.append(self._stamps_ns, -1)[read]
 
 
 def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
@@ -179,4 +179,11 @@ def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
     wire_starts = np.array(piece.wire_starts, np.int64)
     chunk = wire_starts.searchsorted(read_ends) - 1
     ends = np.minimum(data_starts[chunk] + read_ends - wire_starts[chunk], data_starts[chunk + 1])
-    return np.where(chunk < 0, 0, ends)
+    ends[chunk < 0] = 0
+    return ends
+
+
+def _concatenated(arrays: Sequence[Ints]) -> Ints:
+    """Return arrays one behind the other, without a copy where there is but one that is not empty."""
+    full = [array for array in arrays if len(array)]
+    return full[0] if len(full) == 1 else np.concatenate(full or [_NONE])
