@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rundir.columns import Floats
+from rundir.columns import Floats, Indices
 from rundir.frames import FrameLog, Rotation, read_frames
 from rundir.framing import GAP, inflate
 from scraper.exposition import MalformedPage, PageReader, Series
@@ -27,6 +27,7 @@ _WHOLE_EVERY = 64  # rows of a target
 LOST = "lost: a record that it builds on is damaged"
 _LAYOUT_BYTES = 64 * 1024 * 1024  # of 50,000 series; a page has 16 MiB at most
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
+MOST_SERIES = 200_000  # of a run: nor that of who reads it
 
 
 class LayoutRecord(msgspec.Struct, tag="layout", array_like=True, frozen=True, kw_only=True):
@@ -73,7 +74,8 @@ _series_decoder = msgspec.msgpack.Decoder(tuple[Series, ...])
 class Row:
     """One page read back: `values` (float64[N]) belong to `series`; rows of one layout share that tuple.
 
-    `changed`: some value, or the layout, differs from the target's page before.
+    `changed`: some value, or the layout, differs from the target's page before. `is_cut`: the page had more series,
+    which were left out.
     """
 
     url: str
@@ -83,6 +85,7 @@ class Row:
     series: tuple[Series, ...]
     values: Floats
     changed: bool
+    is_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -174,11 +177,48 @@ class Encoder:
         return number
 
 
-class LogReader:
-    """Reads the payloads of a scrape log in their order."""
+class SeriesLimit:
+    """Takes so many different series, and leaves out what pages that invent labels bring beyond them."""
 
-    def __init__(self) -> None:
-        self._layouts: dict[int, tuple[str, tuple[Series, ...]]] = {}
+    def __init__(self, most: int = MOST_SERIES) -> None:
+        self._most = most
+        self._taken: set[int] = set()  # by hash: the labels themselves take ten times as much
+        self._last: dict[str, tuple[Series, ...]] = {}
+
+    def take(self, url: str, series: tuple[Series, ...]) -> _Layout:
+        """Return the layout of a page of these series: with all of them, or with those that are taken."""
+        keys = [hash((url, item.name, item.labels)) for item in series]
+        places = []
+        for place, key in enumerate(keys):
+            if key not in self._taken:
+                if len(self._taken) >= self._most:
+                    continue
+                self._taken.add(key)
+            places.append(place)
+        if len(places) == len(series):
+            return _Layout(url, series, len(series), None)
+        kept = tuple(series[place] for place in places)
+        if kept == self._last.get(url):
+            kept = self._last[url]  # rows of one layout share it
+        self._last[url] = kept
+        return _Layout(url, kept, len(series), np.array(places, np.intp))
+
+
+class _Layout(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The series of pages: `size` of them, of which those at `places` are kept; None: all."""
+
+    url: str
+    series: tuple[Series, ...]
+    size: int
+    places: Indices | None
+
+
+class LogReader:
+    """Reads the payloads of a scrape log in their order; of series no more than the limit takes."""
+
+    def __init__(self, limit: SeriesLimit | None = None) -> None:
+        self._limit = limit or SeriesLimit()
+        self._layouts: dict[int, _Layout] = {}
         self._last: dict[str, tuple[int, Floats]] = {}
         self._lost: set[str] = set()  # targets whose last row is not known
 
@@ -189,17 +229,19 @@ class LogReader:
         Raises msgspec.DecodeError on anything that `ScrapeLog` has not written.
         """
         if payload is GAP:
-            self._lost.update(url for url, _ in self._layouts.values())
+            self._lost.update(layout.url for layout in self._layouts.values())
             return None
         record = _decoder.decode(payload)
         if isinstance(record, FailureRecord):
             return record
         if isinstance(record, LayoutRecord):
-            self._layouts[record.id] = record.url, _series_decoder.decode(inflate(record.series, _LAYOUT_BYTES))
+            series = _series_decoder.decode(inflate(record.series, _LAYOUT_BYTES))
+            self._layouts[record.id] = self._limit.take(record.url, series)
             self._last.pop(record.url, None)  # its next row is encoded against zeros
             self._lost.discard(record.url)
             return None
-        url, series = self._layouts[record.layout]
+        layout = self._layouts[record.layout]
+        url, places = layout.url, layout.places
         if record.whole:
             self._lost.discard(url)
         elif url in self._lost:
@@ -211,9 +253,9 @@ class LogReader:
                 status=0,
                 error=LOST,
             )
-        layout, values = self._last.get(url, (-1, np.zeros(0)))
-        changed = layout != record.layout
-        before = np.zeros(len(series)) if changed or record.whole else values
+        last_layout, values = self._last.get(url, (-1, np.zeros(0)))
+        changed = last_layout != record.layout
+        before = np.zeros(layout.size) if changed or record.whole else values
         if record.delta:
             before = _with_delta(before, record.delta)
         changed = changed or (record.delta != b"" if not record.whole else before.tobytes() != values.tobytes())
@@ -223,9 +265,10 @@ class LogReader:
             tick_ns=record.tick_ns,
             request_ns=record.request_ns,
             response_ns=record.response_ns,
-            series=series,
-            values=before,
+            series=layout.series,
+            values=before if places is None else before[places],
             changed=changed,
+            is_cut=places is not None,
         )
 
 

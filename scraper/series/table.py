@@ -19,6 +19,7 @@ from scraper.series.log import FailureRecord, Row
 Float64 = Floats  # as the exporter calls them
 Int64 = Ints
 _CHUNK_ROWS = 64
+MOST_VALUES = 2**25  # of an endpoint: 268 MB
 _Key = tuple[str, tuple[tuple[str, str], ...], float]
 
 
@@ -29,7 +30,7 @@ class EndpointSeries:
     Stamps are int64[T]; `at_ns` is the middle of request and response, `tick_ns` the multiple of the scrape interval
     (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
     `changed[t]`: page t differs from the one before. `failures` are (request stamp, reason) of the scrapes that failed
-    or whose page was malformed.
+    or whose page was malformed. `is_cut`: pages had more series, and those that came last are left out.
     """
 
     url: str
@@ -41,6 +42,7 @@ class EndpointSeries:
     values: Floats
     changed: Bools
     failures: tuple[tuple[int, str], ...]
+    is_cut: bool = False
 
 
 class SeriesTable:
@@ -54,6 +56,7 @@ class SeriesTable:
         self._keep_ns = keep_ns
         self._chunks: list[_Chunk] = []
         self._failures: list[tuple[int, str]] = []
+        self._is_cut = False
 
     def append(self, scrape: Row | FailureRecord) -> None:
         """Take in one scrape, in the order of the log."""
@@ -63,6 +66,7 @@ class SeriesTable:
             if not self._chunks or self._chunks[-1].full or self._chunks[-1].series is not scrape.series:
                 self._chunks.append(_Chunk(scrape.series))
             self._chunks[-1].append(scrape)
+            self._is_cut = self._is_cut or scrape.is_cut
         if self._keep_ns is not None:
             self._forget_before(scrape.response_ns - self._keep_ns)
 
@@ -74,12 +78,15 @@ class SeriesTable:
         """
         series, places = union_columns([chunk.series for chunk in self._chunks])
         rows = sum(len(chunk.response_ns) for chunk in self._chunks)
+        series, is_cut = series[: self._most_columns(rows)], len(series) > self._most_columns(rows)
         values = np.full((rows, len(series)), np.nan)
         at = 0
         for chunk in self._chunks:
-            taken = chunk.values[: len(chunk.response_ns)]
+            taken, columns = chunk.values[: len(chunk.response_ns)], places[id(chunk.series)]
+            if is_cut:
+                taken, columns = taken[:, columns < len(series)], columns[columns < len(series)]
             # From the back, so that the first of two equal series is written last and stands.
-            values[at : at + len(taken), places[id(chunk.series)][::-1]] = taken[:, ::-1]
+            values[at : at + len(taken), columns[::-1]] = taken[:, ::-1]
             at += len(taken)
         response_ns = self._stamps("response_ns")
         order = np.argsort(response_ns, kind="stable")
@@ -97,7 +104,13 @@ class SeriesTable:
             values=values,
             changed=self._stamps("changed")[order].astype(np.bool_),
             failures=tuple(self._failures),
+            is_cut=self._is_cut or is_cut,
         )
+
+    def _most_columns(self, rows: int) -> int:
+        """Return how many series there may be: of pages that bring new ones again and again the first."""
+        largest = max((len(chunk.series) for chunk in self._chunks), default=0)
+        return max(2 * largest, MOST_VALUES // max(rows, 1))
 
     def _stamps(self, name: str) -> Ints:
         parts = [np.array(getattr(chunk, name), dtype=np.int64) for chunk in self._chunks]

@@ -26,7 +26,7 @@ from rundir.integrity import NOTHING_READ, Integrity, Unreadable, integrity
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
-from scraper.series.log import FailureRecord, LogReader, Row
+from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
 from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
@@ -239,6 +239,7 @@ class RunLogs:
         self._tails = LogTails(path / RAW)
         self._worker_stats: dict[Path, list[WorkerStat]] = {}
         self._scrapes: dict[Path, LogReader] = {}
+        self._limit = SeriesLimit()
         self._series: dict[str, series.SeriesTable] = {}
         self._spans: _SpanTables | None = None
 
@@ -337,7 +338,7 @@ class RunLogs:
         return None
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._scrapes.setdefault(path, LogReader()).take(payload)
+        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is not None:
             self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
         return scrape

@@ -108,7 +108,7 @@ class _WatchLogs(RunLogs):
         return msgspec.structs.replace(record, received_ns=record.received_ns + moved_ns)
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._scrapes.setdefault(path, LogReader()).take(payload)
+        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is None or scrape.response_ns < self._since_ns:
             return None
         moved_ns = self._moved_ns(path)

@@ -51,6 +51,12 @@ def warnings(
         for endpoint in run.endpoints
         if alternates(endpoint)
     )
+    yield from (
+        f"the pages at {endpoint.url} bring ever new series; all but the first {len(endpoint.series)} are left out: "
+        "look for a label with ids or times in it"
+        for endpoint in run.endpoints
+        if endpoint.is_cut
+    )
     yield from _arrivals(check)
     yield from _comparability(client, correlation, watched=run.watched is not None)
     yield from _probes(run, client, server, correlation)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scraper.exposition import parse
-from scraper.series.log import Encoder, FailureRecord, Row, ScrapeLog, read_log, rows
+from scraper.series import table
+from scraper.series.log import Encoder, FailureRecord, LogReader, Row, ScrapeLog, SeriesLimit, read_log, rows
 from scraper.series.table import SeriesTable, build
 from scraper.targets.scrape import Scrape
 
@@ -134,3 +135,32 @@ def test_a_ring_keeps_the_last_minutes(keep_s: int):
     assert recent == newest[-len(recent) :]
     assert len(newest) <= keep_s + 64
     assert [1000 * S + 10] == [at_ns for at_ns, _ in view.failures]
+
+
+def churning(pages: int) -> list[Scrape]:
+    """Return pages of a series that stays and three that are new each time."""
+    new = ["".join(f'x{{id="{page}-{n}"}} 1\n' for n in range(3)) for page in range(pages)]
+    return [scrape(page, f"stays {page}\n{text}") for page, text in enumerate(new)]
+
+
+def test_ever_new_series_are_left_out():
+    """What came first stays complete; the page's other values are not mixed up, and it says that there were more."""
+    encoder, reader = Encoder(), LogReader(SeriesLimit(most=10))
+    taken = [reader.take(payload) for page in churning(40) for payload in encoder.encode(page)[0]]
+    pages = [row for row in taken if isinstance(row, Row)]
+    assert [False] * 3 + [True] * 37 == [page.is_cut for page in pages]
+    (endpoint,) = build(pages)
+    assert endpoint.is_cut
+    assert 10 == len(endpoint.series)
+    assert list(range(40)) == endpoint.values[:, 0].tolist()
+    assert 1 == len({id(page.series) for page in pages[3:]})  # so that their rows lie together
+
+
+def test_a_table_holds_no_more_values_than_memory(monkeypatch: pytest.MonkeyPatch):
+    """A few ever new series on many pages would make a table of nearly nothing: its first columns are kept."""
+    monkeypatch.setattr(table, "MOST_VALUES", 400)
+    (endpoint,) = build(rows(churning(40)))
+    assert (endpoint.is_cut, (40, 10)) == (True, endpoint.values.shape)
+    assert list(range(40)) == endpoint.values[:, 0].tolist()
+    (few,) = build(rows(churning(10)))
+    assert (few.is_cut, (10, 31)) == (False, few.values.shape)
