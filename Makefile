@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# Wheels alone: what has to be built runs code of its own where it is installed.
+LOCKED := install --only-binary :all: --require-hashes
 
 # A process more than there are cores: tests of whole runs mostly wait.
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-machine lint faults engines gateways bench docs lock clean
+.PHONY: help demo test slow-machine lint faults engines gateways bench docs lock release clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -22,13 +24,14 @@ test: lint ## lint, types and every test
 slow-machine: $(VENV)/dev ## tests at the lowest priority beside spinning processes, ten times: which fail, how often
 	@$(BIN)/python tests/slow_machine.py -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)
 
-lint: $(VENV)/dev ## ruff, mypy, and whether generated files are up to date
+lint: $(VENV)/dev ## ruff, mypy, licences, and whether generated files are up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@MYPYPATH=tests $(BIN)/mypy benchmarks
 	@$(BIN)/python dashboards/generate.py --check
 	@$(BIN)/python docs/generate/pages.py --check
+	@$(BIN)/python release/sbom.py --check
 
 faults: $(VENV)/dev ## crashes, damaged logs, fuzz, hostile peers and disks; MINUTES=60 for long, CASE=logs/flip/17 for one
 	@PYTHONPATH=tests $(BIN)/python -m faults $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CASE),--case $(CASE)) $(FAULTS)
@@ -47,24 +50,30 @@ bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard
 	@$(BIN)/python docs/generate/pages.py
 	@$(BIN)/python dashboards/generate.py
+	@$(BIN)/python release/sbom.py
+
+release: $(VENV)/dev ## wheel and sdist, each built twice and compared; RELEASE="--image BASE@sha256:..." the image too
+	@$(BIN)/python release/build.py $(RELEASE)
 
 lock: ## resolve the lock files again (hashes, no addresses)
 	@$(BIN)/pip-compile $(LOCK_FLAGS) -o requirements.lock pyproject.toml
 	@$(BIN)/pip-compile $(LOCK_FLAGS) --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
+	@$(BIN)/pip-compile $(LOCK_FLAGS) --all-build-deps --only-build-deps -c requirements-dev.lock \
+	  -o requirements-build.lock pyproject.toml
 
 LOCK_FLAGS := -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
   --allow-unsafe --no-header --annotation-style=line
 
-$(VENV)/run: requirements.lock pyproject.toml
+$(VENV)/run: requirements.lock requirements-build.lock pyproject.toml
 	@echo "setting up $(VENV) (about half a minute)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --require-hashes -r requirements.lock
-	@$(PIP) install --no-deps -e .
+	@$(PIP) $(LOCKED) -r requirements.lock -r requirements-build.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/dev: $(VENV)/run requirements-dev.lock
 	@echo "adding what tests need to $(VENV)"
-	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) $(LOCKED) -r requirements-dev.lock
 	@touch $@
 
 clean: ## remove .venv and caches

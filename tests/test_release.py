@@ -1,0 +1,147 @@
+"""What a release is made with: licences of what users install, and the question whether a container is well."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from email.message import Message
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from certificates import Authority
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "release" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sbom, healthcheck = _script("sbom"), _script("healthcheck")
+
+SERVER = """
+import http.server, socket, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(int(sys.argv[2]) if self.path == "/healthz" else 500)
+        self.end_headers()
+    def log_message(self, *_): pass
+class Server(http.server.HTTPServer):
+    address_family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+server = Server((sys.argv[1], 0), Handler)
+print("up", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
+@pytest.mark.parametrize(
+    ("host", "status", "code"),
+    [("127.0.0.1", 200, 0), ("0.0.0.0", 200, 0), ("::1", 200, 0), ("127.0.0.1", 404, 0), ("127.0.0.1", 503, 1)],
+)
+def test_a_container_is_as_well_as_what_it_serves(host: str, status: int, code: int):
+    """Wherever it listens; a server that does not know the question, a simulated engine, is well."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, host, str(status)], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "up\n"
+            assert code == healthcheck.main([str(server.pid)])
+        finally:
+            server.kill()
+    assert 0 == healthcheck.main([str(server.pid)])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
+def test_a_page_over_tls_is_asked_too(authority: Authority):
+    """Whatever its certificate says, and where it lets nobody in without one of theirs."""
+    for verify in ("CERT_NONE", "CERT_REQUIRED"):
+        code = SERVER.replace("import http.server", "import http.server, ssl").replace(
+            'print("up"',
+            "c = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); c.load_cert_chain(*sys.argv[3:5])\n"
+            f"c.load_verify_locations(sys.argv[3]); c.verify_mode = ssl.{verify}\n"
+            'server.socket = c.wrap_socket(server.socket, server_side=True)\nprint("up"',
+        )
+        pair = [authority.path("solo.pem"), authority.path("solo.key")]
+        command = [sys.executable, "-c", code, "127.0.0.1", "200", *map(str, pair)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+            try:
+                assert server.stdout is not None
+                assert server.stdout.readline() == "up\n"
+                assert 0 == healthcheck.main([str(server.pid)])
+            finally:
+                server.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
+def test_a_container_that_hangs_is_not_well(monkeypatch: pytest.MonkeyPatch):
+    """It listens, and answers nothing in time."""
+    monkeypatch.setattr(healthcheck, "TIMEOUT_S", 0.1)
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print('up', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as silent:
+        try:
+            assert silent.stdout is not None
+            assert silent.stdout.readline() == "up\n"
+            assert 1 == healthcheck.main([str(silent.pid)])
+        finally:
+            silent.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
+def test_a_command_that_serves_nothing_is_well():
+    """As report and scrape do."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as busy:
+        assert 0 == healthcheck.main([str(busy.pid)])
+        busy.communicate(b"\n")
+
+
+def _package(**fields: str | list[str]) -> Message:
+    package = Message()
+    for name, values in fields.items():
+        for value in [values] if isinstance(values, str) else values:
+            package[name.replace("_", "-")] = value
+    return package
+
+
+@pytest.mark.parametrize(
+    ("package", "licence"),
+    [
+        (_package(License_Expression="MIT OR Apache-2.0", License="GPL"), "MIT OR Apache-2.0"),
+        (_package(License="Apache 2.0"), "Apache-2.0"),
+        (_package(License="MIT License\n\nCopyright (c) 2022 OpenAI"), "MIT"),
+        (_package(License="\n"), "NOASSERTION"),
+        (_package(Classifier=["Topic :: Text", "License :: OSI Approved :: MIT License"]), "MIT"),
+        (_package(License="Our own terms"), "Our own terms"),
+    ],
+)
+def test_a_licence_is_read_from_what_a_package_states(package: Message, licence: str):
+    """By its expression, else the first line of its licence, else its classifiers."""
+    stated = {"Apache 2.0": "Apache-2.0", "MIT License": "MIT"}
+    assert licence == sbom.licence_of(package, stated)
+
+
+def test_a_licence_is_allowed_for_all_or_for_one_package():
+    """Every part of an expression; what is not known is not allowed."""
+    policy = {"allowed": ["MIT", "Apache-2.0"], "packages": {"certifi": {"allowed": ["MPL-2.0"], "why": "data"}}}
+    assert [] == sbom.not_allowed("x", "(MIT OR Apache-2.0) AND MIT", policy)
+    assert [] == sbom.not_allowed("certifi", "MPL-2.0", policy)
+    assert ["MPL-2.0"] == sbom.not_allowed("x", "MIT AND MPL-2.0", policy)
+    assert ["Our", "own", "terms"] == sbom.not_allowed("x", "Our own terms", policy)
+    assert ["NOASSERTION"] == sbom.not_allowed("x", "NOASSERTION", policy)
+
+
+def test_what_is_locked_must_be_what_is_here():
+    """Else the licences of other versions would be stated."""
+    policy = {"allowed": [], "packages": {}, "stated": {}}
+    (line,) = sbom.problems({"pytest": "0.1"}, policy)
+    assert line.startswith("pytest is locked at 0.1, and here it is ")
+    (line,) = sbom.problems({"no-such-package-here": "1"}, policy)
+    assert "not installed" in line
