@@ -13,7 +13,6 @@ from loadgen.protocols.reading.stream import Form, Seen, reading
 from loadgen.protocols.reading.timings import ServerTimings
 from rundir.columns import Ints
 
-
 _NONE = np.empty(0, np.int64)
 
 
