@@ -62,7 +62,7 @@ def test_a_container_is_as_well_as_what_it_serves(host: str, status: int, code: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
 def test_a_page_over_tls_is_asked_too(authority: Authority):
-    """Whatever its certificate says, and where it lets nobody in without one of theirs."""
+    """Whatever its certificate says, and where it lets no client in without one."""
     for verify in ("CERT_NONE", "CERT_REQUIRED"):
         code = SERVER.replace("import http.server", "import http.server, ssl").replace(
             'print("up"',

@@ -197,11 +197,11 @@ class SeriesLimit:
             places.append(place)
         if len(places) == len(series):
             return _Layout(url, series, len(series), None)
-        kept = tuple(series[place] for place in places)
-        if kept == self._last.get(url):
-            kept = self._last[url]  # rows of one layout share it
-        self._last[url] = kept
-        return _Layout(url, kept, len(series), np.array(places, np.intp))
+        taken = tuple(series[place] for place in places)
+        if taken == self._last.get(url):
+            taken = self._last[url]  # rows of one layout share it
+        self._last[url] = taken
+        return _Layout(url, taken, len(series), np.array(places, np.intp))
 
 
 class _Layout(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -177,7 +177,7 @@ def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
     data_starts = np.array([*piece.data_starts, len(piece.data)], np.int64)
     wire_starts = np.array(piece.wire_starts, np.int64)
     chunk = wire_starts.searchsorted(read_ends) - 1
-    ends = np.minimum(data_starts[chunk] + read_ends - wire_starts[chunk], data_starts[chunk + 1])
+    ends: Ints = np.minimum(data_starts[chunk] + read_ends - wire_starts[chunk], data_starts[chunk + 1])
     ends[chunk < 0] = 0
     return ends
 
