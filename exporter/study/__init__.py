@@ -16,7 +16,7 @@ from exporter.report import WIDTH, without_controls, without_padding
 from exporter.study.content import Study, answer, heading, sections
 from exporter.study.minimum import minimum
 from exporter.study.page import study_page
-from exporter.study.tables import as_csv, every_table
+from exporter.study.tables import as_csv, results_table, steps_table
 from methodology.compliance import Compliance
 from methodology.study.findings import Findings
 from methodology.study.result import StudyResult
@@ -33,7 +33,7 @@ def study_files(result: StudyResult, findings: Findings, compliance: Compliance)
     yield "report.txt", without_padding(Group(*_report(replace(study, width=WIDTH))))
     yield "report-minimum.txt", minimum(study)
     yield "report.html", study_page(study)
-    for table in every_table(result, findings.tables):
+    for table in (*findings.tables, results_table(result), steps_table(result.steps)):
         yield f"tables/{table.name}.csv", as_csv(table)
     for name, document in findings.documents.items():
         yield f"tables/{name}.json", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"

@@ -130,13 +130,6 @@ def number(value: Cell, digits: int | None = 3) -> str:
     return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
 
 
-def every_table(result: StudyResult, tables: Sequence[Table]) -> Iterator[Table]:
-    """Yield what is written as CSV: the test's tables, its results and its steps."""
-    yield from tables
-    yield results_table(result)
-    yield steps_table(result.steps)
-
-
 def results_table(result: StudyResult) -> Table:
     """Return every result with its interval; its method, or why it is missing."""
     titles = {

@@ -88,7 +88,7 @@ def _failures(asked: Asked, outcome: Outcome) -> list[str]:
             f"{each.name} was {each.value:,.4g} {each.unit}" if each.value is not None else f"{each.name} was missed"
             for each in outcome.slo.objectives
             if each.met is not True
-        ]
+        ] or [f"{outcome.slo.text} was missed"]
     if outcome.out_of_memory:
         failures.append(f"{outcome.out_of_memory} requests met an engine out of memory")
     return failures

@@ -49,16 +49,13 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A configuration beside the first: runs of both, and by metric what is concluded.
-
-    The k-th runs of both are a pair where `is_paired`.
-    """
+    """A configuration beside the first: runs of both, and by metric what is concluded."""
 
     first: str
     other: str
     before: Sequence[Sample]
     after: Sequence[Sample]
-    is_paired: bool
+    is_paired: bool  # the k-th runs of both
     concluded: Mapping[str, Comparison]
 
 

@@ -91,9 +91,6 @@ class _Requests:
     submit_ns: Ints
     waiting: Floats
 
-    def __len__(self) -> int:
-        return len(self.ok)
-
 
 def _requests(data: StepData) -> tuple[_Requests, Parts]:
     log, metrics = data.requests, request_metrics(data.requests)
@@ -274,7 +271,7 @@ def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
             "after any of them."
         )
     if failed := int((~requests.ok).sum()):
-        notes.append(f"{failed:,} of {len(requests):,} requests did not end ok and have no TTFT here.")
+        notes.append(f"{failed:,} of {len(requests.ok):,} requests did not end ok and have no TTFT here.")
     if blank := int(requests.blank.sum()):
         notes.append(
             f"{blank:,} replies began with blank content: TTFT is the time to the first token that is not blank."

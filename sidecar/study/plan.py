@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from loadgen.plan import workloads
 from loadgen.plan.fitting import clip
-from loadgen.requests.slo import ObjectiveResult, SloResult, parse_slo
+from loadgen.requests.slo import SloResult
 from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
@@ -237,6 +237,7 @@ def _outcome(step: Step, served: Served) -> Outcome:
     near = abs(use - 1) <= NEAR and not step.label.endswith("longer")
     verdict: Verdict = "undecided" if near else "growing" if use > 1 + NEAR else "stable"
     sent = round(length_s * (step.level if is_open else per_s))
+    slo, met = str(step.options.get("slo") or ""), (use / AT_OBJECTIVES if is_open else use) <= 1
     return Outcome(
         status="complete",
         window=SteadyWindow(start_ns=0, end_ns=round(0.9e9 * length_s), left_out=0.1, enough=True),
@@ -249,38 +250,12 @@ def _outcome(step: Step, served: Served) -> Outcome:
         stability=Stability(verdict=verdict, reason="expected", capacity_per_s=served.per_s if use > 1 else None)
         if is_open
         else None,
-        slo=_objectives(str(step.options.get("slo") or ""), use / AT_OBJECTIVES if is_open else use),
+        slo=SloResult(text=slo, met=met, good_requests=sent, undetermined_requests=0, objectives=[]) if slo else None,
         percentiles=dict.fromkeys(("ttft_ms", "tpot_ms", "e2e_ms", "itl_ms"), percentile),
         queued_ratio=1.0 if use >= 1 else 0.0,
         running_max=math.floor(min(1.0, use) * served.seats),
         limit="seats" if use >= 1 else None,
     )
-
-
-def _objectives(text: str, use: float) -> SloResult | None:
-    """Return objectives that are met up to a use of 1, and how far they then are from their bounds."""
-    if not text:
-        return None
-    over = math.exp(3 * (use - 1))
-    objectives = [
-        ObjectiveResult(
-            text=each.text,
-            metric=each.metric,
-            statistic=each.statistic,
-            unit=each.unit,
-            bound=each.bound,
-            value=each.bound / over if each.from_below else each.bound * over,
-            bound_ms=None,
-            value_ms=None,
-            count=1,
-            requests=1,
-            failed_requests=0,
-            left_out_requests=0,
-            met=over <= 1,
-        )
-        for each in parse_slo(text).objectives
-    ]
-    return SloResult(text=text, met=over <= 1, good_requests=1, undetermined_requests=0, objectives=objectives)
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

@@ -60,20 +60,17 @@ def measure(options: RunOptions, command: list[str], progress: Progress) -> Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """What the steps of a study share: its test, the options of each configuration, and who watches.
-
-    `shown` is called before each step with the steps so far, and says what stands above the run's own progress. An
-    engine that does not answer is waited for `ready_s`.
-    """
+    """What the steps of a study share: its test, the options of each configuration, and who watches."""
 
     procedure: Procedure
     options: Mapping[str, RunOptions]
     variants: Mapping[str, Variant]
     command: list[str]
     progress: Progress
+    # Says what stands above the progress of a step's run, by the steps so far.
     shown: Callable[[list[Finished]], str] = lambda _: ""
     measure: Callable[[RunOptions, list[str], Progress], StepData] = measure
-    ready_s: float = between.READY_S
+    ready_s: float = between.READY_S  # for which an engine that does not answer is waited for
 
 
 def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]:

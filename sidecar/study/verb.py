@@ -146,14 +146,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
         progress.warn(doubt)
     configurations = targets(options, procedure)
     _planned(procedure, asked, next(iter(configurations.values())))
-    seen: dict[str, Seen] = {}
-    for name, each in configurations.items():
-        if name and variants_of(options)[name].before:
-            continue
-        served, version = asyncio.run(between.ready(each, limit_s=0.0))
-        seen[name] = Seen(
-            url=masked(served.url), model=served.model, max_model_len=served.max_model_len, version=version
-        )
+    seen = _seen(options, configurations, limit_s=0.0)
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
     return record.create(path, record.new(options, replaced(asked, max_model_len=longest), command, seen))
 
@@ -165,6 +158,18 @@ def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
     pairs = asked.parameters.pairs
     if pairs is not None and 0 < pairs < LEAST_RUNS:
         yield f"--pairs {pairs}: too few for a verdict, which takes at least {LEAST_RUNS} runs of each configuration"
+
+
+def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float) -> dict[str, Seen]:
+    """Return what answers at each configuration's address, of those that no command sets up. Raises SidelightError."""
+    later = {name for name, variant in variants_of(options).items() if variant.before}
+    seen = {}
+    for name, each in configurations.items():
+        if name not in later:
+            served, version = asyncio.run(between.ready(each, limit_s=limit_s))
+            url, longest = masked(served.url), served.max_model_len
+            seen[name] = Seen(url=url, model=served.model, max_model_len=longest, version=version)
+    return seen
 
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
@@ -231,16 +236,11 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
         )
     then = asking.from_record(study.record.options, options)
     asking.require_same(path, options, then)
-    for variant, each in targets(then, procedure_named(study.record.asked.test)).items():
-        if variant and variants_of(then)[variant].before:
-            continue
-        served, version = asyncio.run(between.ready(each))
-        before = study.record.seen.get(variant)
-        for what, was, now in (
-            ("model", before.model if before else "", served.model),
-            ("engine version", before.version if before else None, version),
-        ):
-            if before is not None and was != now:
+    for variant, seen in _seen(then, targets(then, procedure_named(asked.test)), between.READY_S).items():
+        before = study.record.seen.get(variant, seen)
+        compared = (("model", before.model, seen.model), ("engine version", before.version, seen.version))
+        for what, was, now in compared:
+            if was != now:
                 raise ConfigurationError(f"--resume {path}: the {what} was {was}, and is {now} now; begin a new study")
     return study, then
 
