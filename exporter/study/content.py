@@ -203,11 +203,11 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
     yield from (Prose(f"Missing: {', '.join(names)} ({reason}).") for reason, names in missing.items())
 
 
-def _interval(quantity: Quantity, unit: str = "") -> str:
+def _interval(quantity: Quantity) -> str:
     """Return an interval in words; empty of a result that has none."""
     if quantity.ci95 is None:
         return ""
-    low, high = (None if end is None else f"{number(end)} {unit}".rstrip() for end in quantity.ci95)
+    low, high = (None if end is None else number(end) for end in quantity.ci95)
     if low is None:
         return f"{high} or less" if high else "-"
     return f"{low} to {high}" if high else f"{low} or more"

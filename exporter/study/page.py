@@ -15,7 +15,7 @@ from exporter.html import as_page
 from exporter.html.markup import blocks
 from exporter.html.sections import NO_SCRIPT, section
 from exporter.study.content import Study, answer, heading, sections
-from methodology.study.findings import Line, Plot
+from methodology.study.findings import Line
 from methodology.study.result import StepRecord
 
 STYLES = ("page.css", "study.css")
@@ -25,7 +25,8 @@ MOST_POINTS = 1000  # of a line: more are not seen as such
 
 def study_page(study: Study) -> str:
     """Return the page: one file that connects to nothing, whose tables stand without its script."""
-    data = {"plots": [_plot(plot) for plot in study.findings.plots]}
+    plots = study.findings.plots
+    data = {"plots": [msgspec.structs.asdict(plot) | {"lines": [*map(_line, plot.lines)]} for plot in plots]}
     title = f"Sidelight study {study.result.study_id}"
     return as_page(title, _sections(study), data, styles=STYLES, scripts=SCRIPTS)
 
@@ -43,10 +44,6 @@ def _links(steps: Sequence[StepRecord]) -> str:
     """Return links to the reports of the steps' own runs."""
     links = (f'<a href="{quote(step.run)}/report.txt">{escape(step.run)}</a>' for step in steps)
     return f"<p>Reports of the single steps: {', '.join(links)}.</p>" if steps else ""
-
-
-def _plot(plot: Plot) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(plot), "lines": [_line(line) for line in plot.lines]}
 
 
 def _line(line: Line) -> dict[str, Any]:

@@ -78,10 +78,11 @@ def comply(
     failing = {level: [each.id for each in judgements if each.level == level and each.state == "not met"]
                for level in ("must", "should")}  # fmt: skip
     verdict: Verdict = "not compliant" if failing["must"] else "conditional" if failing["should"] else "unconditional"
+    counts: Counter[str] = Counter(each.level for each in judgements if each.state != "not applicable")
     return Compliance(
         test=test,
         verdict=verdict,
-        sentence=_sentence(test, verdict, failing, Counter(each.level for each in judgements if _applies(each))),
+        sentence=_sentence(test, verdict, failing, counts),
         contradictions=list(shown.contradictions.values()),
         system=shown,
         requirements=judgements,
@@ -107,10 +108,6 @@ def _judged(requirement: Requirement, case: Case) -> Judgement:
         value=given.value,
         cure=requirement.cure if given.state == "not met" else "",
     )
-
-
-def _applies(judgement: Judgement) -> bool:
-    return judgement.state != "not applicable"
 
 
 def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], counts: Mapping[str, int]) -> str:

@@ -113,7 +113,7 @@ def models(measured: Sequence[AtLength]) -> list[Model] | Missing:
     fitted.append(_power(tokens, times_ms, scale))
     fitted.sort(key=lambda model: model.aicc)
     near = [model for model in fitted if model.aicc <= fitted[0].aicc + NEARLY]
-    best = min(near, key=lambda model: (_numbers(model), model.aicc))
+    best = min(near, key=lambda model: (len(model.coefficients) + (model.name == "power"), model.aicc))
     return [best, *(model for model in fitted if model is not best)]
 
 
@@ -156,7 +156,3 @@ def _power(tokens: Floats, times_ms: Floats, scale: Floats) -> Model:
 
     power = float(minimize_scalar(criterion, bounds=(0.0, _MOST_POWER), method="bounded").x)
     return _fit("power", (power,), tokens, times_ms, scale)
-
-
-def _numbers(model: Model) -> int:
-    return len(model.coefficients) + (model.name == "power")

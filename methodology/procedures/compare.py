@@ -106,6 +106,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         facts.append(data.about)
     margin = asked.parameters.margin or MARGIN
     comparisons = [against(samples, asked.variants[0], other, margin) for other in asked.variants[1:]]
+    verdicts = {concluded.verdict for each in comparisons for concluded in each.concluded.values()}
     return Findings(
         answer=tuple(sentence for each in comparisons for sentence in _answer(each, margin)),
         results={name: quantity for each in comparisons for name, quantity in _results(each)},
@@ -118,7 +119,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         ),
         plots=tuple(_plot(samples, metric) for metric in (TIMES[0], TIMES[2], RATES[0])),
         notes=NOTES,
-        passed=not any(map(_is_worse, comparisons)) if asked.parameters.gate else None,
+        passed="worse" not in verdicts if asked.parameters.gate else None,
     )
 
 
@@ -156,10 +157,6 @@ def _compared(
         return Comparison(reason="so many requests failed that it falls on one of them")
     compare = paired if is_paired else unpaired
     return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
-
-
-def _is_worse(comparison: Against) -> bool:
-    return any(each.verdict == "worse" for each in comparison.concluded.values())
 
 
 def _answer(comparison: Against, margin: float) -> Iterator[str]:

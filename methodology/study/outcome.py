@@ -44,7 +44,7 @@ def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outc
     """
     log = data.requests
     failures, numbers = np.unique(
-        np.array([_kind(error) for error in log.error[log.status != "ok"]]), return_counts=True
+        np.array([error.split(":", 1)[0] or "unknown" for error in log.error[log.status != "ok"]]), return_counts=True
     )
     shared: dict[str, Any] = {
         "status": data.status,
@@ -88,10 +88,6 @@ def _tokens(log: RequestLog) -> dict[str, Any]:
         "output_tokens": int(output.sum()),
         "output_tokens_std": float(output.std(ddof=1)) if len(output) > 1 else None,
     }
-
-
-def _kind(error: str) -> str:
-    return error.split(":", 1)[0] or "unknown"
 
 
 def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Collection[Kind]) -> str:

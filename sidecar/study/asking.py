@@ -50,6 +50,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     before_timeout: float | str = 600.0
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """Return its addresses; none: those of all configurations."""
+        return (self.url,) if isinstance(self.url, str) else self.url
+
+    @property
     def before_s(self) -> float:
         """Return how long `before` may take."""
         return seconds(self.before_timeout) if isinstance(self.before_timeout, str) else self.before_timeout
@@ -71,7 +76,7 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
                 raise ConfigurationError(f"--variant {name}: {error}") from error
             if not bounded:
                 raise ConfigurationError(f"--variant {name}: before-timeout: must be greater than 0")
-            for url in _several(variant.url):
+            for url in variant.urls:
                 http_url(f"--variant {name}", url)
     return variants
 
@@ -93,10 +98,6 @@ def as_declared(name: str, variant: Variant) -> str:
     """Return a configuration as --variant has it."""
     declared = {key: value for key, value in msgspec.to_builtins(variant).items() if value}
     return json.dumps({name: declared})
-
-
-def _several(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value or ())
 
 
 def parameters_of(options: StudyOptions, procedure: Procedure) -> Parameters:
@@ -203,10 +204,9 @@ def _checked(common: RunOptions) -> RunOptions:
 
 def of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
     """Return options with what a configuration has of its own."""
-    url = (variant.url,) if isinstance(variant.url, str) else variant.url
     values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
     header = (*common.header, *variant.header)
-    return dataclasses.replace(with_values(common, values), url=url or common.url, header=header)
+    return dataclasses.replace(with_values(common, values), url=variant.urls or common.url, header=header)
 
 
 def system_of(options: StudyOptions, variants: Collection[str], procedure: Procedure) -> System:

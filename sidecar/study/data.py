@@ -82,7 +82,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         closed_loop=closed_loop(run),
         status=run.status,
         doubts=doubts(check, requests),
-        blame=_blame(requests, parts),
+        blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
         about=_about(run),
     )
 
@@ -103,10 +103,6 @@ def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
     bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
     exceeded = [kind for kind, bound in bounds.items() if bound.exceeded]
     return reasons | {kind: reason + because for kind, reason in zip(exceeded, check.reasons, strict=True)}
-
-
-def _blame(requests: RequestLog, parts: Parts) -> str:
-    return sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0]
 
 
 def _about(run: Run) -> Mapping[str, Any]:
