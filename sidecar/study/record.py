@@ -204,7 +204,9 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
     finished: dict[int, Finished] = {}
     for frame in frames:
         if isinstance(frame, Decided):
-            decided[frame.number] = frame
+            decided[frame.number] = frame  # anew where it was set aside
+            finished.pop(frame.number, None)
+            begun.pop(frame.number, None)
         elif isinstance(frame, Begun):
             begun[frame.number] = frame
         elif isinstance(frame, Ended):

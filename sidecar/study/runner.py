@@ -213,8 +213,13 @@ def prepared_requests(step: Step, finished: Sequence[Finished]) -> int | None:
 
 
 def _settle(study: Study, procedure: Procedure) -> None:
-    """Judge a step that had ended when the study was left; set one aside that had not."""
+    """Judge a step that had ended when the study was left; set one aside that had not, or that was void twice."""
     pending = study.pending
+    last = study.finished[-1] if study.finished else None
+    if pending is None and last is not None and last.outcome.void and last.step.repeat:
+        record.set_aside(study.path / last.run)
+        append(study.path, record.Decided(at_ns=_now_ns(), number=last.number, step=last.step))
+        return
     begun = None if pending is None else study.begun.get(pending.number)
     if pending is None or begun is None:
         return
