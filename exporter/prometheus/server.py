@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from ipaddress import ip_address
+from typing import cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -15,8 +17,12 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 from exporter.prometheus.events import EventStream
 from exporter.prometheus.page import LivePage
 from rundir.access import Guard, server_context
+from scraper.spans.intake.connections import Connections, connection_of
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
+MOST_CONNECTIONS = 256
 GIVEN_UP_S = 0.05  # in which the end of a connection is seen
 KEEPS_OPEN = "X-Prometheus-Scrape-Timeout-Seconds"  # header of scrapers that close a connection only on giving up
 WRITE_TIMEOUT_S = 30.0  # of a browser that reads nothing
@@ -52,7 +58,8 @@ async def serving(
     Raises OSError: the address cannot be listened on (port in use, no such host); UnusableFile (a certificate).
     """
     tls = server_context(guard, is_client_optional=True)
-    application = web.Application(middlewares=[_guarded(guard)])
+    connections = Connections(most=MOST_CONNECTIONS, tls=tls, say=log.warning)
+    application = web.Application(middlewares=[connections.following, _uncut, _guarded(guard)])
     application.router.add_get("/metrics", _scrapes(page))
     application.router.add_get("/healthz", _probe("ok", unhealthy))
     application.router.add_get("/readyz", _probe("ready", unready))
@@ -61,9 +68,10 @@ async def serving(
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
-        yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{runner.addresses[0][1]}/metrics"
+        port = await connections.listen(cast("web.Server", runner.server), host, port)
+        yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
     finally:
+        connections.close()
         await runner.cleanup()
 
 
@@ -94,6 +102,15 @@ async def _gave_up(request: web.Request) -> bool:
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _uncut(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request on a connection that gives way to no other meanwhile: a browser reads events on it."""
+    connection = connection_of(request)
+    if connection is not None:
+        connection.is_busy = True
+    return await handler(request)
 
 
 def _guarded(guard: Guard) -> Middleware:

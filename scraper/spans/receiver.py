@@ -185,9 +185,8 @@ class Receiver:
     async def _listen_http(self) -> None:
         logger = logging.Logger("spans", logging.WARNING)  # noqa: LOG001  its records go nowhere else
         logger.addFilter(self._noise)
-        say = partial(self._say_once, "connections")
         tls = server_context(self._spec.guard)
-        self._connections = Connections(most=self._most_connections, tls=tls, say=say)
+        self._connections = Connections(most=self._most_connections, tls=tls, say=self._say)
         app = web.Application(middlewares=[self._connections.following])
         for signal in SIGNALS:
             app.router.add_post(f"/v1/{signal}", partial(self._from_http, signal))

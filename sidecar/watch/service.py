@@ -25,6 +25,7 @@ from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
 from rundir.clock import Clock, anchor, step_ns
 from rundir.frames import Rotation, next_number
+from rundir.process import raise_limit
 from scraper.commands import SetTargets, Spec
 from scraper.targets.target import STALE_TICKS
 from sidecar import directory as run_directory
@@ -103,6 +104,7 @@ async def watch(
     Raises SidelightError before anything is recorded (an address in use, an unusable directory), and where the first
     receiver cannot be started.
     """
+    raise_limit()
     run_directory.require_free(options.out)
     require_ports(options)
     clock = anchor(wall_ns)

@@ -111,12 +111,12 @@ class Connections:
 
     A new one takes the place of the one that has waited longest without ever having been answered, else of the one
     that was answered longest ago; where all are busy it is closed. `cut` counts those, and those that took too long.
-    `say` gets a line where the system gives no more connections, which are then tried again.
+    `say` gets a line, once, where the system gives no more connections, which are then tried again.
     """
 
     def __init__(self, *, most: int, tls: ssl.SSLContext | None = None, say: Callable[[str], None]) -> None:
         self.cut = 0
-        self._most, self._tls, self._say = most, tls, say
+        self._most, self._tls, self._say, self._has_said = most, tls, say, False
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._new: dict[Connection, None] = {}  # the oldest first
@@ -184,7 +184,9 @@ class Connections:
             except OSError as error:  # without descriptors it would be asked again at once, for ever
                 self._loop.remove_reader(listener)
                 self._loop.call_later(_PAUSE_S, self._accept_again, server, listener)
-                self._say(f"no connection can be taken for a moment: {error.strerror}")
+                if not self._has_said:
+                    self._say(f"no connection can be taken for a moment: {error.strerror} (said once)")
+                self._has_said = True
                 return
             if self._has_room():
                 self._open(Connection(server(), self), accepted)

@@ -431,7 +431,7 @@ async def test_a_port_in_use_is_an_os_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(OSError, match="Address already in use"):
             async with serving(LivePage(), "127.0.0.1", taken.getsockname()[1]):
                 pass
 

@@ -157,3 +157,19 @@ async def test_a_browser_that_reads_nothing_is_let_go(monkeypatch: pytest.Monkey
             page.stream.publish(b"event: rows\ndata: {}\n\n".ljust(2**20), b"")
             await asyncio.sleep(0)
         writer.close()
+
+
+async def test_idle_connections_keep_no_scraper_and_no_browser_away(monkeypatch: pytest.MonkeyPatch):
+    """The oldest give way to a scraper; a page that a browser shows goes on."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    page = LivePage()
+    page.stream.publish(b'event: rows\ndata: {"number": 1}\n\n', b"")
+    async with serving(page, "127.0.0.1", 0) as url, AsyncExitStack() as stack:
+        browser = await stack.enter_async_context(listening(url.replace("/metrics", "/live")))
+        assert 1 == (await anext(browser)).data["number"]
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].removesuffix("/metrics")))
+            stack.callback(writer.close)
+        assert (200, "ready\n") == await asked(url, "/readyz")
+        page.stream.publish(b'event: rows\ndata: {"number": 2}\n\n', b"")
+        assert 2 == (await anext(browser)).data["number"]
