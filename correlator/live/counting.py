@@ -225,7 +225,7 @@ class RequestCount:
         self._settled(number)
         self._patient.pop(number, None)
         part = self._parts.pop(number)
-        if self._by_span.get(part.key) == number:  # a span that was sent again after a minute counts as another
+        if self._by_span.get(part.key) == number:  # a span that was sent again after six minutes counts as another
             del self._by_span[part.key]
 
 

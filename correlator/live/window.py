@@ -5,9 +5,10 @@ Which of a trace's spans belong to a request is `traces`' part, what they add up
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -22,15 +23,27 @@ from scraper.spans.spec import SETTLE_S
 
 # The spans of a request's choices come together, or nearly so.
 QUIET_S = 1.0
-# Older spans are forgotten: one that is sent again after that counts as another.
+# Older spans are forgotten, but not that they came: exporters send again for five minutes.
 KEEP_S = 60.0
+KNOWN_S = 360.0
+MOST_KNOWN = 400_000  # some 30 MB; with three spans a request, 370 requests/s for so long
+_PAST_S = 60.0
 MOST_SPANS = 100_000
 MOST_BYTES = 64 * 1024 * 1024  # of the engines' spans, whose attributes are kept
 _NOTHING = Span()
 
 
+@dataclass(slots=True, kw_only=True)
+class _Past:
+    """Spans that were forgotten from a moment on, as hashes of their ids."""
+
+    since_ns: int
+    spans: set[int] = field(default_factory=set)
+
+
 class TraceWindow:
-    """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`.
+    """Owns the spans of late, none longer than KEEP_S: at most `most_spans` of them, and of engines' `most_bytes`; and
+    of those that came within KNOWN_S, MOST_KNOWN at most, that they came.
 
     `repeated` spans came again, `evicted` had to make room for newer ones, `engine_spans` of engines' requests were
     given out, `probes` are of health probes, which are no requests. `defective` requests (at least) were in
@@ -60,6 +73,7 @@ class TraceWindow:
         self._back_ns = 0
         self._beside_ns = -(2**62)  # when a gateway's span was last seen beside an engine's
         self._overflow: list[TracedRequest] = []
+        self._past = deque([_Past(since_ns=0)])  # the latest last
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -121,6 +135,8 @@ class TraceWindow:
         """Note that the receiver's clock was set by so much: what came before is as old as it was."""
         self._back_ns += moved_ns
         self._beside_ns += moved_ns
+        for past in self._past:
+            past.since_ns += moved_ns
         for trace in self._traces.values():
             trace.oldest_ns, trace.newest_ns = trace.oldest_ns + moved_ns, trace.newest_ns + moved_ns
             trace.look_ns += moved_ns
@@ -136,6 +152,7 @@ class TraceWindow:
                 self._read(requests, trace_id, trace, now_ns, all_of_it=all_of_it)
         with self._guard():
             self._forget(now_ns - round(KEEP_S * 1e9))
+            self._forget_past(now_ns)
         return requests
 
     def _read(
@@ -154,7 +171,7 @@ class TraceWindow:
     def _take(self, received: ReceivedSpan) -> None:
         span, received_ns, role = received.span, received.received_ns, received.kind.role
         trace = self._traces.get(span.trace_id)
-        if trace is not None and span.span_id in trace.spans:
+        if (trace is not None and span.span_id in trace.spans) or self._is_past(span.trace_id, span.span_id):
             self.repeated += 1
             return
         if trace is None:
@@ -247,12 +264,27 @@ class TraceWindow:
             self._remove(trace, old)
             trace.oldest_ns = min(span.received_ns for span in trace.spans.values())
 
+    def _forget_past(self, now_ns: int) -> None:
+        last = self._past[-1]
+        if now_ns >= last.since_ns + round(_PAST_S * 1e9) or len(last.spans) > MOST_KNOWN // 8:
+            self._past.append(_Past(since_ns=now_ns))
+        while len(self._past) > 1 and (
+            self._past[1].since_ns < now_ns - round(KNOWN_S * 1e9)
+            or sum(len(past.spans) for past in self._past) > MOST_KNOWN
+        ):
+            self._past.popleft()
+
+    def _is_past(self, trace_id: bytes, span_id: bytes) -> bool:
+        key = hash((trace_id, span_id))
+        return any(key in past.spans for past in self._past)
+
     def _drop(self, trace_id: bytes) -> None:
         trace = self._traces.pop(trace_id)
         self._remove(trace, list(trace.spans))
         self._open.pop(trace_id, None)
 
     def _remove(self, trace: Trace, keys: Sequence[bytes]) -> None:
+        self._past[-1].spans.update(hash((trace.trace_id, key)) for key in keys)
         for key in keys:
             del trace.spans[key]
             trace.done.discard(key)

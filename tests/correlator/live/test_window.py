@@ -135,21 +135,38 @@ def test_a_span_that_came_twice_counts_once():
     assert 4 == window.repeated
 
 
-@pytest.mark.parametrize("again_s", [5, 30, 40, 59, 70, 150])
+@pytest.mark.parametrize("again_s", [5, 30, 40, 59, 61, 150, 300])
 def test_a_span_that_comes_again_late_loses_no_request(again_s: int):
-    """An exporter sends again after a time-out or a restart, when its trace is the oldest of all that are kept."""
+    """Nor does it make another: an exporter sends again for five minutes, when its trace is the oldest, or gone."""
     window, came = TraceWindow(), 0
-    for at_s in range(200):
+    for at_s in range(400):
         if at_s in (0, again_s):
             window.take(export([call(trace=b"\xff" * 16)], at_s=at_s))
-        trace = bytes([at_s + 1]) * 16
+        trace = (at_s + 1).to_bytes(2) * 8
         window.take(export([call(trace=trace), engine(trace=trace)], at_s=at_s))
         came += len(finished(window, at_s))
-    came += len(window.finished(NOON + 200 * S, all_of_it=True))
-    assert 200 + 1 + (again_s > KEEP_S) == came
-    assert int(again_s <= KEEP_S) == window.repeated
-    assert [] == window.finished(NOON + 300 * S)
+    came += len(window.finished(NOON + 400 * S, all_of_it=True))
+    assert (400 + 1, 1) == (came, window.repeated)
+    assert [] == window.finished(NOON + 500 * S)
     assert {"spans": 0, "traces": 0, "pending": 0} == window.sizes
+
+
+def test_that_a_span_came_is_known_for_a_time_and_of_so_many(monkeypatch: pytest.MonkeyPatch):
+    """Not longer than exporters try, in minutes that a clock which is set moves too; the oldest are forgotten first."""
+    monkeypatch.setattr("correlator.live.window.MOST_KNOWN", 40)
+    window = TraceWindow()
+
+    def send(number: int, at_s: float) -> int:
+        before = window.repeated
+        window.finished(NOON + round(at_s * S))
+        window.take(export([call(trace=number.to_bytes(16), clock_ms=1e3 * at_s)], at_s=at_s))
+        return window.repeated - before
+
+    assert [0, 1] == [send(1, at_s) for at_s in (0, 200)]
+    window.clock_moved(3600 * S)
+    assert [1, 0] == [send(1, 3600 + at_s) for at_s in (400, 1000)]
+    assert 0 == sum(send(number, 5000 + number) for number in range(2, 400))
+    assert [0, 1] == [send(number, 5400) for number in (2, 320)]
 
 
 def test_a_trace_that_is_older_than_its_place_is_forgotten_too():
