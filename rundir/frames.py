@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -126,8 +126,12 @@ def following(path: Path) -> Path:
 
 def next_number(directory: Path, pattern: str) -> int:
     """Return the number of the file that comes after those that are there."""
-    numbers = [int(path.stem.rpartition("-")[2]) for path in directory.glob(pattern)]
-    return max(numbers, default=-1) + 1
+    return max(map(number_of, directory.glob(pattern)), default=-1) + 1
+
+
+def number_of(path: Path) -> int:
+    """Return the number of a log that goes on in others."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
@@ -192,11 +196,12 @@ def read_frames(path: str | os.PathLike[str], *, gaps: bool = False) -> Iterator
 class LogTails:
     """Follows all logs of a directory while they grow; owns the open files. A context manager.
 
-    `refused` has the files that are none, each with why: links, FIFOs, devices.
+    `refused` has the files that are none, each with why: links, FIFOs, devices. Logs of a number below `first` are
+    passed over.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, first: int = 0) -> None:
+        self._directory, self._first = directory, first
         self._tails: dict[Path, FrameTail] = {}
         self._done: set[Path] = set()
         self.refused: dict[Path, str] = {}
@@ -220,6 +225,8 @@ class LogTails:
         Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
         """
         paths = in_order(self._directory.glob(pattern))
+        if self._first:
+            paths = [path for path in paths if number_of(path) >= self._first]
         for path in paths:
             if path in self._done or path in self.refused:
                 continue
@@ -247,16 +254,25 @@ class LogTails:
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns + moved_ns, stat.st_mtime_ns + moved_ns))
 
-    def prune(self, patterns: Sequence[str], *, keep_s: float, keep_bytes: int) -> None:
+    def prune(
+        self,
+        patterns: Sequence[str],
+        *,
+        keep_s: float,
+        keep_bytes: int,
+        spared: Callable[[Path], bool] = lambda _: False,
+    ) -> None:
         """Delete the files that were written to last longer ago, and the oldest of those beyond so many bytes.
 
-        The newest of each pattern stays, and so does what was not read.
+        The newest of each pattern stays, and so does what was not read, or is `spared`.
         """
         files = [path for pattern in patterns for path in in_order(self._directory.glob(pattern))]
         stats = {path: path.stat() for path in files}
         total = sum(stat.st_size for stat in stats.values())
         old_s = time.time() - keep_s
         for path in sorted(self._done & stats.keys(), key=lambda path: stats[path].st_mtime):
+            if spared(path):
+                continue
             if stats[path].st_mtime < old_s or total > keep_bytes:
                 path.unlink(missing_ok=True)
                 total -= stats[path].st_size

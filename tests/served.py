@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -25,9 +26,12 @@ def answer(body: str | bytes = b"", kind: str = TEXT, status: int = 200, **heade
 
 @asynccontextmanager
 async def collector(
-    *answers: tuple[int, dict[str, str]], text: str = ""
+    *answers: tuple[int, dict[str, str]], text: str = "", sock: socket.socket | None = None
 ) -> AsyncIterator[tuple[str, list[tuple[Mapping[str, str], bytes]]]]:
-    """Answer exports of spans over HTTP, each with the next status and headers; give the URL, headers and bodies."""
+    """Answer exports of spans over HTTP, each with the next status and headers; give the URL, headers and bodies.
+
+    `sock` is bound already, where the address was to be known before.
+    """
     exports: list[tuple[Mapping[str, str], bytes]] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -39,7 +43,7 @@ async def collector(
     app.router.add_post("/v1/traces", take)
     runner = web.AppRunner(app, auto_decompress=False)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await (web.SockSite(runner, sock) if sock else web.TCPSite(runner, "127.0.0.1", 0)).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", exports
     finally:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,14 +21,17 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from packed_columns import read
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
+from served import collector
 from server_sent import Sent, listening
 from waiting import BOUND_S
 
 from rundir.access import Access
+from scraper.spans.backlog import left_beside
 from scraper.spans.forward import Unavailable, Wire
 from sidecar.report.derive import derive
 from sidecar.run import open_run
@@ -265,6 +269,33 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
     watched = derive(tmp_path / "watch").summary.watch
     assert watched
     assert watched.shortened
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
+async def test_watches_that_are_killed_lose_nothing_of_what_waits_for_a_collector(tmp_path: Path):
+    """While it is away two watches are killed, with all of their processes; the third sends each export once."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # and does not listen before the third
+        forward = ("--otlp-forward", f"http://127.0.0.1:{reserved.getsockname()[1]}")
+        numbers = iter(range(1, 100))
+        for name in ("first", "second"):
+            async with watching(tmp_path / name, *forward) as watch:
+                for _ in range(3):
+                    await watch.send(request(next(numbers)))
+                receiver = watch.receiver()
+                watch.process.kill()
+                os.kill(receiver, signal.SIGKILL)
+        async with watching(tmp_path / "third", *forward) as watch:
+            await watch.send(request(next(numbers)))
+            async with collector((200, {}), sock=reserved) as (_, exports):
+                counts = await watch.until(lambda page: page["sidelight_receiver_forwarded_total"] == 7)
+                assert "have not reached" not in await watch.end()
+    assert 0 == counts["sidelight_receiver_forward_dropped_total"]
+    assert 0 == counts['sidelight_receiver_forward_queue{what="exports"}']
+    taken = [ExportTraceServiceRequest.FromString(body) for _, body in exports]
+    traces = [export.resource_spans[0].scope_spans[0].spans[0].trace_id for export in taken]
+    assert [number.to_bytes(16) for number in range(1, 8)] == sorted(traces)
+    assert [] == left_beside(tmp_path / "fourth/raw/spans-000000.log")
 
 
 async def test_a_reload_changes_what_is_scraped(tmp_path: Path):

@@ -1,7 +1,8 @@
 """Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
 
-What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals;
-exports that no longer fit the queue are dropped and counted, and nothing else waits for it.
+What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals, while
+exports of spans wait in their logs (`backlog`) and others in memory; what waits for too long, or no longer fits, is
+dropped and counted, and nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import gzip
 import io
 import math
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 # Read on import; else each failed connection is written to standard error.
@@ -23,13 +25,15 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import aiohttp
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
+from scraper.spans.backlog import Backlog, left_beside
 from scraper.spans.log import ForwardQueue
-from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, forward_parts
+from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, ForwardKeep, forward_parts
 
 T = TypeVar("T")
 
@@ -40,6 +44,7 @@ _REPLY_BYTES = 64 * 1024
 # How aiohttp shows what a gRPC server says first: a frame of HTTP/2 (length of 3 bytes, type 4, on stream 0).
 _NO_STATUS_LINE, _HTTP2_SETTINGS = "Bad status line", r"\x04\x00\x00\x00\x00\x00"
 FLUSH_S = 2.0
+TAKE_OVER_EVERY_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONGEST_WAIT_S = 60.0  # whatever a Retry-After states
 # https://opentelemetry.io/docs/specs/otlp/#failures
@@ -200,86 +205,222 @@ class Wire:
         return aio.secure_channel(parts.netloc, credentials, options=options)
 
 
-class Forwarder:
-    """Owns the queue before the next collector and the connection to it; an async context manager."""
+class Waiting(Protocol):
+    """Exports that wait for the next collector."""
 
-    def __init__(self, url: str, access: Access, *, say: Callable[[str], None], queue_bytes: int = QUEUE_BYTES) -> None:
+    exports: int
+    size_bytes: int
+
+    def head(self) -> tuple[str, bytes] | None:
+        """Return the export that waits longest, with its signal; None where none is there."""
+
+    def is_outdated(self, now_ns: int, /) -> bool:
+        """Tell whether it is not to wait any longer."""
+
+    def leave(self, *, forwarded: bool) -> None:
+        """Take it out."""
+
+
+class _Memory:
+    """Exports of other signals than spans, which are not logged."""
+
+    def __init__(self) -> None:
+        self.exports = self.size_bytes = 0
+        self._queue: deque[tuple[str, bytes]] = deque()
+
+    def put(self, signal: str, body: bytes) -> None:
+        self._queue.append((signal, body))
+        self.exports += 1
+        self.size_bytes += len(body)
+
+    def head(self) -> tuple[str, bytes] | None:
+        return self._queue[0] if self._queue else None
+
+    def is_outdated(self, _: int, /) -> bool:
+        return False
+
+    def leave(self, *, forwarded: bool) -> None:  # noqa: ARG002  the cursor of a Backlog counts it
+        self.exports -= 1
+        self.size_bytes -= len(self._queue.popleft()[1])
+
+
+class Forwarder:
+    """Owns what waits for the next collector and the connection to it; an async context manager.
+
+    Exports of spans wait in their `log`, those of other signals in memory. What waits at the end is left there for
+    another process where there is a `keep`, which then also says for how long; else it is dropped.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        access: Access,
+        *,
+        say: Callable[[str], None],
+        queue_bytes: int = QUEUE_BYTES,
+        log: Path | None = None,
+        keep: ForwardKeep | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         """Read the URL. Raises ValueError for one that Wire cannot use."""
         self.sent: Counter[str] = Counter()  # exports by signal
         self.dropped: Counter[str] = Counter()
         self._url, self._say = url, say
         self._wire = Wire(url, access)
-        self._queue: deque[tuple[str, bytes]] = deque()  # each with its signal
-        self._queued_bytes, self._queue_bytes = 0, queue_bytes
-        self._filled, self._emptied = asyncio.Event(), asyncio.Event()
+        self._log, self._keep, self._now_ns = log, keep, now_ns
+        self._memory, self._queue_bytes = _Memory(), queue_bytes
+        self._spans: Backlog | None = None
+        self._earlier: list[Backlog] = []
+        self._memory_filled, self._log_filled, self._emptied = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._is_away = False
-        self._said_refused: set[str] = set()
-        self._stack = AsyncExitStack()
+        self._said: set[str] = set()
 
     async def __aenter__(self) -> Self:
-        """Open the connection and begin to send. Raises what Wire does."""
-        await self._stack.enter_async_context(self._wire)
-        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        self._task = self._group.create_task(self._run())
+        """Open the connection and begin to send. Raises what Wire does, and OSError where no cursor can be written."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._wire)
+            stack.callback(self._close)
+            if self._log is not None:
+                self._spans = Backlog.resume(self._log, masked(self._url), self._keep)
+                await asyncio.to_thread(self._spans.survey)
+                self.sent[TRACES], self.dropped[TRACES] = self._spans.unrecorded
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._tasks = [group.create_task(self._send_on(self._memory, self._memory_filled))]
+            if self._spans is not None:
+                self._tasks.append(group.create_task(self._send_on(self._spans, self._log_filled)))
+            if self._log is not None and self._keep is not None:
+                self._tasks.append(group.create_task(self._take_over_on(self._log, self._keep)))
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send what is queued within FLUSH_S seconds; the rest counts as dropped."""
+        """Send what is queued within FLUSH_S seconds; the rest stays in the logs or counts as dropped."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                while self._queue:
+                while self.queue.exports:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
-            self.dropped.update(signal for signal, _ in self._queue)
-            self._say(f"{len(self._queue)} exports did not reach {masked(self._url)}")
+            self._say(f"{self.queue.exports} exports did not reach {masked(self._url)}")
         finally:
-            self._task.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self._stack.aclose()
 
     @property
     def queue(self) -> ForwardQueue:
         """Return what waits now."""
-        return ForwardQueue(exports=len(self._queue), size_bytes=self._queued_bytes, limit_bytes=self._queue_bytes)
+        spans = self._spans.queue() if self._spans else ForwardQueue()
+        others: list[Waiting] = [self._memory, *self._earlier]
+        return msgspec.structs.replace(
+            spans,
+            exports=spans.exports + sum(waiting.exports for waiting in others),
+            size_bytes=spans.size_bytes + sum(waiting.size_bytes for waiting in others),
+            limit_bytes=spans.limit_bytes + self._queue_bytes,
+        )
 
     def offer(self, body: bytes, signal: str = TRACES) -> None:
-        """Queue an export; never waits. One that does not fit is dropped and counted."""
-        if self._queued_bytes + len(body) > self._queue_bytes:
+        """Queue an export that is not logged; never waits. One that does not fit is dropped and counted."""
+        if self._memory.size_bytes + len(body) > self._queue_bytes:
             self.dropped[signal] += 1
             return
-        self._queue.append((signal, body))
-        self._queued_bytes += len(body)
-        self._filled.set()
+        self._memory.put(signal, body)
+        self._memory_filled.set()
 
-    async def _run(self) -> None:
+    def logged(self, size: int) -> None:
+        """Note that an export of spans of so many bytes is in the log."""
+        if self._spans is not None:
+            self._spans.logged(size)
+            self._log_filled.set()
+
+    async def _send_on(self, waiting: Waiting, filled: asyncio.Event) -> None:
         while True:
-            while not self._queue:
-                self._filled.clear()
-                await self._filled.wait()
-            signal, body = self._queue[0]
-            try:
-                await self._deliver(signal, body)
-                self.sent[signal] += 1
-            except Rejected as refused:
-                self.dropped[signal] += 1
-                if signal not in self._said_refused:
-                    self._say(f"{masked(self._url)} refuses {'spans' if signal == TRACES else signal}: {refused}")
-                    self._said_refused.add(signal)
-            self._queue.popleft()
-            self._queued_bytes -= len(body)
-            self._emptied.set()
+            filled.clear()
+            await self._send_all(waiting)
+            await filled.wait()
 
-    async def _deliver(self, signal: str, body: bytes) -> None:
-        """Try until the collector has taken or refused an export; say once that it is away, once that it is back."""
-        await self._wire.deliver(body, signal, on_away=self._note_away)
+    async def _send_all(self, waiting: Waiting) -> None:
+        """Send what waits, until nothing does."""
+        while await again_while_away(lambda: self._send_next(waiting), on_away=self._note_away):
+            pass
+
+    async def _send_next(self, waiting: Waiting) -> bool:
+        """Try to send what waits longest; return False where nothing waits. Raises Unavailable."""
+        while (head := _head(waiting)) and waiting.is_outdated(self._now_ns()):
+            self._leave(waiting, head[0], forwarded=False)
+            self._say_once("outdated", f"exports that wait for {masked(self._url)} are too old, or too many: dropped")
+            await asyncio.sleep(0)
+        if head is None:
+            if isinstance(waiting, Backlog) and waiting.exports:  # they were deleted from the logs, or are damaged
+                self._give_up(waiting)
+            return False
+        signal, body = head
+        try:
+            await self._wire.send(body, signal)
+        except Rejected as refused:
+            self._leave(waiting, signal, forwarded=False)
+            self._say_once(signal, f"{masked(self._url)} refuses {'spans' if signal == TRACES else signal}: {refused}")
+            return True
+        self._leave(waiting, signal, forwarded=True)
         if self._is_away:
             self._say(f"spans are forwarded to {masked(self._url)} again")
         self._is_away = False
+        return True
+
+    def _leave(self, waiting: Waiting, signal: str, *, forwarded: bool) -> None:
+        waiting.leave(forwarded=forwarded)
+        self._count(waiting, signal, forwarded=int(forwarded), dropped=int(not forwarded))
+
+    def _give_up(self, backlog: Backlog) -> None:
+        self._count(backlog, TRACES, dropped=backlog.give_up())
+
+    def _count(self, waiting: Waiting, signal: str, *, forwarded: int = 0, dropped: int = 0) -> None:
+        self.sent[signal] += forwarded
+        self.dropped[signal] += dropped
+        if self._spans is not None and waiting in self._earlier:
+            self._spans.count(forwarded=forwarded, dropped=dropped)
+        self._emptied.set()
+
+    async def _take_over_on(self, log: Path, keep: ForwardKeep) -> None:
+        """Send what watches that are dead have left beside this one, now and again."""
+        while True:
+            for raw in left_beside(log):
+                backlog = Backlog.take_over(raw, masked(self._url), keep)
+                if backlog is not None:
+                    self._earlier.append(backlog)
+                    await asyncio.to_thread(backlog.survey)
+                    self._say(f"{backlog.exports} exports that {raw} has left are forwarded to {masked(self._url)}")
+            while self._earlier:
+                await self._send_all(self._earlier[0])
+                self._earlier.pop(0).close()
+            await asyncio.sleep(TAKE_OVER_EVERY_S)
+
+    def _close(self) -> None:
+        """Drop what waits in memory; leave what waits in logs, if another process may go on with it."""
+        while head := self._memory.head():
+            self._leave(self._memory, head[0], forwarded=False)
+        if self._spans is not None and self._keep is None:
+            self._give_up(self._spans)
+        for backlog in (*self._earlier, *filter(None, [self._spans])):
+            backlog.close()
 
     def _note_away(self, away: Unavailable) -> None:
         if not self._is_away:
             self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
         self._is_away = True
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self._say(text)
+
+
+def _head(waiting: Waiting) -> tuple[str, bytes] | None:
+    """Return what waits longest. Raises Unavailable where it cannot be read, as without a free descriptor."""
+    try:
+        return waiting.head()
+    except OSError as error:
+        raise Unavailable(f"{error.filename or 'a log'}: {error.strerror}") from error
 
 
 def http_url(url: str, signal: str = TRACES) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -56,11 +57,18 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded)."""
+    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded).
+
+    Exports of spans wait in the logs, from the log of the number `first_log` on (-1: in none). `forwarded` and
+    `dropped` of them have left since the directory was made.
+    """
 
     exports: int = 0
     size_bytes: int = 0
     limit_bytes: int = 0
+    first_log: int = -1
+    forwarded: int = 0
+    dropped: int = 0
 
 
 class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, kw_only=True):
@@ -106,6 +114,7 @@ class SpanLog:
     """Owns an append-only file of exports and the receiver's states, or several: each begins with the last state."""
 
     def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
+        self.path = Path(path)  # of the first
         self._frames = FrameLog(path, rotation)
         self._state: StateRecord | None = None
 

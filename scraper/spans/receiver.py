@@ -93,7 +93,18 @@ class Receiver:
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
         self._wall_ns, self._begun = wall_ns, anchor(wall_ns)
-        self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
+        self._forwarder = (
+            Forwarder(
+                spec.forward,
+                spec.access,
+                say=say,
+                log=log.path if log else None,
+                keep=spec.forward_keep,
+                now_ns=self._now_ns,
+            )
+            if spec.forward
+            else None
+        )
         self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
         self._said: set[str] = set()
         self._turns, self._memory = Turns(), MemoryLimit(spec.memory_bytes)
@@ -312,7 +323,7 @@ class Receiver:
         Nothing of it counts before it is logged, and nothing is waited for from then on: a sender that goes meanwhile
         has sent all of it, or nothing.
         """
-        received_ns = time.monotonic_ns() + self._spec.clock_offset_ns
+        received_ns = self._now_ns()
         looked = Looked()
         look = look_through(body, received_ns, looked, is_awaited=self._spec.is_awaited)
         await self._turns.in_slices(look)
@@ -324,7 +335,7 @@ class Receiver:
         self._count_spans(via, looked)
         if self._deliver:
             self._deliver(received_ns, looked.request)
-        if self._forwarder:
+        if self._forwarder and self._log is None:
             self._forwarder.offer(body)
         self._awaited.note(looked)
         reply = ExportTraceServiceResponse()
@@ -382,6 +393,8 @@ class Receiver:
             self._log.append(record)
         except OSError as error:
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
+        if self._forwarder:
+            self._forwarder.logged(len(record.packed))
 
     def _noise(self, record: logging.LogRecord) -> bool:
         """Take what aiohttp reports: a peer that does not speak HTTP is worth one line, not a traceback each time."""
@@ -401,13 +414,16 @@ class Receiver:
                 with suppress(OSError):
                     self._write_state("counted")
 
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() + self._spec.clock_offset_ns
+
     def _queue(self) -> ForwardQueue:
         return self._forwarder.queue if self._forwarder else ForwardQueue()
 
     def _write_state(self, state: str) -> None:
         if self._log:
-            now_ns = time.monotonic_ns() + self._spec.clock_offset_ns
-            self._log.append(StateRecord(at_ns=now_ns, state=state, counts=self.counts(), queue=self._queue()))
+            state_record = StateRecord(at_ns=self._now_ns(), state=state, counts=self.counts(), queue=self._queue())
+            self._log.append(state_record)
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:

@@ -29,6 +29,17 @@ SIGNALS = {
 }
 
 
+class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long exports of spans wait for the next collector: for so many seconds, and so many bytes of the logs.
+
+    clock_steps: of logs with a number below the first, the stamps are by a clock that was set by the second (ns) since.
+    """
+
+    seconds: float
+    most_bytes: int
+    clock_steps: tuple[tuple[int, int], ...] = ()
+
+
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to.
 
@@ -37,12 +48,15 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_bytes: above so much memory of the process, exports are refused until there is room.
     guard: who may send.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
+    forward_keep: what waits at the end is left to the next watch of the folder, and what earlier ones have left is
+    passed on too. None: what waits is dropped when the receiver is ended.
     """
 
     grpc: str = "127.0.0.1:4317"
     http: str = "127.0.0.1:4318"
     clock_offset_ns: int = 0
     forward: str = ""
+    forward_keep: ForwardKeep | None = None
     access: Access = Access()
     limit_bytes: int = LIMIT_BYTES
     restarts_at_clock_step: bool = False

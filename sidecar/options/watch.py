@@ -104,6 +104,13 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         ),
         MASKED_URLS,
     ] = ()
+    forward_keep: Annotated[
+        str,
+        option(
+            SPANS,
+            "Maximum age of exports that wait for the collector of --otlp-forward, e.g. 10m. Older ones are dropped.",
+        ),
+    ] = "1h"
     scrape_interval: ScrapeInterval = 1.0
     listen: Annotated[
         str,
@@ -127,10 +134,12 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
     @property
     def keep_s(self) -> float:
         """Return the maximum age of logs. Raises ConfigurationError."""
-        try:
-            return seconds(self.keep)
-        except ValueError as error:
-            raise ConfigurationError(f"--keep {self.keep}: {error}") from error
+        return _seconds("--keep", self.keep)
+
+    @property
+    def forward_keep_s(self) -> float:
+        """Return the maximum age of exports that wait. Raises ConfigurationError."""
+        return _seconds("--forward-keep", self.forward_keep)
 
     @property
     def kept_bytes(self) -> int:
@@ -149,10 +158,18 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     if listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
-    if not 1 <= options.keep_s <= LONGEST_S:
-        raise ConfigurationError(f"--keep {options.keep}: must be 1s to {LONGEST_S:g}s")
-    _ = options.kept_bytes  # which raises
+    _ = options.keep_s, options.forward_keep_s, options.kept_bytes  # which raise
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
+
+
+def _seconds(flag: str, text: str) -> float:
+    try:
+        age_s = seconds(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{flag} {text}: {error}") from error
+    if not 1 <= age_s <= LONGEST_S:
+        raise ConfigurationError(f"{flag} {text}: must be 1s to {LONGEST_S:g}s")
+    return age_s
 
 
 def _require_pages(urls: Sequence[str]) -> None:

@@ -37,13 +37,13 @@ from exporter.prometheus.snapshot import (
     traced,
 )
 from rundir.access import masked
-from rundir.frames import LogTails
+from rundir.frames import LogTails, number_of
 from rundir.framing import GAP
 from rundir.stats import finite
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
-from scraper.spans.log import Counts, ExportRecord, StateRecord, decode
+from scraper.spans.log import Counts, ExportRecord, ForwardQueue, StateRecord, decode
 from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.directory.failures import ErrorCount
@@ -103,7 +103,7 @@ class WatchView:
         self._read_to_s = time.monotonic()
         self.is_behind = False
         self._received = {"exports": 0, "spans": 0}
-        self._forward_queue: dict[str, int] = {}
+        self._forward_queue = ForwardQueue()
         self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
 
     def __enter__(self) -> Self:
@@ -226,8 +226,18 @@ class WatchView:
             self._columns.known(ended.requests, ended.parts)
 
     def prune(self, *, keep_s: float, keep_bytes: int) -> None:
-        """Delete what is beyond the limits, of what was read."""
-        self._tails.prune((SPANS, SCRAPES), keep_s=keep_s, keep_bytes=keep_bytes)
+        """Delete what is beyond the limits, of what was read and does not wait for the next collector."""
+        first = self._forward_queue.first_log
+
+        def waits(path: Path) -> bool:
+            return path.match(SPANS) and 0 <= first <= number_of(path)
+
+        self._tails.prune((SPANS, SCRAPES), keep_s=keep_s, keep_bytes=keep_bytes, spared=waits)
+
+    @property
+    def waiting_exports(self) -> int:
+        """Return how many exports waited for the next collector when the receiver last said so."""
+        return self._forward_queue.exports
 
     def receiver_counts(self) -> dict[str, int]:
         """Return what all receivers did: exports and spans as logged, the rest as last reported."""
@@ -262,7 +272,7 @@ class WatchView:
             parts=self.parts,
             watch=WatchCounts(
                 receiver=receiver,
-                forward_queue=self._forward_queue,
+                forward_queue=_shown(self._forward_queue),
                 restarts=restarts,
                 errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,
@@ -339,13 +349,7 @@ class WatchView:
         if record.state == "started":
             self._before += self._now
         self._now = Counter(msgspec.structs.asdict(record.counts))
-        queue = record.queue
-        if queue.limit_bytes:
-            self._forward_queue = {
-                "exports": queue.exports,
-                "bytes": queue.size_bytes,
-                "limit_bytes": queue.limit_bytes,
-            }
+        self._forward_queue = record.queue
 
     def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
         clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
@@ -379,6 +383,13 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
         f"{received['spans']} spans in {received['exports']} exports, "
         f"{_refused(received)} refused; receiver restarted {restarts} times"
     )
+
+
+def _shown(queue: ForwardQueue) -> dict[str, int]:
+    """Return a queue as the page has it; nothing where nothing is forwarded."""
+    if not queue.limit_bytes:
+        return {}
+    return {"exports": queue.exports, "bytes": queue.size_bytes, "limit_bytes": queue.limit_bytes}
 
 
 def _refused(received: Mapping[str, int]) -> int:

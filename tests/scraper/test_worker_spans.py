@@ -167,6 +167,26 @@ async def test_a_first_span_may_still_be_on_its_way(tmp_path: Path):
         assert 0 == await worker.ended()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_scraping_that_ends_lets_the_receiver_end_in_order(serve: Serve, tmp_path: Path):
+    """They have task groups of their own: what was acknowledged is in the log, which says that the receiver ended."""
+    asked = asyncio.Event()
+
+    async def page(_: web.Request) -> web.Response:
+        await asked.wait()
+        return web.Response(text="x 1\n")
+
+    base = await serve({"/metrics": page})
+    async with receiving(tmp_path, targets=[f"{base}/metrics"], out="/dev/full") as worker:
+        ports = await worker.event("listening")
+        await over_grpc(ports["grpc_port"], export(1))
+        asked.set()
+        assert (await worker.event("error"))["message"].startswith("cannot write /dev/full: [Errno 28]")
+        assert 1 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
+    states = [decode(payload) for payload in read_frames(tmp_path / "spans-0.log")]
+    assert (Counts(exports=1, spans=1), 0) == last_counts(states)
+
+
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 async def test_an_address_in_use_is_an_unusable_spec(tmp_path: Path, wire: str):
     """Said with the address and the reason, exit 2; and `require_free` raises it beforehand."""

@@ -40,7 +40,7 @@ class Listening:
 
 @asynccontextmanager
 async def listening(path: Path, **spec: object) -> AsyncIterator[Listening]:
-    log, taking = SpanLog(path / "spans.log"), Listening(path / "spans.log")
+    log, taking = SpanLog(path / "spans-0.log"), Listening(path / "spans-0.log")
     checked = ReceiverSpec(**{"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", **spec})  # type: ignore[arg-type]
     try:
         async with Receiver(checked, log=log, say=taking.said.append) as taking.receiver:

@@ -1,4 +1,4 @@
-"""A watch whose machine gets another time of day while it runs, or whose receiver dies."""
+"""A watch whose machine gets another time of day while it runs, whose receiver dies, or that fails itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from processes import children
 from sent_spans import MS, NOON, body, call, engine
 from waiting import BOUND_S
 
+from correlator.live.window import TraceWindow
 from rundir.access import Access
 from scraper.spans.forward import Unavailable, Wire
 from sidecar.options.watch import WatchOptions, check_watch
@@ -89,6 +90,32 @@ async def test_spans_are_used_once_the_clock_is_right(tmp_path: Path):
     (step,) = (event for event in run.events if event.name == "clock_set")
     assert 3600 == round(step.data["moved_ns"] / 1e9)
     assert any("the clock of this machine was set" in note for note in run.notes)
+
+
+async def test_it_is_not_ready_while_what_comes_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """For a defect of ours, which does not end it; it is ready again when that is over."""
+    forget, is_broken = TraceWindow._forget, True
+
+    def fail(window: TraceWindow, before_ns: int) -> None:
+        if is_broken:
+            raise ZeroDivisionError
+        forget(window, before_ns)
+
+    monkeypatch.setattr(TraceWindow, "_forget", fail)
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(watch(options, command=[], progress=said))
+    ready = (await said.until(r"http://\S+/metrics")).replace("/metrics", "/readyz")
+    await said.until("gRPC at")
+    async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
+        while (answer := await (await session.get(ready)).text()) == "ready\n":  # noqa: ASYNC110  a thread of the watch
+            await asyncio.sleep(0.05)
+        assert "a defect of Sidelight's: not all that came is counted\n" == answer
+        is_broken = False
+        while (await session.get(ready)).status != 200:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)
 
 
 async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sent_spans import NOON, S, call, engine, export
 from series import histogram, scraped
@@ -15,7 +17,7 @@ from correlator.live.breakdown import Ended
 from correlator.live.traces import Trace, TracedRequest
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
-from scraper.spans.log import SpanLog
+from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord
 from sidecar.watch import view as view_module
 from sidecar.watch.view import WatchView
 
@@ -60,6 +62,45 @@ def test_a_view_that_is_behind_ends_no_request_early(tmp_path: Path, monkeypatch
             seen.append((view.is_behind, lag_s, view.parts.requests["trace"], view.parts.requests["none"]))
     assert [(True, 30, 0, 0), (True, 31, 0, 0), (True, 30, 0, 0)] == seen[:3]
     assert [(False, 0, 1, 1)] * 2 == seen[3:]
+
+
+def test_spans_that_come_twice_count_once(tmp_path: Path):
+    """Each for ten minutes, the second time one to 300 s late: as many requests are counted as were sent."""
+    late_s = np.random.default_rng(17).uniform(1, 300, 2 * 600)
+    came = []
+    for number in range(600):
+        trace, clock_ms = (number + 1).to_bytes(16), 1e3 * number
+        for side, sent in enumerate((call(trace=trace, clock_ms=clock_ms), engine(trace=trace, clock_ms=clock_ms))):
+            came += [(at_s, sent) for at_s in (number, number + late_s[2 * number + side])]
+    came.sort(key=lambda coming: coming[0])
+    with closing(SpanLog(tmp_path / "spans-000000.log")) as spans, WatchView(tmp_path, run_id="r") as view:
+        polled_s = 0.0
+        for second, sent in came:
+            spans.append(export([sent], at_s=second))
+            if second > polled_s + 5:
+                polled_s = second
+                view.poll(NOON + round(second * S))
+        view.poll(NOON + 1000 * S)
+        shown = view.snapshot(restarts=0)
+    assert shown.parts is not None
+    assert shown.watch is not None
+    assert shown.client is not None
+    assert (600, 0) == (shown.parts.requests["trace"], shown.parts.requests["none"])
+    assert (600, 1200) == (shown.client.requests["ok"], shown.watch.repeated)
+
+
+def test_logs_that_a_collector_has_yet_to_take_are_not_deleted(tmp_path: Path):
+    """However old they are, and however little may be kept: the receiver decides what waits for too long."""
+    for number in range(5):
+        with closing(SpanLog(tmp_path / f"spans-{number:06d}.log")) as spans:
+            queue = ForwardQueue(exports=3, size_bytes=300, limit_bytes=1000, first_log=max(2, number - 1))
+            spans.append(StateRecord(at_ns=NOON, state="started", counts=Counts(), queue=queue))
+            spans.append(export([call()]))
+        with WatchView(tmp_path, run_id="r") as view:
+            view.poll(NOON)
+            view.prune(keep_s=0.0, keep_bytes=0)
+    assert ["spans-000003.log", "spans-000004.log"] == sorted(path.name for path in tmp_path.iterdir())
+    assert 3 == view.waiting_exports
 
 
 POISON = b"P" * 16

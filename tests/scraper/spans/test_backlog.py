@@ -1,0 +1,259 @@
+"""Exports that wait for the next collector: in the logs of spans, for who comes next, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from odd_exports import odd_export, over_grpc
+from served import collector
+from waiting import BOUND_S
+
+from rundir.access import Access
+from rundir.files import open_regular
+from rundir.frames import Rotation
+from scraper.spans.backlog import CURSOR, claimed, left_beside
+from scraper.spans.forward import Forwarder
+from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord, last_counts, packed, read_log
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import ForwardKeep, ReceiverSpec
+
+S = 10**9
+NOW_NS = 1_700_000_000 * S
+HOUR = ForwardKeep(seconds=3600, most_bytes=10**6)
+
+
+def bodies(*numbers: int) -> list[bytes]:
+    """Exports of which the first byte of an id is a number."""
+    return [odd_export(NOW_NS, trace_id=bytes([number]) * 16) for number in numbers]
+
+
+def raw(path: Path, name: str) -> Path:
+    (path / name / "raw").mkdir(parents=True, exist_ok=True)
+    return path / name / "raw"
+
+
+@pytest.fixture(autouse=True)
+def no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.01)
+
+
+@contextmanager
+def nowhere() -> Iterator[tuple[str, socket.socket]]:
+    """Give the URL of a collector that is away, and the socket at which it may come back."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{reserved.getsockname()[1]}", reserved
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not fact():  # noqa: ASYNC110  the forwarder's own tasks
+            await asyncio.sleep(0.01)
+
+
+@dataclass(slots=True)
+class Passing:
+    """A forwarder, and the log that it reads."""
+
+    forwarder: Forwarder
+    log: SpanLog
+    said: list[str] = field(default_factory=list)
+
+    def log_exports(self, exports: list[bytes], *, at_ns: int = NOW_NS) -> None:
+        for body in exports:
+            record = packed(at_ns, "grpc", body)
+            self.log.append(record)
+            self.forwarder.logged(len(record.packed))
+
+    def counts(self) -> tuple[int, int, int]:
+        """Exports that were sent, were dropped, and wait."""
+        return self.forwarder.sent.total(), self.forwarder.dropped.total(), self.forwarder.queue.exports
+
+    async def until(self, *counts: int) -> None:
+        await until(lambda: self.counts() == counts)
+
+
+@asynccontextmanager
+async def passing(
+    log: Path,
+    url: str,
+    keep: ForwardKeep | None = HOUR,
+    *,
+    now_ns: int = NOW_NS,
+    rotation: Rotation | None = None,
+) -> AsyncIterator[Passing]:
+    with closing(SpanLog(log, rotation)) as spans:
+        said: list[str] = []
+        forwarder = Forwarder(url, Access(), say=said.append, log=log, keep=keep, now_ns=lambda: now_ns)
+        async with forwarder:
+            state = StateRecord(at_ns=now_ns, state="started", counts=Counts(), queue=forwarder.queue)
+            spans.append(state)
+            yield Passing(forwarder, spans, said)
+            spans.append(msgspec.structs.replace(state, state="ended", queue=forwarder.queue))
+
+
+async def left(log: Path, url: str, exports: list[bytes], *, waiting: int = 0, **how: object) -> None:
+    """Let a receiver take exports for a collector that is away, beside so many that wait, and end."""
+    async with passing(log, url, **how) as before:  # type: ignore[arg-type]
+        before.log_exports(exports)
+        await before.until(0, 0, waiting + len(exports))
+
+
+async def test_the_next_receiver_sends_what_the_last_one_could_not(tmp_path: Path):
+    """In the order in which it came, from log to log, and nothing that had left."""
+    folder = raw(tmp_path, "watch")
+    async with collector((200, {})) as (url, exports):
+        rotation = Rotation(most_bytes=1, most_s=3600)
+        async with passing(folder / "spans-000003.log", url, rotation=rotation) as first:
+            for number in (1, 2):
+                first.log_exports(bodies(number))
+                await first.until(number, 0, 0)
+        assert not (folder / CURSOR).exists()
+    with nowhere() as (url, reserved):
+        await left(folder / "spans-000007.log", url, bodies(3, 4, 5), rotation=rotation)
+        await left(folder / "spans-000015.log", url, bodies(6), waiting=3)
+        async with (
+            collector((200, {}), sock=reserved) as (_, exports),
+            passing(folder / "spans-000020.log", url) as last,
+        ):
+            last.log_exports(bodies(7))
+            await last.until(5, 0, 0)
+    assert bodies(3, 4, 5, 6, 7) == [body for _, body in exports]
+
+
+async def test_a_restart_in_the_middle_sends_the_rest(tmp_path: Path):
+    """What the collector has taken is not sent again, though the log holds it."""
+    folder = raw(tmp_path, "watch")
+    answers = [(200, {}), (200, {}), (503, {})]
+    async with collector(*answers) as (url, exports):
+        async with passing(folder / "spans-0.log", url) as before:
+            before.log_exports(bodies(1, 2, 3, 4))
+            await before.until(2, 0, 2)
+        exports.clear()  # the collector answers as at the beginning
+        async with passing(folder / "spans-1.log", url) as after:
+            await after.until(2, 0, 0)
+    assert bodies(3, 4) == [body for _, body in exports]
+
+
+async def test_the_next_watch_sends_what_a_dead_one_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its directory lies beside ours, it forwarded to the same collector, and it does not live."""
+    monkeypatch.setattr("scraper.spans.forward.TAKE_OVER_EVERY_S", 0.02)
+    with nowhere() as (url, reserved):
+        urls = {"dead": url, "alive": url, "receives": url, "other": "http://127.0.0.1:9"}
+        for number, (name, collector_url) in enumerate(urls.items(), 1):
+            await left(raw(tmp_path / f"of-{name}", name) / "spans-0.log", collector_url, bodies(number))
+            (tmp_path / f"of-{name}" / name).rename(tmp_path / name)
+        cursor = os.open(tmp_path / "receives/raw" / CURSOR, os.O_RDWR)
+        fcntl.flock(cursor, fcntl.LOCK_EX)
+        with claimed(tmp_path / "alive/raw"):
+            async with (
+                collector((200, {}), sock=reserved) as (_, exports),
+                passing(raw(tmp_path, "ours") / "spans-0.log", url) as ours,
+            ):
+                await ours.until(1, 0, 0)
+                os.close(cursor)
+                await ours.until(2, 0, 0)
+    assert bodies(1, 3) == [body for _, body in exports]
+    there = [folder.parent.name for folder in left_beside(tmp_path / "nothing/raw/spans-0.log")]
+    assert ["alive", "other"] == there
+
+
+async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
+    """By when it came; a clock that was set meanwhile makes nothing older."""
+    folder = raw(tmp_path, "watch")
+    with nowhere() as (url, _):
+        async with passing(folder / "spans-0.log", url) as early:
+            early.log_exports(bodies(1), at_ns=NOW_NS - 3590 * S)
+            early.log_exports(bodies(2), at_ns=NOW_NS - 10 * S)
+            await early.until(0, 0, 2)
+        async with passing(folder / "spans-1.log", url, now_ns=NOW_NS + 20 * S) as late:
+            late.log_exports(bodies(3), at_ns=NOW_NS + 20 * S)
+            await late.until(0, 1, 2)
+        assert any("are too old, or too many: dropped" in text for text in late.said)
+        set_ahead = ForwardKeep(seconds=3600, most_bytes=10**6, clock_steps=((2, 7200 * S),))
+        async with passing(folder / "spans-2.log", url, set_ahead, now_ns=NOW_NS + 7230 * S) as last:
+            await last.until(0, 0, 2)
+        async with passing(folder / "spans-3.log", url, now_ns=NOW_NS + 7230 * S) as last:
+            await last.until(0, 2, 0)
+
+
+async def test_of_what_is_too_much_the_oldest_is_dropped(tmp_path: Path):
+    """So that a collector that stays away does not fill the disk; logs that were deleted are counted, too."""
+    folder = raw(tmp_path, "watch")
+    size = len(packed(NOW_NS, "grpc", bodies(1)[0]).packed)
+    with nowhere() as (url, reserved):
+        keep = ForwardKeep(seconds=3600, most_bytes=3 * size + size // 2)
+        rotation = Rotation(most_bytes=1, most_s=3600)
+        async with passing(folder / "spans-000000.log", url, keep, rotation=rotation) as away:
+            away.log_exports(bodies(1, 2, 3, 4, 5))
+            await away.until(0, 2, 3)
+            queue = away.forwarder.queue
+            assert (3 * size, 2) == (queue.size_bytes, queue.first_log)
+            (folder / "spans-000004.log").unlink()
+            async with collector((200, {}), sock=reserved) as (_, exports):
+                await away.until(2, 3, 0)
+    assert bodies(3, 5) == [body for _, body in exports]
+
+
+async def test_a_log_that_cannot_be_opened_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As where all descriptors are in use: nothing of it is lost."""
+    folder, refusals = raw(tmp_path, "watch"), iter([1, 2])
+
+    def refuse(path: Path) -> FileIO:
+        if next(refusals, None):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return open_regular(path)
+
+    async with collector((200, {})) as (url, exports), passing(folder / "spans-0.log", url) as short:
+        monkeypatch.setattr("rundir.frames.open_regular", refuse)
+        short.log_exports(bodies(1, 2))
+        await short.until(2, 0, 0)
+    assert bodies(1, 2) == [body for _, body in exports]
+    assert [f"spans cannot be forwarded to {url}: {folder}/spans-0.log: Too many open files"] == short.said[:1]
+
+
+async def test_what_a_run_could_not_send_is_dropped_at_its_end(tmp_path: Path):
+    """No other follows it."""
+    folder = raw(tmp_path, "run")
+    with nowhere() as (url, _):
+        async with passing(folder / "spans-0.log", url, None) as run:
+            run.log_exports(bodies(1, 2))
+            await run.until(0, 0, 2)
+    assert (0, 2, 0) == run.counts()
+    assert not (folder / CURSOR).exists()
+
+
+async def test_counts_are_right_though_a_receiver_was_killed(tmp_path: Path):
+    """It had not recorded what it had sent last: the next one does, and the sum of both is the truth."""
+    folder = raw(tmp_path, "watch")
+    async with collector((200, {})) as (url, exports):
+        spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=url, forward_keep=HOUR)
+        log = SpanLog(folder / "spans-0.log")
+        async with Receiver(spec, log=log, say=print) as killed:
+            for body in bodies(1, 2, 3):
+                await over_grpc(killed.grpc_port, body)
+            await until(lambda: killed.counts().forwarded == 3)
+            cursor, logged = (folder / CURSOR).read_bytes(), (folder / "spans-0.log").read_bytes()
+        log.close()
+        (folder / CURSOR).write_bytes(cursor)
+        (folder / "spans-0.log").write_bytes(logged)
+        log = SpanLog(folder / "spans-1.log")
+        async with Receiver(spec, log=log, say=print) as following:
+            await over_grpc(following.grpc_port, bodies(4)[0])
+            await until(lambda: following.counts().forwarded == 4)
+        log.close()
+    assert 4 == len(exports)
+    records = [record for name in ("spans-0.log", "spans-1.log") for record in read_log(folder / name)]
+    assert 4 == sum(isinstance(record, ExportRecord) for record in records)
+    assert (4, 0) == (last_counts(records)[0].forwarded, last_counts(records)[0].forward_dropped)
