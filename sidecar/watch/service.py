@@ -10,7 +10,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -75,7 +75,6 @@ class Watch:
     view: WatchView
     page: LivePage
     columns: LiveColumns
-    not_ready: dict[str, str]
     begun_ns: int
     wall_ns: Callable[[], int] = time.time_ns
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,6 +82,7 @@ class Watch:
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     receiver: Child | None = None
     ports: tuple[int, int] | None = None
+    not_ready: dict[str, str] = field(default_factory=lambda: {"receiver": "starting", "logs": ""})
     lives: int = 0
     restarts: int = 0
     down_ns: int | None = None
@@ -113,10 +113,9 @@ async def watch(
     require_ports(options)
     clock = anchor(wall_ns)
     page = LivePage()
-    not_ready = {"receiver": "starting", "logs": ""}
     async with AsyncExitStack() as stack:
         shared: Watch | None = None
-        url = await _served(stack, options, page, lambda: _unready(not_ready), lambda: _unhealthy(shared))
+        url = await _served(stack, options, page, lambda: _unready(shared), lambda: _unhealthy(shared))
         about = {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
         recorded = manifests.recorded(
             options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
@@ -136,7 +135,6 @@ async def watch(
             view=view,
             page=page,
             columns=columns,
-            not_ready=not_ready,
             begun_ns=clock.now_ns(),
             wall_ns=wall_ns,
         )
@@ -159,8 +157,9 @@ async def watch(
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
 
 
-def _unready(not_ready: Mapping[str, str]) -> str:
-    return next(filter(None, not_ready.values()), "")
+def _unready(shared: Watch | None) -> str:
+    """Return what /readyz answers; empty when the watch is ready."""
+    return "starting" if shared is None else next(filter(None, shared.not_ready.values()), "")
 
 
 def _unhealthy(shared: Watch | None) -> str:
