@@ -21,6 +21,7 @@ from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog
 from rundir.process import resident_bytes
+from rundir.masking import blanked, without_secrets
 
 # A request in flight is written so long after it was written last, or half as long again when many are due at once.
 FLUSH_NS = 600_000_000
@@ -153,7 +154,7 @@ class Recorder:
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
-        packed = pack(exchange.reads_ns, exchange.read_ends, exchange.body)
+        packed = pack(exchange.reads_ns, exchange.read_ends, blanked(exchange.body))
         part = RequestPart(
             index=exchange.index,
             seq=record.seq,
@@ -169,12 +170,12 @@ class Recorder:
             retried=exchange.retried,
             id_form=UUID,
             status=exchange.status,
-            head=exchange.head,
+            head=blanked(exchange.head),
             reads_ns=packed.reads_ns,
             read_ends=packed.read_ends,
             body=packed.body,
             end_ns=exchange.end_ns if last else -1,
-            error=exchange.error,
+            error=without_secrets(exchange.error),
             packing=packed.packing,
         )
         append_record(self._log, part)

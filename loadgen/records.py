@@ -7,7 +7,7 @@ that a load worker starts fast.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -146,6 +146,23 @@ def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
 def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
     """Give the records of a worker's log up to its end or its tear."""
     yield from map(decode_log, read_frames(path))
+
+
+def with_secrets(planned: PlannedRequest, stand_ins: Mapping[bytes, bytes]) -> PlannedRequest:
+    """Return a request, and its later turns, with what is sent in place of what stands for it in a plan."""
+    body = planned.body
+    for stand_in, secret in stand_ins.items():
+        body = body.replace(stand_in, secret)
+    turns = tuple(with_secrets(turn, stand_ins) for turn in planned.turns)
+    return msgspec.structs.replace(planned, body=body, turns=turns)
+
+
+def as_sent(stand_ins: Mapping[str, str], *, is_json: bool) -> dict[bytes, bytes]:
+    """Return stand-ins and secrets as they stand in bodies."""
+    return {
+        stand_in.encode(): msgspec.json.encode(secret)[1:-1] if is_json else secret.encode()
+        for stand_in, secret in stand_ins.items()
+    }
 
 
 def plan_end(phase: str) -> PlannedRequest:

@@ -22,7 +22,7 @@ import uvloop
 
 from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
 from loadgen.recorder import Recorder
-from loadgen.records import PLAN_END, PlannedRequest, decode_planned
+from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
 from loadgen.timer import Alarm
 from loadgen.transports import open_transport
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
@@ -210,7 +210,7 @@ async def _run(command: Run, sender: _Sender) -> None:
     else:
         with tail:
             async with contextlib.aclosing(
-                _shard(tail, sender.tally, workers=workers, worker=spec.worker, seats=command.cap)
+                _shard(tail, sender.tally, workers=workers, spec=spec, seats=command.cap)
             ) as plan:
                 await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop, alarm=sender.alarm)
     sender.recorder.settle()
@@ -220,9 +220,10 @@ async def _run(command: Run, sender: _Sender) -> None:
 
 
 async def _shard(
-    tail: FrameTail, tally: _Tally, *, workers: int, worker: int, seats: int | None
+    tail: FrameTail, tally: _Tally, *, workers: int, spec: WorkerSpec, seats: int | None
 ) -> AsyncGenerator[PlannedRequest, None]:
     """Give this worker's share of a plan that may still grow; none to one beyond the `workers` that share it."""
+    stand_ins = as_sent(spec.stand_ins, is_json=spec.transport != "grpc")
     while True:
         payloads = tail.read_new()
         for payload in payloads:
@@ -230,8 +231,8 @@ async def _shard(
             tally.phase = planned.phase
             if planned.index == PLAN_END:
                 return
-            if is_share(planned, workers=workers, worker=worker, seats=seats):
-                yield planned
+            if is_share(planned, workers=workers, worker=spec.worker, seats=seats):
+                yield with_secrets(planned, stand_ins) if stand_ins else planned
         if not payloads:
             await asyncio.sleep(_PLAN_POLL_S)
 

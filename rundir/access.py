@@ -9,22 +9,30 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-import re
 import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from hashlib import blake2b
 from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
-MASK = "***"
-# Of a field of a query. Others tell pages of one address apart, as `?target=`.
-_SECRET = re.compile("key|token|secret|passw|pwd|auth|credential|signature|^sig$", re.IGNORECASE)
+from rundir.masking import MASK, SECRET_NAME, without_secrets
+
+# Fields of a query whose values are shown: what exporters and federated servers are asked for, and which page it is.
+# fmt: off
+HARMLESS = frozenset((
+    "target", "targets", "module", "name", "name[]", "names", "collect[]", "exclude[]", "match", "match[]", "query",
+    "metric", "metrics", "format", "job", "instance", "service", "namespace", "pod", "node", "host", "port", "path",
+    "id", "engine", "model", "replica", "rank", "worker", "x", "debug", "verbose", "time", "start", "end", "step",
+    "timeout", "limit", "version", "api-version",
+))
+# fmt: on
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,16 +181,23 @@ def bare(url: str) -> str:
 
 def masked(url: str) -> str:
     """Return a URL as it may be shown and recorded: `***` where it has a user name or password, and for the values of
-    its query whose names say that they are secret.
+    its query but those of HARMLESS names.
+
+    Of a value whose name does not say that it is secret four digits of its hash stay, which keep pages of one address
+    apart.
     """
     address, asks, query = _with_userinfo(url, f"{MASK}@").partition("?")
     query, hashes, fragment = query.partition("#")
-    return f"{address}{asks}{'&'.join(map(_masked_field, query.split('&')))}{hashes}{fragment}"
+    return without_secrets(f"{address}{asks}{'&'.join(map(_masked_field, query.split('&')))}{hashes}{fragment}")
 
 
 def _masked_field(field: str) -> str:
-    name, equals, _ = field.partition("=")
-    return f"{name}={MASK}" if equals and _SECRET.search(unquote(name)) else field
+    name, equals, value = field.partition("=")
+    plain = unquote(name)
+    if not value or plain.lower() in HARMLESS or value.startswith(MASK):
+        return field
+    digest = "" if SECRET_NAME.search(plain) else blake2b(value.encode(errors="replace"), digest_size=2).hexdigest()
+    return f"{name}{equals}{MASK}{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,19 +11,36 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import msgspec
 
 from rundir.frames import open_append
+from rundir.masking import register, without_secrets, without_secrets_all
 
 _LINE_BYTES = 4 * 1024 * 1024  # a specification with many targets is one line
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every worker needs to know first; `stderr` is the file for its standard error, empty to leave it."""
+    """What every worker needs to know first; `stderr` is the file for its standard error, empty to leave it, and
+    `secrets` must stand in nothing that it writes.
+    """
 
     stderr: str = ""
+    secrets: tuple[str, ...] = ()
+
+
+class _WithoutSecrets:
+    """Standard error as tracebacks and logs are written to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(without_secrets(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 Spec = TypeVar("Spec", bound=ChildSpec)
@@ -43,6 +60,8 @@ async def read_spec(lines: asyncio.StreamReader, decode: Callable[[bytes], Spec]
     Raises ValueError as `decode` does, and OSError when the file of standard error cannot be opened.
     """
     spec = decode(await lines.readline())
+    register(*spec.secrets)
+    sys.stderr = cast("TextIO", _WithoutSecrets(sys.stderr))
     if spec.stderr:
         os.dup2(open_append(spec.stderr), sys.stderr.fileno())
     return spec
@@ -64,7 +83,7 @@ async def commands(lines: asyncio.StreamReader, decode: Callable[[bytes], Comman
 def say(event: str, **data: object) -> None:
     """Write one event to standard output."""
     try:
-        sys.stdout.write(json.dumps({"event": event, **data}) + "\n")
+        sys.stdout.write(json.dumps({"event": event, **without_secrets_all(data)}) + "\n")
         sys.stdout.flush()
     except OSError:
         # The reader has gone; the end of standard input says so too. Python would complain again at exit.

@@ -1,5 +1,6 @@
-"""Text as a person may see it: what others wrote (model names, versions, errors of servers, manifests), numbers as a
-row of blocks, and what stands for both on a terminal that has only ASCII.
+"""Text as a person may see it: what others wrote (model names, versions, errors of servers, manifests) without secrets
+and controls, on a terminal, in a page and in a cell of a spreadsheet; numbers as a row of blocks; and what stands for
+both on a terminal that has only ASCII.
 """
 
 from __future__ import annotations
@@ -7,8 +8,14 @@ from __future__ import annotations
 import codecs
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from rundir.masking import without_secrets
+
+LONGEST_WORD, LONGEST = 200, 4000  # characters: what is longer is cut
+_LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S+")
+_FORMULA = ("=", "+", "-", "@")
 
 # Controls of terminals, of the direction of text and of lines; what has no width; halves of characters; what is never a
 # character, which XML cannot hold.
@@ -32,9 +39,50 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(IN_ASCII, _in_ascii)
 
 
+def escaped(text: str) -> str:
+    """Return a text without secrets, and without anything that a terminal obeys or a reader cannot see: \\x1b instead
+    of the escape.
+    """
+    text = without_secrets(text)
+    return text if text.isprintable() else _UNSEEN.sub(_escape, text)
+
+
 def printable(text: str) -> str:
-    """Return a text without anything that a terminal obeys or a reader cannot see: \\x1b instead of the escape."""
-    return _UNSEEN.sub(_escaped, text)
+    """Return the same for a person: of a word of more than LONGEST_WORD characters, and of a text of more than LONGEST,
+    the beginning.
+    """
+    text = escaped(text)
+    if len(text) > LONGEST_WORD:
+        text = _LONG_WORD.sub(r"\1...", text)
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of a text of several lines, which stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(text: str) -> str:
+    """Return JSON of the same value without a character that a reader cannot see; its own line breaks stay."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return _UNSEEN.sub(lambda match: "\n" if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text)
+
+
+def defused(text: str) -> str:
+    """Return a text as a cell of a CSV file: `escaped`, and with an apostrophe before what a spreadsheet would compute.
+
+    A number stays as it is.
+    """
+    text = escaped(text)
+    if not text.lstrip().startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -46,17 +94,17 @@ def sparkline(values: Sequence[float | None]) -> str:
     return "".join(" " if height is None else _BLOCKS[height] for height in heights)
 
 
-def printable_all(value: Any) -> Any:
-    """Return a value of JSON with all texts in it made `printable`, the names of fields included."""
+def printable_all(value: Any, shown: Callable[[str], str] = printable) -> Any:
+    """Return a value of JSON with all texts in it as they are `shown`, the names of fields included."""
     if isinstance(value, str):
-        return printable(value)
+        return shown(value)
     if isinstance(value, dict):
-        return {printable_all(key): printable_all(item) for key, item in value.items()}
+        return {printable_all(key, shown): printable_all(item, shown) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(printable_all, value))
+        return type(value)(printable_all(item, shown) for item in value)
     return value
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -29,6 +29,7 @@ import msgspec
 from rundir.access import UnusableFile
 from rundir.child import commands, first_cause, open_input, read_spec, say
 from rundir.process import limit_errors, raise_limit
+from rundir.masking import register_url
 from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
@@ -104,6 +105,8 @@ async def _obey(pool: ScrapePool, receiver: Receiver | None, lines: asyncio.Stre
         if isinstance(command, Exit):
             return settled
         if isinstance(command, SetTargets):
+            for url in command.targets:
+                register_url(url)
             await pool.set_targets(command.targets, command.interval_s, within_s=SETTLE_WITHIN_S)
             settled = False
             say("scraping", **pool.counts())

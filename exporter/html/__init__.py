@@ -11,15 +11,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from html import escape
 from importlib import resources
 from typing import Any
 
 from exporter.comparison import Compared
 from exporter.html.data import Recorded, page_data
+from exporter.html.markup import escape
 from exporter.html.sections import comparison_sections, live_sections, sections
 from exporter.report import without_controls
 from exporter.summary.result import Summary
+from rundir.printable import escaped, printable_all
 
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "hues.js", "compare.js", "page.js")
@@ -73,7 +74,7 @@ def live_page() -> str:
 def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
     """Return what `as_html` puts into a page, for one that is open."""
     content = "\n".join(sections(without_controls(summary)))
-    return {"sections": content, "data": page_data(summary, recorded, trace_url=trace_url)}
+    return {"sections": content, "data": printable_all(page_data(summary, recorded, trace_url=trace_url), escaped)}
 
 
 def as_page(
@@ -93,7 +94,7 @@ def as_page(
         style=style,
         sections="\n".join(content),
         # An element of script ends at the first "</script", whatever stands around it.
-        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        data=json.dumps(printable_all(data, escaped), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
         script=script,
     )
 

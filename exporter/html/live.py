@@ -21,6 +21,7 @@ from exporter.report.format import Prose, duration
 from loadgen.requests.table import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
+from rundir.printable import escaped, printable, printable_all
 from scraper.series.log import FailureRecord, Row
 
 SHOWN_S = 900.0  # as the headings of the page say
@@ -95,7 +96,7 @@ class LiveColumns:
     def rows(self) -> bytes:
         """Return the event of what came since the last one, b"" where nothing did."""
         news, self._news = self._news, _News()
-        return b"" if news == _News() else event("rows", _rows(news, self._start_ns))
+        return b"" if news == _News() else event("rows", printable_all(_rows(news, self._start_ns), escaped))
 
     def facts(self, now_ns: int) -> dict[str, Any]:
         """Return what the page's script knows of the run beside its rows."""
@@ -112,7 +113,7 @@ def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str,
         paragraphs.append(Prose(text, "yellow"))
     if not facts:
         paragraphs.append(Prose("Charts come once a request of the measured phase has ended.", "dim"))
-    return event("state", {"facts": facts, "title": title, "html": blocks(paragraphs)})
+    return event("state", {"facts": printable_all(facts), "title": printable(title), "html": blocks(paragraphs)})
 
 
 def event(name: str, data: Mapping[str, Any]) -> bytes:

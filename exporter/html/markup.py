@@ -1,21 +1,27 @@
 """What the report for terminals is made of, as HTML: the same paragraphs and tables, without a second wording.
 
-Every text is escaped: what a server or a directory of others says is never markup.
+Every text is escaped: what a server or a directory of others says is never markup, and moves no text of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
+from html import escape as without_markup
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from exporter.report.format import Prose, plain, shown_columns
+from rundir.printable import printable_lines
 
 # What is drawn of characters in a colour alone is drawn in that of the charts' part.
 PARTS = {"blue": "network", "magenta": "gateway", "yellow": "queue", "green": "prefill", "cyan": "other"}
+
+
+def escape(text: str) -> str:
+    """Return a text as a page shows it."""
+    return without_markup(printable_lines(text))
 
 
 def blocks(renderables: Iterable[RenderableType]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from exporter.comparison import INTERVALS, Compared, answer, configuration_table, difference_tables, runs_table
 from exporter.html.generator import generator_table, how_sure
-from exporter.html.markup import blocks
+from exporter.html.markup import blocks, escape
 from exporter.html.slices import slices_table
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.conclusion import conclusion

@@ -37,7 +37,7 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     mean_parts,
 )
-from rundir.printable import printable_all
+from rundir.printable import escaped
 
 Numbers = TypeVar("Numbers", CounterMetricFamily, GaugeMetricFamily)
 
@@ -141,8 +141,10 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         _watch(snapshot.watch),
     )
     for family in (family for part in parts for family in part if family.samples):
-        if snapshot.labels:
-            family.samples = [sample._replace(labels={**snapshot.labels, **sample.labels}) for sample in family.samples]
+        family.samples = [
+            sample._replace(labels={name: escaped(text) for name, text in {**snapshot.labels, **sample.labels}.items()})
+            for sample in family.samples
+        ]
         yield family
 
 
@@ -178,7 +180,7 @@ def _about(snapshot: Snapshot) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "sidelight_run",
         "The run this page is about, and its phase.",
-        {**printable_all(snapshot.about), "run_id": snapshot.run_id, "phase": snapshot.phase},
+        {**snapshot.about, "run_id": snapshot.run_id, "phase": snapshot.phase},
     )
     what = "Of a run that has ended: whether its load was sustained, and its generator can be trusted; 1 or 0."
     yield _series(GaugeMetricFamily, "sidelight_run_verdict", what, ("of",), snapshot.verdicts)

@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from exporter.server_metrics.json import PERCENTILES, TYPES
+from rundir.printable import defused, escaped
 
 _GAUGE = ("avg", "min", "max", "std", *PERCENTILES)
 _STATISTICS = {
@@ -53,7 +54,7 @@ def _comments(document: Json) -> str:
         "# AIPerf-compatible Server Metrics Export (CSV)\n"
         f"# {document['generator']['name']}_version: {document['generator']['version']}\n"
         f"# schema_version: {document['schema_version']}\n"
-        f"# benchmark_id: {document['benchmark_id'] or ''}\n"
+        f"# benchmark_id: {escaped(document['benchmark_id'] or '')}\n"
         "# Note: Same benchmark_id and version appear in JSON and Parquet exports\n"
         "#\n"
     )
@@ -75,26 +76,16 @@ def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[l
     labels = sorted({label for _, _, series in rows for label in series.get("labels", ())})
     last = ("Description", "buckets") if kind == "histogram" else ("Description",)
     fixed = {*_FIRST, *statistics, *last}
-    yield [*_FIRST, *statistics, *(f"label_{label}" if label in fixed else label for label in labels), *last]
+    names = (defused(f"label_{label}" if label in fixed else label) for label in labels)
+    yield [*_FIRST, *statistics, *names, *last]
     for name, metric, series in rows:
         given = series.get("labels", {})
         texts = (endpoints[series["endpoint_url"]], kind, name, metric.get("unit", ""))
         packed = ";".join(f"{le}={count}" for le, count in (series.get("buckets") or {}).items())
         yield [
-            *map(_defused, texts),
+            *map(defused, texts),
             *(series["stats"].get(statistic, "") for statistic in statistics),
-            *(_defused(given.get(label, "")) for label in labels),
-            _defused(metric["description"]),
+            *(defused(given.get(label, "")) for label in labels),
+            defused(metric["description"]),
             *((packed,) if kind == "histogram" else ()),
         ]
-
-
-def _defused(text: str) -> str:
-    """Return a text of a server as a cell that no spreadsheet evaluates; numbers stay as they are."""
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
+from rundir.printable import printable_json
 from rundir.stats import Missing, statistics_of
 from scraper.exposition import HistogramColumns, histograms
 from scraper.quantiles import read_rows
@@ -62,7 +63,7 @@ def document(source: Source) -> Json:
 def write(statistics: Json, file: IO[bytes]) -> None:
     """Write the export as strict JSON."""
     text = dumps(statistics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    file.write(text.encode())
+    file.write(printable_json(text).encode())
 
 
 def _summary(source: Source) -> Json:

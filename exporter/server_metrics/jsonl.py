@@ -17,6 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from exporter.server_metrics.source import Labels, Metric, Source, key, named
+from rundir.printable import printable_json
 from scraper.exposition import Series, histograms
 from scraper.series.table import EndpointSeries
 
@@ -42,7 +43,7 @@ def write(source: Source, file: IO[bytes]) -> None:
     streams = [_lines(endpoint, metrics, source.phases) for endpoint in source.endpoints]
     encoder = msgspec.json.Encoder()
     for _, line in heapq.merge(*streams, key=lambda stamped: stamped[0]):
-        file.write(encoder.encode(line) + b"\n")
+        file.write(printable_json(encoder.encode(line).decode()).encode() + b"\n")
 
 
 def _lines(

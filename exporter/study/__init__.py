@@ -20,6 +20,7 @@ from exporter.study.tables import as_csv, results_table, steps_table
 from methodology.compliance import Compliance
 from methodology.study.findings import Findings
 from methodology.study.result import StudyResult
+from rundir.printable import printable_json
 
 
 def study_files(result: StudyResult, findings: Findings, compliance: Compliance) -> Iterator[tuple[str, str]]:
@@ -36,7 +37,8 @@ def study_files(result: StudyResult, findings: Findings, compliance: Compliance)
     for table in (*findings.tables, results_table(result), steps_table(result.steps)):
         yield f"tables/{table.name}.csv", as_csv(table)
     for name, document in findings.documents.items():
-        yield f"tables/{name}.json", msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+        yield f"tables/{name}.json", f"{printable_json(text)}\n"
 
 
 def _report(study: Study) -> Iterator[RenderableType]:

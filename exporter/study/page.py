@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 
 from exporter.html import as_page
-from exporter.html.markup import blocks
+from exporter.html.markup import blocks, escape
 from exporter.html.sections import NO_SCRIPT, section
 from exporter.study.content import Study, answer, heading, sections
 from methodology.study.findings import Line

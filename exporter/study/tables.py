@@ -17,6 +17,7 @@ from exporter.report.format import ABSURD, Prose, table
 from methodology.study.findings import Cell, Column, Table
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
+from rundir.printable import defused
 
 MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
@@ -25,7 +26,6 @@ LONG_WORD = 40  # longer ones break
 NOTHING = 1e-9  # what is below is rounding
 TAU = "tau: number of consecutive values that carry as much information as one independent value."
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes
 
 
 def as_csv(table: Table) -> str:
@@ -35,15 +35,11 @@ def as_csv(table: Table) -> str:
     """
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows([_inert(value) for value in row] for row in table.rows)
+    writer.writerow([defused(column.name) for column in table.columns])
+    writer.writerows(
+        [defused(value) if isinstance(value, str) else _known(value) for value in row] for row in table.rows
+    )
     return file.getvalue()
-
-
-def _inert(value: Cell) -> Cell:
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
-    return _known(value)
 
 
 def _known(value: Cell) -> Cell:

@@ -6,7 +6,7 @@ Nothing here needs numpy or aiohttp, so that a load worker starts fast.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Protocol, Self
 
@@ -30,6 +30,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reuse      keep connections for further requests
     request_id send each request's id as X-Request-Id, where the protocol has headers
     sessions   send the later turns of sessions too; without it, only the first ones
+    stand_ins  what stands in the plan's bodies in place of secrets, each with what is sent
     """
 
     worker: int
@@ -48,6 +49,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reuse: bool = True
     request_id: bool = True
     sessions: bool = False
+    stand_ins: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def roots(self) -> list[str]:

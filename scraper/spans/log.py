@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from rundir.frames import FrameLog, Rotation, read_frames
 from rundir.framing import inflate
+from rundir.masking import blanked
 from scraper.spans.received import ReceivedSpan, received_spans
 
 _COMPRESSION_LEVEL = 1
@@ -133,7 +134,7 @@ class SpanLog:
 
 def packed(received_ns: int, via: str, body: bytes) -> ExportRecord:
     """Return the record of an export's bytes."""
-    return ExportRecord(received_ns=received_ns, via=via, packed=zlib.compress(body, _COMPRESSION_LEVEL))
+    return ExportRecord(received_ns=received_ns, via=via, packed=zlib.compress(blanked(body), _COMPRESSION_LEVEL))
 
 
 def decode(payload: bytes) -> SpanLogRecord:

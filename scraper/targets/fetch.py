@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
+from rundir.masking import blanked, without_secrets
 from rundir.stats import Missing
 from scraper.exposition import UNREADABLE_JSON, MalformedPage, PageReader
 from scraper.targets.scrape import Scrape, clock_of
@@ -96,8 +97,8 @@ async def scrape(
         response_ns=response_ns,
         status=reply.status if reply else 0,
         content_type=reply.content_type if reply else "",
-        body=reply.body if reply and not error else b"",
-        error=error,
+        body=blanked(reply.body) if reply and not error else b"",
+        error=without_secrets(error),
     )
 
 

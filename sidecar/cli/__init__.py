@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import random
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -21,11 +21,11 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 from rich.text import Text
 
-from rundir.printable import printable
+from rundir.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
 from sidecar.cli.arguments import translate
-from sidecar.cli.messages import explained
+from sidecar.cli.messages import explained, log_to_stderr, print_error
 from sidecar.cli.peers import RENAMED
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.options.access import ListenOpen
@@ -416,7 +416,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code. The last resort: one line for the user, a traceback with --verbose."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = "--verbose" in arguments
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    register_environment(os.environ)
+    log_to_stderr()
     try:
         translation = translate(arguments)
         arguments = translation.arguments
@@ -427,25 +428,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Without a command the help is shown, and None returned.
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except cyclopts.CycloptsError as error:
-        _print_error(explained(error))
+        print_error(explained(error))
         code = ConfigurationError.exit_code
     except SidelightError as error:
-        _print_error(str(error), trace=verbose)
+        print_error(str(error), trace=verbose)
         code = error.exit_code
     except KeyboardInterrupt:
         # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        _print_error("interrupted; `sidelight report RUN` evaluates what a run had recorded")
+        print_error("interrupted; `sidelight report RUN` evaluates what a run had recorded")
         code = Interrupted.exit_code
     except BrokenPipeError:
         # The reader of our output has gone: there is nothing left to print, and nowhere to print it.
         discard(sys.stdout)
         code = 0
     except OSError as error:
-        _print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
+        print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
         code = 3
     except Exception as error:  # noqa: BLE001  the top of the command: one line for all, a traceback on request
-        _print_error(
+        print_error(
             f"{type(error).__name__}: {_one_line(error)}; this is a defect, --verbose shows where", trace=verbose
         )
         code = 3
@@ -474,16 +475,6 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def _print_error(text: str, *, trace: bool = False) -> None:
-    try:
-        if trace:
-            traceback.print_exc()
-        sys.stderr.write(f"sidelight: {printable(text)}\n")
-        sys.stderr.flush()
-    except BrokenPipeError:
-        discard(sys.stderr)
 
 
 def _command() -> list[str]:

@@ -1,4 +1,5 @@
-"""What is wrong with a command line or a configuration file, in one line: what, where, and the cure.
+"""What is wrong with a command line or a configuration file, in one line: what, where, and the cure; and how errors are
+printed.
 
 The parser's own sentences speak of its classes and tokens; these speak of options. A value that may be a secret is not
 shown.
@@ -7,16 +8,21 @@ shown.
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
 import cyclopts
 
+from rundir.printable import printable, printable_lines
 from sidecar.cli.peers import COMMANDS
 from sidecar.options.fields import Masked, declarations, flag_of
 from sidecar.options.load import RunOptions
+from sidecar.progress import discard
 
 SHORT = 16  # characters: keys and tokens are longer
 _ONE_AT_A_TIME = "give one number; each value is a run of its own"
@@ -47,6 +53,31 @@ def explained(error: cyclopts.CycloptsError) -> str:
     if error.unused_tokens:
         return unused(error.unused_tokens[0], command)
     return " ".join(str(error).split())
+
+
+class _Shown(logging.Formatter):
+    """Lines of a log as a person may see them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))
+
+
+def log_to_stderr() -> None:
+    """Write what libraries and tasks complain of to standard error, without secrets and controls."""
+    logs = logging.StreamHandler()
+    logs.setFormatter(_Shown("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[logs])
+
+
+def print_error(text: str, *, trace: bool = False) -> None:
+    """Print an error as one line, with `trace` its traceback before it."""
+    try:
+        if trace:
+            sys.stderr.write(printable_lines(traceback.format_exc()))
+        sys.stderr.write(f"sidelight: {printable(text)}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        discard(sys.stderr)
 
 
 def unused(text: str, command: str) -> str:

@@ -23,6 +23,8 @@ from rundir.files import read_regular, replace_file
 from rundir.frames import FrameLog, LogTails, log_end
 from rundir.framing import GAP, LogEnd
 from rundir.integrity import NOTHING_READ, Integrity, Unreadable, integrity
+from rundir.masking import blanked, without_secrets, without_secrets_all
+from rundir.printable import printable_json
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
@@ -158,8 +160,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8. Raises CannotWrite."""
-    write_whole(path, lambda file: file.write(text.encode()))
+    """Write a text in UTF-8, without secrets. Raises CannotWrite."""
+    write_whole(path, lambda file: file.write(without_secrets(text).encode()))
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -168,14 +170,14 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """Return strict JSON as it is written into a run directory."""
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return strict JSON as it is written into a run directory: without secrets, and nothing in it moves a cursor."""
+    return printable_json(json.dumps(without_secrets_all(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def append_event(path: Path, event: Event) -> None:
     """Append an event of the run. Raises OSError as FrameLog.append does."""
     with FrameLog(path / RAW / "events.log") as log:
-        log.append(msgspec.msgpack.encode(event))
+        log.append(blanked(msgspec.msgpack.encode(event)))
 
 
 def on_last_clock(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -13,8 +13,22 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 
 from rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
+from rundir.masking import register_headers
 from sidecar.errors import ConfigurationError
-from sidecar.options.fields import HEADERS, SECRET, Interval, flag, header_name, option, repeatable, time_option
+from sidecar.options.fields import (
+    HEADERS,
+    SECRET,
+    TLS_FILE,
+    USER,
+    Interval,
+    flag,
+    header_name,
+    option,
+    register_secrets,
+    repeatable,
+    secret_option,
+    time_option,
+)
 
 METRICS_ACCESS = Group("Metrics access", sort_key=4.5)  # after the group Scraping
 LISTENING = Group("Listening", sort_key=4.7)
@@ -36,16 +50,17 @@ class AccessOptions:
             "Trust only certificates signed by this authority (PEM). Default: the system's authorities; `run` and "
             "`doctor` apply --ca, --cert, --key and --insecure to pages on the host of --url.",
         ),
+        TLS_FILE,
     ] = None
-    metrics_cert: Annotated[Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may include the key).")] = (
-        None
-    )
-    metrics_key: Annotated[Path | None, option(METRICS_ACCESS, "Key of the client certificate (PEM, unencrypted).")] = (
-        None
-    )
+    metrics_cert: Annotated[
+        Path | None, option(METRICS_ACCESS, "Client certificate (PEM; may include the key)."), TLS_FILE
+    ] = None
+    metrics_key: Annotated[
+        Path | None, option(METRICS_ACCESS, "Key of the client certificate (PEM, unencrypted)."), TLS_FILE
+    ] = None
     metrics_token: Annotated[
         str | None,
-        option(
+        secret_option(
             METRICS_ACCESS,
             "Bearer token. Preferably set the environment variable instead.",
             env_var="SIDELIGHT_METRICS_TOKEN",
@@ -54,15 +69,17 @@ class AccessOptions:
     ] = None
     metrics_user: Annotated[
         str | None,
-        option(
+        secret_option(
             METRICS_ACCESS,
             "USER:PASSWORD for basic authentication. Preferably set the environment variable instead.",
             env_var="SIDELIGHT_METRICS_USER",
         ),
-        SECRET,
+        USER,
     ] = None
     metrics_header: Annotated[
-        tuple[str, ...], repeatable(METRICS_ACCESS, "Additional header, 'Name: value' (repeatable)."), HEADERS
+        tuple[str, ...],
+        repeatable(METRICS_ACCESS, "Additional header, 'Name: value', or @FILE with a header a line (repeatable)."),
+        HEADERS,
     ] = ()
     metrics_insecure: Annotated[bool, flag(METRICS_ACCESS, "Disable certificate verification.")] = False
     scrape_timeout: Annotated[
@@ -143,6 +160,7 @@ def guard_of(options: ListenOptions) -> Guard:
 
 def check_access(options: AccessOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used; no secret is shown."""
+    register_secrets(options)
     _exclude_each_other(options, require_headers("--metrics-header", options.metrics_header))
     require_tls("--metrics-", ca=options.metrics_ca, cert=options.metrics_cert, key=options.metrics_key)
 
@@ -186,10 +204,16 @@ def _text(path: Path | None) -> str:
     return str(path) if path else ""
 
 
-def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
-    """Return headers by name. Raises ConfigurationError, without the text of a line that may be a secret."""
+def require_headers(flag: str, lines: Sequence[str], file: Path | None = None) -> dict[str, str]:
+    """Return headers by name, those of a file and of lines like @FILE too; none of their values is written anywhere.
+
+    Raises ConfigurationError, without the text of a line that may be a secret.
+    """
+    files = [] if file is None else [file]
+    files += [Path(line[1:]) for line in lines if line.startswith("@")]
+    given = [line for line in lines if not line.startswith("@")]
     headers: dict[str, str] = {}
-    for line in lines:
+    for line in (*given, *(line for path in files for line in _lines(flag, path))):
         match = _HEADER.fullmatch(line)
         if match is None:
             raise ConfigurationError(
@@ -198,7 +222,17 @@ def require_headers(flag: str, lines: tuple[str, ...]) -> dict[str, str]:
         if match["name"].lower() in map(str.lower, headers):
             raise ConfigurationError(f"{flag} {match['name']}: given twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
+    register_headers(headers.items())
     return headers
+
+
+def _lines(flag: str, path: Path) -> list[str]:
+    """Return the lines of a file of headers, but for empty ones."""
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ConfigurationError(f"{flag} @{path}: {reason}; give a file with a header a line") from error
 
 
 def _shown(line: str) -> str:

@@ -198,7 +198,7 @@ def _check_load(options: RunOptions) -> None:
 
 def _check_contact(options: ContactOptions) -> None:
     """Raise ConfigurationError where the headers, fields or certificates of every request cannot be used."""
-    require_headers("--header", options.header)
+    headers_of(options)
     extra_of(options)
     if options.insecure and options.ca is not None:
         raise ConfigurationError(
@@ -207,15 +207,20 @@ def _check_contact(options: ContactOptions) -> None:
     require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
 
 
+def headers_of(options: ContactOptions) -> dict[str, str]:
+    """Return the headers that every request has beside our own. Raises ConfigurationError."""
+    return require_headers("--header", options.header, options.header_file)
+
+
 def extra_of(options: ContactOptions) -> dict[str, object]:
     """Return the fields of `--extra-body`. Raises ConfigurationError where it is not a JSON object."""
     text = options.extra_body
     try:
         fields = msgspec.json.decode(text or "{}")
     except msgspec.DecodeError as error:
-        raise ConfigurationError(f"--extra-body {text}: {error}; give a JSON object") from error
+        raise ConfigurationError(f"--extra-body: {error}; give a JSON object") from error
     if not isinstance(fields, dict):
-        raise ConfigurationError(f"--extra-body {text}: must be a JSON object, e.g. '{{\"top_k\": 1}}'")
+        raise ConfigurationError("--extra-body: must be a JSON object, e.g. '{\"top_k\": 1}'")
     return fields
 
 

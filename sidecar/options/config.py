@@ -13,7 +13,8 @@ from typing import Any, get_type_hints
 from cyclopts import Parameter
 
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
-from rundir.access import MASK, masked
+from rundir.access import masked
+from rundir.masking import MASK, without_secrets
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
@@ -92,12 +93,18 @@ def _plain(value: object) -> object:
 
 def command_as_recorded(arguments: Sequence[str], options: type) -> list[str]:
     """Return a command line as it stands in the manifest: secrets masked, also those of URLs."""
-    secrets = {flag_of(name) for name, how in declarations(options, Masked).items() if how.secret}
-    shown, hide = [], False
+    known = {flag_of(name): how for name, how in declarations(options, Masked).items()}
+    shown: list[str] = []
+    before: Masked | None = None  # the option that the argument belongs to
     for argument in arguments:
-        name, separator, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-        secret = (name if separator else argument).replace("_", "-") in secrets
-        plain = f"{name}{separator}{masked(value)}" if "://" in value else argument
-        shown.append(MASK if hide else f"{name}={MASK}" if secret and separator else plain)
-        hide = secret and not separator
-    return shown
+        is_option = before is None and argument.startswith("-")
+        name, equals, value = argument.partition("=") if is_option else ("", "", argument)
+        how = known.get(name.replace("_", "-")) if is_option else before
+        before = how if is_option and not equals else None
+        if before is not None:
+            shown.append(argument)
+        elif how is None:
+            shown.append(f"{name}{equals}{masked(value)}" if "://" in value else argument)
+        else:
+            shown.append(f"{name}{equals}{MASK if how.secret else how.word(value)}")
+    return [without_secrets(argument) for argument in shown]

@@ -4,8 +4,10 @@ commands share. The checks, --help, the manifest and the schema of a configurati
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
@@ -15,7 +17,8 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from exporter.server_metrics import EXPORTS
-from rundir.access import MASK, masked
+from rundir.access import masked
+from rundir.masking import MASK, masked_body, register, register_fields, register_url, register_user
 from sidecar.errors import ConfigurationError
 
 TARGET = Group("Target", sort_key=1)
@@ -42,15 +45,31 @@ DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """What of an option may be recorded: its value as `show` returns it. `secret` options never show their value."""
+    """What of an option may be recorded: its value as `show` returns it, a word of the command line as `word` does.
+    `secret` options never show their value. `register` takes in what must be written nowhere.
+    """
 
     show: Callable[[Any], object]
     secret: bool = False
+    word: Callable[[str], str] = masked
+    register: Callable[[Any], None] = lambda _: None
+
+
+def register_secrets(options: object) -> None:
+    """Take in the secrets of options, before anything is written."""
+    for name, how in declarations(type(options), Masked).items():
+        if (value := getattr(options, name)) is not None:
+            how.register(value)
 
 
 def header_names(headers: Sequence[str]) -> list[str]:
     """Return headers as they may be recorded: the names alone."""
-    return [f"{header_name(header)}: {MASK}" if header_name(header) else MASK for header in headers]
+    return list(map(header_shown, headers))
+
+
+def header_shown(header: str) -> str:
+    """Return a header as it may be recorded: its name alone."""
+    return f"{header_name(header)}: {MASK}" if header_name(header) else MASK
 
 
 def header_name(header: str) -> str:
@@ -66,15 +85,49 @@ class ReadsMapping:
 
 MAPPING = ReadsMapping()
 
-SECRET = Masked(lambda _: MASK, secret=True)
+
+def _register_fields(text: str) -> None:
+    with suppress(ValueError, RecursionError):
+        register_fields(json.loads(text))
+
+
+def _register_urls(urls: Sequence[str]) -> None:
+    for url in urls:
+        register_url(url)
+
+
+SECRET = Masked(lambda _: MASK, secret=True, register=register)
+USER = Masked(lambda _: MASK, secret=True, register=register_user)
 HEADERS = Masked(header_names, secret=True)
-MASKED_URL = Masked(masked)
-MASKED_URLS = Masked(lambda urls: [masked(url) for url in urls])
+TLS_FILE = Masked(lambda _: MASK, secret=True)
+BODY = Masked(masked_body, word=masked_body, register=_register_fields)
+MASKED_URL = Masked(masked, register=register_url)
+MASKED_URLS = Masked(lambda urls: [masked(url) for url in urls], register=_register_urls)
 
 
 def option(group: Group, text: str, **more: Any) -> Parameter:
     """Return where an option stands in --help, and its description there."""
     return Parameter(group=group, help=text, **more)
+
+
+def _from_file(_hint: Any, tokens: Any) -> str:
+    """Convert a secret: itself, or with @ before it the file that holds it. Raises ValueError."""
+    text = str(tokens[0].value)
+    if not text.startswith("@"):
+        return text
+    try:
+        secret = Path(text[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise ValueError(f"{text[1:]}: {reason}; behind @ give the path of a file that holds it") from None
+    if not secret or "\n" in secret:
+        raise ValueError(f"{text[1:]}: must hold one line, and nothing else")
+    return secret
+
+
+def secret_option(group: Group, text: str, **more: Any) -> Parameter:
+    """Return the same as `option` for a secret, which may stand in a file."""
+    return option(group, f"{text} @FILE reads it from a file.", converter=_from_file, **more)
 
 
 def flag(group: Group, text: str, **more: Any) -> Parameter:

@@ -15,6 +15,7 @@ from loadgen.plan import workloads
 from loadgen.protocols import Endpoint
 from sidecar.options.access import AccessOptions, ListenOpen
 from sidecar.options.fields import (
+    BODY,
     DEFAULT_FORMATS,
     HEADERS,
     LEAST_KEPT,
@@ -23,6 +24,7 @@ from sidecar.options.fields import (
     OUTPUT,
     SECRET,
     TARGET,
+    TLS_FILE,
     ConfigFile,
     Duration,
     Formats,
@@ -40,6 +42,7 @@ from sidecar.options.fields import (
     flag,
     option,
     repeatable,
+    secret_option,
     several,
     size_bytes,
     time_option,
@@ -91,12 +94,20 @@ class ContactOptions(AccessOptions):
     ] = "chat"
     api_key: Annotated[
         str | None,
-        option(TARGET, "Bearer token. Preferably set the environment variable instead.", env_var="SIDELIGHT_API_KEY"),
+        secret_option(
+            TARGET, "Bearer token. Preferably set the environment variable instead.", env_var="SIDELIGHT_API_KEY"
+        ),
         SECRET,
     ] = None
     header: Annotated[
-        tuple[str, ...], repeatable(TARGET, "Additional header of every request, 'Name: value' (repeatable)."), HEADERS
+        tuple[str, ...],
+        repeatable(TARGET, "Additional header of every request, 'Name: value', or @FILE as --header-file."),
+        HEADERS,
     ] = ()
+    header_file: Annotated[
+        Path | None,
+        option(TARGET, "File with additional headers, one a line, which no list of processes shows."),
+    ] = None
     request_id: Annotated[
         bool,
         option(
@@ -112,13 +123,15 @@ class ContactOptions(AccessOptions):
             "JSON object merged into every request body, e.g. '{\"top_k\": 1}'; null removes a field. In a text "
             "{request} stands for the request's number.",
         ),
+        BODY,
     ] = None
     ca: Annotated[
         Path | None,
         option(TARGET, "Trust only certificates signed by this authority (PEM). Default: the system's authorities."),
+        TLS_FILE,
     ] = None
-    cert: Annotated[Path | None, option(TARGET, "Client certificate (PEM; may include the key).")] = None
-    key: Annotated[Path | None, option(TARGET, "Key of the client certificate (PEM, unencrypted).")] = None
+    cert: Annotated[Path | None, option(TARGET, "Client certificate (PEM; may include the key)."), TLS_FILE] = None
+    key: Annotated[Path | None, option(TARGET, "Key of the client certificate (PEM, unencrypted)."), TLS_FILE] = None
     insecure: Annotated[bool, flag(TARGET, "Disable certificate verification.")] = False
     metrics: Metrics = ()
 

@@ -25,10 +25,12 @@ from sidecar.options.fields import (
     HEADERS,
     MASKED_URL,
     OUTPUT,
+    TLS_FILE,
     flag,
     http_url,
     listen_address,
     option,
+    register_secrets,
     repeatable,
     size_bytes,
 )
@@ -48,7 +50,7 @@ OtlpListen = Annotated[
 ]
 OtlpHeader = Annotated[
     tuple[str, ...],
-    repeatable(SPANS, "Additional header for the collectors named here, 'Name: value' (repeatable)."),
+    repeatable(SPANS, "Additional header for the collectors named here, 'Name: value' or @FILE (repeatable)."),
     HEADERS,
 ]
 OtlpCa = Annotated[
@@ -56,6 +58,7 @@ OtlpCa = Annotated[
     option(
         SPANS, "Collectors: trust only certificates signed by this authority (PEM). Default: the system's authorities."
     ),
+    TLS_FILE,
 ]
 
 
@@ -102,7 +105,7 @@ class RemoteWriteOptions:
     ] = None
     prometheus_header: Annotated[
         tuple[str, ...],
-        repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' (repeatable)."),
+        repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' or @FILE (repeatable)."),
         HEADERS,
     ] = ()
     prometheus_native_histograms: Annotated[
@@ -151,6 +154,7 @@ def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used; `listen` is the address of
     the live page, where one is named.
     """
+    register_secrets(options)
     page = {"--listen": listen} if listen is not None and listen_address(listen) is not None else {}
     if options.otlp_listen is None:
         check_listening(options, page)

@@ -12,14 +12,17 @@ import msgspec
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
-from rundir.access import MASK, masked
+from rundir.access import masked
+from rundir.masking import MASK, masked_command, masked_fields
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     MAPPING,
     Duration,
     Masked,
+    declarations,
     flag,
-    header_names,
+    flag_of,
+    header_shown,
     option,
     repeatable,
     seconds,
@@ -78,6 +81,33 @@ def _read_numbers(_hint: Any, tokens: Any) -> tuple[int, ...]:
     return lengths
 
 
+def _without_secrets(text: str) -> str:
+    """Return a declaration as it may be recorded: headers by their names, no secret of a URL, a body or a command."""
+    if not text.startswith("{"):
+        name, equals, url = text.partition("=")
+        return f"{name}{equals}{masked(url)}"
+    try:
+        declared = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return MASK
+    return json.dumps({name: _shown(variant) for name, variant in declared.items()})
+
+
+def _shown(variant: Any) -> Any:
+    """Return what is declared of a configuration as it may be recorded."""
+    if isinstance(variant, str):
+        return masked(variant)
+    if not isinstance(variant, dict):
+        return variant
+    shown = {name: masked_fields(value) if name == "extra-body" else value for name, value in variant.items()}
+    for name, show in (("url", masked), ("header", header_shown), ("before", masked_command)):
+        if isinstance(shown.get(name), str):
+            shown[name] = show(shown[name])
+        elif shown.get(name):
+            shown[name] = [show(str(item)) for item in shown[name]]
+    return shown
+
+
 Positive = Annotated[float, Meta(ge=1e-6, le=1e6)]
 Share = Annotated[float, Meta(ge=1e-6, le=MOST_SHARE)]
 
@@ -119,7 +149,7 @@ class StudyOptions(RunOptions):
             "extra-body and before, a command that sets the configuration up (before-timeout: 10m).",
         ),
         MAPPING,
-        Masked(lambda variants: [_without_secrets(text) for text in variants]),
+        Masked(lambda variants: [_without_secrets(text) for text in variants], word=_without_secrets),
     ] = ()
     require: Annotated[
         Literal["conditional", "unconditional"] | None,
@@ -257,6 +287,11 @@ class SweepOptions(StudyOptions):
             if key not in known:
                 near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
                 raise ConfigurationError(f"--vary {name}: `run` has no such option; did you mean {near}?")
+            secret = declarations(RunOptions, Masked).get(key)
+            if secret is not None and (secret.secret or [secret.word(value) for value in listed] != listed):
+                raise ConfigurationError(
+                    f"--vary {name}: holds a secret, which would stand in every table; give it once with {flag_of(key)}"
+                )
             if key in vary:
                 raise ConfigurationError(f"--vary {name}: given more than once; write all its values in one")
             vary[key] = tuple(_json_value(value) for value in listed)
@@ -269,20 +304,3 @@ def _json_value(text: str) -> float | str:
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else seconds(text)
     except ValueError:
         return text
-
-
-def _without_secrets(text: str) -> str:
-    """Return a declaration as it may be recorded: the names of headers, no user or password of a URL."""
-    if not text.startswith("{"):
-        name, equals, url = text.partition("=")
-        return f"{name}{equals}{masked(url)}"
-    try:
-        declared = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return MASK
-    for variant in declared.values():
-        if isinstance(variant, dict) and "header" in variant:
-            variant["header"] = header_names(
-                [variant["header"]] if isinstance(variant["header"], str) else variant["header"]
-            )
-    return json.dumps(declared)

@@ -18,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from rundir.masking import without_secrets_all
 from rundir.printable import IN_ASCII, printable
 from sidecar.progress.panel import View, line, panel
 
@@ -167,7 +168,7 @@ class Progress:
 
     def _json(self, message: dict[str, object]) -> None:
         try:
-            sys.stderr.write(json.dumps(message) + "\n")
+            sys.stderr.write(json.dumps(without_secrets_all(message)) + "\n")
             sys.stderr.flush()
         except OSError:
             discard(sys.stderr)

@@ -16,6 +16,8 @@ import msgspec
 import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
+from loadgen.protocols import PROTOCOLS
+from loadgen.records import as_sent
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
@@ -91,7 +93,8 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
     about = await write_plan(requests, plan, progress=session.progress)
     if options.save_requests is not None:
-        about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load)
+        stand_ins = as_sent(prepared.stand_ins, is_json=PROTOCOLS[options.endpoint].transport != "grpc")
+        about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load, stand_ins)
     record(session, "planned", **about)
 
 

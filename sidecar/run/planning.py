@@ -21,7 +21,7 @@ from loadgen.plan.workloads import Workload, mix
 from loadgen.plan.workloads.distributions import Fixed
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
-from loadgen.records import append_record, plan_end, read_plan
+from loadgen.records import append_record, plan_end, read_plan, with_secrets
 from rundir.frames import FrameLog
 from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
@@ -202,10 +202,11 @@ def _is_gone(error: TokenizerError) -> bool:
     return isinstance(error.__cause__, ClientConnectionError)
 
 
-def save_requests(path: Path, plan_path: Path, load: Load) -> str:
-    """Write a plan's requests to a file of their own; return its SHA-256. Raises ConfigurationError."""
+def save_requests(path: Path, plan_path: Path, load: Load, stand_ins: Mapping[bytes, bytes]) -> str:
+    """Write the requests of a plan, as they are sent, to a new file; return its SHA-256. Raises ConfigurationError."""
     try:
-        return saved.save(path, read_plan(plan_path), workload=load.about).sha256
+        requests = (with_secrets(planned, stand_ins) for planned in read_plan(plan_path))
+        return saved.save(path, requests, workload=load.about).sha256
     except saved.SavedRequestsError as error:
         raise ConfigurationError(f"--save-requests {error}") from error
 

@@ -27,13 +27,14 @@ from loadgen.plan.tokenizers import (
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from rundir.access import Access, Tls, masked, tls_context
+from rundir.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
 from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, discover
 from scraper.targets.scrape import clock_of
 from sidecar.errors import ConfigurationError, TargetUnreachable
-from sidecar.options.access import metrics_access, require_headers
-from sidecar.options.checks import extra_of, named
+from sidecar.options.access import metrics_access
+from sidecar.options.checks import extra_of, headers_of, named
 from sidecar.options.load import ContactOptions, RunOptions
 from sidecar.options.watch import ScrapeOptions
 from sidecar.progress import Progress
@@ -57,8 +58,13 @@ class Prepared:
     @property
     def target(self) -> Target:
         """Return what requests are written for: all URLs serve the same model."""
-        first = self.served[0]
-        return Target(model=first.model, endpoint=self.contact.endpoint, extra=self.contact.extra)
+        first, (extra, _) = self.served[0], with_stand_ins(self.contact.extra)
+        return Target(model=first.model, endpoint=self.contact.endpoint, extra=extra)
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """Return what stands in planned requests in place of secrets, each with what is sent."""
+        return with_stand_ins(self.contact.extra)[1]
 
     @property
     def max_model_len(self) -> int | None:
@@ -74,6 +80,8 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
     """
     async with AsyncExitStack() as stack:
         load, shortfall, contact = read_load(options), _shortage(options), contact_of(options)
+        for headers in load.header_sets:
+            register_headers(headers.items())
         served = await _served(options, contact)
         # Alone: what else this process does would show in the time of a handshake.
         round_trips = await asyncio.gather(*(measure_rtt(server.url) for server in served))
@@ -124,7 +132,7 @@ def contact_of(options: ContactOptions) -> Contact:
     authorization = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     return Contact(
         endpoint=options.endpoint,
-        headers={**authorization, **require_headers("--header", options.header)},
+        headers={**authorization, **headers_of(options)},
         extra=extra_of(options),
         tls=Tls(**paths, insecure=options.insecure),
         request_id=options.request_id,

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 
 from rundir.child import ChildSpec
+from rundir.masking import registered, secret_variables
 from sidecar.errors import WorkerDied
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 def environment() -> dict[str, str]:
     """Return what a child inherits: not our secrets, of which its specification has those that it needs."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
+    secret = frozenset(secret_variables(os.environ))
+    return {name: value for name, value in os.environ.items() if name not in secret}
 
 
 class Child:
@@ -70,7 +72,7 @@ class Child:
         """Send the child its specification, and the file of its standard error."""
         self._stderr = stderr
         self._idle = False
-        await self.send(msgspec.structs.replace(spec, stderr=str(stderr)))
+        await self.send(msgspec.structs.replace(spec, stderr=str(stderr), secrets=registered()))
 
     async def __aexit__(self, *_: object) -> None:
         self._stdin.close()

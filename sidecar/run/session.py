@@ -286,6 +286,7 @@ def worker_spec(
         reuse=options.reuse,
         request_id=options.request_id,
         sessions=True,
+        stand_ins=prepared.stand_ins,
         out=str(path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,
         max_reply_bytes=options.reply_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from loadgen.plan.workloads.fields import nearest
 from methodology.compliance.system import Declaration, System, read_system
 from methodology.study.model import Parameters, Procedure
-from rundir.access import MASK
+from rundir.access import masked
+from rundir.masking import MASK, register_command, unmasked
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
@@ -76,6 +78,8 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
                 raise ConfigurationError(f"--variant {name}: {error}") from error
             if not bounded:
                 raise ConfigurationError(f"--variant {name}: before-timeout: must be greater than 0")
+            before = (variant.before,) if isinstance(variant.before, str) else variant.before
+            register_command(shlex.join(before))
             for url in variant.urls:
                 http_url(f"--variant {name}", url)
     return variants
@@ -90,7 +94,7 @@ def _declared(text: str) -> dict[str, Any]:
         return {name: {"url": of} if isinstance(of, str) else of for name, of in declared.items()}
     name, equals, url = text.partition("=")
     if not equals:
-        raise ConfigurationError(f"--variant {text}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001")
+        raise ConfigurationError(f"--variant {masked(text)}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001")
     return {name: {"url": url}}
 
 
@@ -172,6 +176,8 @@ def with_values(options: SomeOptions, values: Mapping[str, Any]) -> SomeOptions:
         if name not in hints:
             raise ConfigurationError(f"{flag_of(name)}: `run` has no such option")
         changed[name] = typed(name, value, hints[name])
+    if "extra_body" in changed:  # a step's is made of the recorded one
+        changed["extra_body"] = json.dumps(unmasked(json.loads(changed["extra_body"]), extra_of(options)))
     return dataclasses.replace(options, **changed)
 
 

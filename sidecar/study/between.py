@@ -17,6 +17,7 @@ import numpy as np
 
 from rundir.access import masked, root_url
 from rundir.clock import anchor
+from rundir.masking import blanked, masked_command
 from scraper.engines import CanonicalSource, canonical, detect, metrics_paths
 from scraper.exposition import MalformedPage, PageReader
 from scraper.series.resets import START_TIME
@@ -148,6 +149,15 @@ async def _reset(session: aiohttp.ClientSession, url: str) -> str:
     return f"the prefix cache could not be emptied ({', '.join(answers)}): earlier contents may be in it"
 
 
+def blank(path: Path) -> None:
+    """Put asterisks in place of secrets in a file that others may still write to, at its end."""
+    with path.open("r+b") as file:
+        content = file.read()
+        if (clean := blanked(content)) != content:
+            file.seek(0)
+            file.write(clean)
+
+
 def set_up(name: str, variant: Variant, output: Path) -> None:
     """Run the command that sets a configuration up; what it prints goes to a file.
 
@@ -157,11 +167,17 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
     if not command:
         return
     arguments: Sequence[str] = ["/bin/sh", "-c", command] if isinstance(command, str) else command
-    shown = command if isinstance(command, str) else shlex.join(command)
+    shown = masked_command(command if isinstance(command, str) else shlex.join(command))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
     with output.open("ab") as file:
         try:
             process = subprocess.Popen(
-                arguments, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=inherited,
             )
         except OSError as error:
             raise TargetNotMeasured(f"variant {name}: before: {shown}: {error.strerror}") from error
@@ -177,6 +193,7 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        blank(output)
     if code:
         last = output.read_text(errors="replace").strip().splitlines()[-1:]
         said = f": {last[0][:_OUTPUT_SHOWN]}" if last else ""

@@ -22,6 +22,7 @@ from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
 from rundir.files import read_regular
 from rundir.frames import FrameLog, read_frames
+from rundir.masking import blanked
 from sidecar import VERSION
 from sidecar.directory import MANIFEST, RAW, one_line, write_json
 from sidecar.errors import CannotWrite, ConfigurationError
@@ -178,9 +179,15 @@ def append(path: Path, *frames: Frame) -> None:
     """Append to the log of steps. Raises CannotWrite."""
     try:
         with FrameLog(path / LOG) as log:
-            log.append(*map(msgspec.msgpack.encode, frames))
+            log.append(*map(_encoded, frames))
     except OSError as error:
         raise CannotWrite(f"{path / LOG}: {error.strerror}") from error
+
+
+def _encoded(frame: Frame) -> bytes:
+    """Return the bytes of a frame; what went wrong may repeat a secret."""
+    payload = msgspec.msgpack.encode(frame)
+    return payload if isinstance(frame, Decided) else blanked(payload)
 
 
 def open_study(path: Path) -> Study:

@@ -306,12 +306,16 @@ def test_each_endpoint_has_its_own_series() -> None:
     assert samples["sidelight_engine_ttft_seconds_bucket", frozenset({("endpoint", "b"), ("le", "2.0")})] == 1.0
 
 
-@pytest.mark.parametrize("text", ['a"b', "a\\b", "a\nb", "a}b,c={", "http://[::1]:8000/metrics", "日本語", ""])
-def test_hostile_label_values_survive(text: str) -> None:
-    """Whatever an endpoint or a version is called, a parser reads the same name back."""
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [(same, same) for same in ('a"b', "a\\b", "a}b,c={", "http://[::1]:8000/metrics", "日本語", "")]
+    + [("a\nb", "a\\x0ab"), ("\x1b[2J\u202e", "\\x1b[2J\\u202e")],
+)
+def test_hostile_label_values_survive(text: str, label: str) -> None:
+    """Whatever an endpoint or a version is called, a parser reads the same name back; controls are escaped."""
     engine = EngineCounts(endpoint=text, version=text, gauges={"requests_running": 1.0})
     samples = samples_of(page_of(bare(engines=(engine,))))
-    assert samples["sidelight_engine_requests_running", frozenset({("endpoint", text)})] == 1.0
+    assert samples["sidelight_engine_requests_running", frozenset({("endpoint", label)})] == 1.0
 
 
 def test_what_is_no_text_is_shown_as_what_it_is() -> None:

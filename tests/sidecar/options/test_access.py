@@ -12,7 +12,7 @@ from certificates import Authority
 from rundir.access import Access, Guard, basic
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, check_access, guard_of, metrics_access
-from sidecar.options.checks import check_doctor, check_run
+from sidecar.options.checks import check_doctor, check_run, headers_of
 from sidecar.options.config import as_recorded, command_as_recorded, load_yaml
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
@@ -82,6 +82,11 @@ def test_what_is_recorded_has_no_secret():
         (["--metrics", "http://a:hush@h/m?x=1"], ["--metrics", "http://***@h/m?x=1"]),
         (["--metrics=http://a:hush@h/m?x=1"], ["--metrics=http://***@h/m?x=1"]),
         (["--metrics", "http://h/m?x=1"], ["--metrics", "http://h/m?x=1"]),
+        (["--cert", "/home/ann/client.pem", "--quiet"], ["--cert", "***", "--quiet"]),
+        (["--extra-body", '{"api_key": "hush"}'], ["--extra-body", '{"api_key": "***"}']),
+        (['--extra_body={"top_k": 1}'], ['--extra_body={"top_k": 1}']),
+        (["--header-file", "headers.txt"], ["--header-file", "headers.txt"]),
+        (["--prompts", "--api-key"], ["--prompts", "--api-key"]),
     ],
 )
 def test_the_command_is_recorded_without_secrets(given: list[str], recorded: list[str]):
@@ -165,3 +170,24 @@ def test_a_file_names_certificate_and_key_in_a_list(tmp_path: Path):
     assert {"listen_tls": ["c.pem", "k.pem"], "listen_token": "hush"} == load_yaml(file, WatchOptions)
     recorded = as_recorded(WatchOptions(listen_tls=(Path("c.pem"), Path("k.pem")), listen_token="hush"))
     assert (["c.pem", "k.pem"], "***") == (recorded["listen_tls"], recorded["listen_token"])
+
+
+def test_headers_of_a_file_are_those_of_the_command_line(tmp_path: Path):
+    """A header a line, empty lines between them; @FILE among headers is the same. No error shows what stands there."""
+    path = tmp_path / "headers"
+    path.write_text("X-Key: hush\n\nX-Other: b\n", encoding="utf-8")
+    expected = {"X-Team": "blue", "X-Key": "hush", "X-Other": "b"}
+    assert expected == headers_of(RunOptions(header=("X-Team: blue",), header_file=path))
+    assert expected == headers_of(RunOptions(header=("X-Team: blue", f"@{path}")))
+    assert ["X-Team: ***", "***"] == as_recorded(RunOptions(header=("X-Team: blue", f"@{path}")))["header"]
+    with pytest.raises(ConfigurationError, match=f"--header @{tmp_path}: Is a directory; give a file"):
+        headers_of(RunOptions(header_file=tmp_path))
+    path.write_text("hush\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"--header \(4 characters without a colon\)"):
+        headers_of(RunOptions(header_file=path))
+
+
+def test_a_certificate_is_recorded_without_its_place():
+    """A path says who the user is, and where the key lies."""
+    recorded = as_recorded(RunOptions(ca=Path("/home/ann/ca.pem"), metrics_key=Path("/home/ann/k"), otlp_ca=Path("a")))
+    assert ["***", "***", "***", None] == [recorded[name] for name in ("ca", "metrics_key", "otlp_ca", "cert")]

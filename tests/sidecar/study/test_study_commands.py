@@ -13,7 +13,10 @@ from tiny_study import TINY
 from methodology.procedures import PROCEDURES
 from sidecar.cli import main, study
 from sidecar.options import schema
+from sidecar.options.config import as_recorded, command_as_recorded
+from sidecar.options.load import RunOptions
 from sidecar.options.study import StudyOptions
+from sidecar.study.asking import with_values
 from sidecar.study.verb import asked_of
 
 URL = "http://127.0.0.1:9"  # nothing listens there
@@ -180,3 +183,40 @@ def test_the_names_of_a_tests_configurations_declare_what_they_are():
     guarded = asked_of(replace(options, variant=(f"baseline={URL}", f"input={URL}"), sut=None), PROCEDURES["guardrail"])
     assert guarded[0].system["variants"]["input"] == {"input_filtering": True, "output_filtering": False}
     assert "variants" not in asked_of(replace(options, sut=None), PROCEDURES["throughput"])[0].system
+
+
+def test_a_configuration_is_recorded_without_secrets():
+    """Headers by their names, fields of a body and words of a command by what they are called, users of URLs not."""
+    declared = {
+        "a": {
+            "url": "http://ann:hush@h",
+            "header": ["X-Key: hush"],
+            "extra-body": {"top_k": 1, "auth": {"key": "hush"}},
+            "before": "serve --api-key hush --port 1",
+        },
+        "b": "http://h/?token=hush",
+    }
+    recorded = as_recorded(StudyOptions(variant=(json.dumps(declared), "c=http://ann:hush@h")))["variant"]
+    assert {
+        "a": {
+            "url": "http://***@h",
+            "header": ["X-Key: ***"],
+            "extra-body": {"top_k": 1, "auth": {"key": "***"}},
+            "before": "serve --api-key *** --port 1",
+        },
+        "b": "http://h/?token=***",
+    } == json.loads(recorded[0])
+    assert "c=http://***@h" == recorded[1]
+    command = ["compare", f"--variant={json.dumps(declared)}", "--variant", "c=http://ann:hush@h"]
+    assert ["compare", f"--variant={recorded[0]}", "--variant", recorded[1]] == command_as_recorded(command, StudyOptions)
+
+
+def test_a_step_sends_what_its_record_masks():
+    """A step's body is made of the recorded one, as that of a cache's salt; the secret is put back."""
+    common = RunOptions(extra_body='{"api_key": "hush", "a": {"token": "hush"}, "top_k": 1}')
+    masked = json.loads(as_recorded(common)["extra_body"])
+    assert {"api_key": "***", "a": {"token": "***"}, "top_k": 1} == masked
+    options = with_values(common, {"extra_body": json.dumps(masked | {"cache_salt": "s", "top_k": 2})})
+    assert json.loads(options.extra_body or "") == {
+        "api_key": "hush", "a": {"token": "hush"}, "top_k": 2, "cache_salt": "s"
+    }  # fmt: skip

@@ -1,0 +1,129 @@
+"""What of a secret may stand where: nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from rundir import masking
+from rundir.masking import (
+    blanked,
+    masked_body,
+    masked_command,
+    register,
+    register_command,
+    register_environment,
+    register_headers,
+    register_url,
+    register_user,
+    unmasked,
+    with_stand_ins,
+    without_secrets,
+    without_secrets_all,
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Let no other test have these secrets."""
+    before = dict(masking._KNOWN)
+    yield
+    masking._KNOWN.clear()
+    masking._KNOWN.update(before)
+
+
+def test_a_secret_is_masked_in_each_of_its_forms():
+    """As it is, in JSON, in a URL; the longest first, so that no end of one stays."""
+    register('hush"1/23456', "hush1234", "hush123456")
+    text = json.dumps({"a": 'hush"1/23456'}) + " hush%221%2F23456 hush123456 hush1234"
+    assert '{"a": "***"} *** *** ***' == without_secrets(text)
+    assert {"a hush1234": ["***", 1]} == without_secrets_all({"a hush1234": ["hush1234", 1]})
+
+
+def test_a_short_value_is_not_looked_for():
+    """It would be part of words that have nothing to do with it."""
+    register("test", "")
+    assert "the latest test" == without_secrets("the latest test")
+
+
+def test_bytes_keep_their_length():
+    """Where reads of a socket ended in them stays true."""
+    register("hush12345")
+    assert b"a ********* b" == blanked(b"a hush12345 b")
+    assert bytearray(b"*********") == blanked(bytearray(b"hush12345"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "masks"),
+    [
+        ("Authorization", "Bearer hushhush", "hushhush"),
+        ("Authorization", "Basic " + base64.b64encode(b"ann:hushhush").decode(), "hushhush"),
+        ("X-Api-Key", "hushhush", "hushhush"),
+        ("X-Tok", "hushhush7", "hushhush7"),
+        ("X-Tok", "complete", ""),  # a word
+        ("X-Model", "llama3-8b-instruct", ""),  # which stands in results
+    ],
+)
+def test_values_of_headers_are_secrets_but_for_words_and_names(name: str, value: str, masks: str):
+    register_headers([(name, value)])
+    assert (masks == "") == (without_secrets(value) == value)
+    assert masks == "" or "***" == without_secrets(masks)
+
+
+def test_users_urls_commands_and_variables_are_taken_apart():
+    """The password, a user that is no word, a query's values, what a command and a variable call a key."""
+    register_user("scraper7x9:hushhush1")
+    register_url("http://annabelle1:hush%2Fhush2@h/m?token=hushhush3&target=engine-1234&word=complete")
+    register_command("docker run -e HF_TOKEN=hushhush4 image --api-key 'hushhush5' --tokenizer hushhush6")
+    register_environment({"HF_TOKEN": "hushhush7", "PATH": "hushhush8", "SSL_KEY": "/etc/hushhush9"})
+    secrets = (
+        "scraper7x9",
+        "hushhush1",
+        "annabelle1",
+        "hush/hush2",
+        "hushhush3",
+        "hushhush4",
+        "hushhush5",
+        "hushhush7",
+    )
+    assert ["***"] * len(secrets) == list(map(without_secrets, secrets))
+    others = ["complete", "hushhush6", "hushhush8", "/etc/hushhush9"]
+    assert others == list(map(without_secrets, others))
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ('{"top_k": 1}', '{"top_k": 1}'),
+        ('{"max_tokens": 9, "min_tokens": 1}', '{"max_tokens": 9, "min_tokens": 1}'),
+        ('{"prompt_cache_key": "{request}"}', '{"prompt_cache_key": "{request}"}'),
+        ('{"api_key": "hush"}', '{"api_key": "***"}'),
+        ('{"a": {"auth": [{"user": "hush"}]}}', '{"a": {"auth": [{"user": "***"}]}}'),
+        ("{", "***"),
+    ],
+)
+def test_a_body_is_masked_by_the_names_of_its_fields(body: str, shown: str):
+    """Texts alone, at any depth; a number is a limit, and what differs from request to request is none."""
+    assert shown == masked_body(body)
+
+
+def test_what_stands_for_a_secret_in_a_plan_is_as_long_and_always_the_same():
+    """Plans of equal requests are equal; what was masked can be put back."""
+    fields = {"api_token": "hush-hush-12", "top_k": 1}
+    with_them, stand_ins = with_stand_ins(fields)
+    other, _ = with_stand_ins({"api_token": "other-hush-1", "top_k": 1})
+    ((stand_in, secret),) = stand_ins.items()
+    assert (with_them, "hush-hush-12") == ({"api_token": stand_in, "top_k": 1}, secret)
+    assert (len(secret), with_them) == (len(stand_in), other)
+    assert fields == unmasked(json.loads(masked_body(json.dumps(fields))), fields)
+
+
+def test_a_command_is_recorded_without_what_it_calls_secret():
+    """Of URLs in it neither user nor password."""
+    command = "TOKEN=hush serve --api-key hush --max-num-batched-tokens 8192 && curl -H 'Authorization: Bearer hush' http://a:hush@h"
+    shown = masked_command(command)
+    assert "hush" not in shown
+    assert "--max-num-batched-tokens 8192 && curl -H 'Authorization: Bearer ***' http://***@h" in shown
