@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import os
 import time
@@ -16,7 +17,7 @@ from typing import Self
 from loadgen.records import UUID, RequestPart, WorkerStat, append_record
 from loadgen.timer import Alarm, wait_until
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
-from loadgen.transports.packing import pack
+from loadgen.transports.packing import NOTHING, pack
 from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog
@@ -50,9 +51,17 @@ class Recorder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], clock: Clock, *, worker: int, stamps: ReceiveStamps, pauses: GcPauses
+        self,
+        path: str | os.PathLike[str],
+        clock: Clock,
+        *,
+        worker: int,
+        stamps: ReceiveStamps,
+        pauses: GcPauses,
+        without_texts: bool = False,
     ) -> None:
         self._log = FrameLog(path)
+        self._without_texts = without_texts
         self._clock = clock
         self._worker = worker
         self._stamps, self._pauses = stamps, pauses
@@ -78,7 +87,8 @@ class Recorder:
     def begin(self, exchange: Exchange, url: str) -> None:
         """Begin a request: from now on the flush writes what it does."""
         record = self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
-        exchange.flush = partial(self._write, record, last=False)
+        if not self._without_texts:
+            exchange.flush = partial(self._write, record, last=False)
         self.started += 1
 
     def finish(self, exchange: Exchange) -> None:
@@ -147,14 +157,18 @@ class Recorder:
         )
         append_record(self._log, stat)
 
-    @staticmethod
-    def _has_news(record: _Open) -> bool:
+    def _has_news(self, record: _Open) -> bool:
         exchange = record.exchange
-        return bool(exchange.reads_ns) or record.logged != (exchange.connected_ns, exchange.submit_ns)
+        return (bool(exchange.reads_ns) and not self._without_texts) or record.logged != (
+            exchange.connected_ns,
+            exchange.submit_ns,
+        )
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
-        packed = pack(exchange.reads_ns, exchange.read_ends, blanked(exchange.body))
+        is_held = self._without_texts and not last  # where a text ends shows at the end only
+        body, sha256 = (b"", "") if is_held else self._logged_body(exchange.body)
+        packed = NOTHING if is_held else pack(exchange.reads_ns, exchange.read_ends, body)
         part = RequestPart(
             index=exchange.index,
             seq=record.seq,
@@ -177,10 +191,14 @@ class Recorder:
             end_ns=exchange.end_ns if last else -1,
             error=without_secrets(exchange.error),
             packing=packed.packing,
+            sha256=sha256,
         )
         append_record(self._log, part)
         record.seq += 1
         record.logged = (exchange.connected_ns, exchange.submit_ns)
+        if is_held:
+            exchange.kept_head, exchange.head = exchange.kept_head or exchange.head, b""
+            return
         if exchange.kept_body is not None:
             before = len(exchange.kept_body)
             exchange.kept_ends.extend(before + end for end in exchange.read_ends)
@@ -190,3 +208,11 @@ class Recorder:
         exchange.body_bytes += len(exchange.body)
         # New ones rather than cleared: a cleared bytearray keeps its size for as long as the request lives.
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
+
+    def _logged_body(self, body: bytearray) -> tuple[bytes | bytearray, str]:
+        """Return a body as it is logged, and the hash of one whose texts are left out."""
+        if not self._without_texts:
+            return blanked(body), ""
+        from loadgen.transports.redaction import hidden_reply  # noqa: PLC0415  few runs need it
+
+        return hidden_reply(blanked(body)), hashlib.sha256(body).hexdigest()

@@ -70,6 +70,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     id_form     of the X-Request-Id: one of SHORT_ID and UUID
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, too_large and server
                 (gRPC)
+    sha256      of the whole body in the last part, where its texts were left out of the log (--redact-bodies); else ""
     """
 
     index: int
@@ -93,6 +94,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     held_ns: int = 0
     retried: bool = False
     id_form: int = SHORT_ID
+    sha256: str = ""
 
 
 class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):

@@ -113,7 +113,14 @@ async def _main() -> int:
             stamps, pauses = ReceiveStamps(clock), GcPauses()
             transport = open_transport(spec, clock, stamps)
             follow = _follow(spec)
-            recorder = Recorder(spec.out, clock, worker=spec.worker, stamps=stamps, pauses=pauses)
+            recorder = Recorder(
+                spec.out,
+                clock,
+                worker=spec.worker,
+                stamps=stamps,
+                pauses=pauses,
+                without_texts=spec.redact_bodies,
+            )
             stack.enter_context(recorder)
         except (ValueError, OSError) as error:
             say("error", message=f"unusable spec: {error}")

@@ -29,10 +29,13 @@ class Packed:
     packing: int
 
 
+NOTHING = Packed(reads_ns=b"", read_ends=b"", body=b"", packing=COMPACT)
+
+
 def pack(reads_ns: array[int], read_ends: array[int], body: bytes | bytearray) -> Packed:
     """Pack what was read; compactly unless a stamp lies before its predecessor or more than 4 s behind it."""
     if not reads_ns:
-        return Packed(reads_ns=b"", read_ends=b"", body=b"", packing=COMPACT)
+        return NOTHING
     try:
         steps = array("I", map(sub, islice(reads_ns, 1, None), reads_ns))
         lengths = array("I", map(sub, islice(read_ends, 1, None), read_ends))

@@ -30,6 +30,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reuse      keep connections for further requests
     request_id send each request's id as X-Request-Id, where the protocol has headers
     sessions   send the later turns of sessions too; without it, only the first ones
+    redact_bodies  write no text of a reply, but its length and a hash; a reply is then logged when it has ended
     stand_ins  what stands in the plan's bodies in place of secrets, each with what is sent
     """
 
@@ -49,6 +50,7 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reuse: bool = True
     request_id: bool = True
     sessions: bool = False
+    redact_bodies: bool = False
     stand_ins: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property

@@ -289,6 +289,14 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         Path | None,
         option(WORKLOAD, "Data set for --workload conversation (ShareGPT) or code-completion (The Stack)."),
     ] = None
+    redact_bodies: Annotated[
+        bool,
+        flag(
+            WORKLOAD,
+            "Keep no text of prompts and replies in the run directory: lengths and hashes stand in its place, and all "
+            "results are as before. What servers say of errors, and what spans hold, stays.",
+        ),
+    ] = False
     prompts: Annotated[
         Path | None,
         option(

@@ -76,7 +76,7 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
             started_ns = session.clock.now_ns()
             await run_phase(
                 session,
-                _path(session, "measure"),
+                session.plan("measure"),
                 concurrency=options.concurrency if options.closed_loop else None,
                 cap=options.cap,
                 barrier=options.barrier,
@@ -88,10 +88,10 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
 
 async def _plan_measured(session: Session, options: RunOptions, prepared: Prepared) -> None:
     """Write the measured plan, and the file of its requests where one was asked for."""
-    plan = _path(session, "measure")
+    plan = session.plan("measure")
     order = _order(options, prepared, phase="measure", first_index=first_measured(options))
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
-    about = await write_plan(requests, plan, progress=session.progress)
+    about = await write_plan(requests, plan, progress=session.progress, shown=_shown(session, plan))
     if options.save_requests is not None:
         stand_ins = as_sent(prepared.stand_ins, is_json=PROTOCOLS[options.endpoint].transport != "grpc")
         about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load, stand_ins)
@@ -105,7 +105,7 @@ async def _warm_up(session: Session, options: RunOptions, prepared: Prepared) ->
     after_ms: list[float] = []
     drained = True
     if policy.kind == "count":
-        await run_phase(session, _path(session, "warmup"), concurrency=_width(options, policy.requests))
+        await run_phase(session, session.plan("warmup"), concurrency=_width(options, policy.requests))
     elif policy.kind == "draft":
         before_ms = await _probe(session, options, prepared, 0)
         drained = await _by_the_draft(session, options, prepared)
@@ -133,7 +133,7 @@ async def _by_the_draft(session: Session, options: RunOptions, prepared: Prepare
             session.stop,
             _plan_preliminary(session, options, prepared, "warmup", name=name, first_index=sent, count=count),
         )
-        await run_phase(session, _path(session, name), concurrency=_width(options, count))
+        await run_phase(session, session.plan(name), concurrency=_width(options, count))
         sent += count
         if (_log(session, "warmup").status == "ok").sum() == (log.status == "ok").sum():
             warn_and_record(session, "the warm-up was stopped: a round brought no complete response")
@@ -150,7 +150,7 @@ async def _probe(session: Session, options: RunOptions, prepared: Prepared, numb
     await unless_stopped(
         session.stop, _plan_preliminary(session, options, prepared, "probe", name=name, first_index=first, count=PROBES)
     )
-    await run_phase(session, _path(session, name), concurrency=1)
+    await run_phase(session, session.plan(name), concurrency=1)
     log = _log(session, "probe")
     round_ = take(log, (log.index >= first) & (log.index < first + PROBES))
     ttft_ms = request_metrics(round_).ttft_ms
@@ -169,7 +169,8 @@ async def _plan_preliminary(
 ) -> None:
     order = _order(options, prepared, phase=phase, first_index=first_index, count=count, sessions=False)
     requests = preliminary_plan(options, prepared.target, prepared.tokenizer, order)
-    about = await write_plan(requests, _path(session, name), progress=session.progress)
+    plan = session.plan(name)
+    about = await write_plan(requests, plan, progress=session.progress, shown=_shown(session, plan))
     record(session, "planned", **about)
 
 
@@ -190,8 +191,9 @@ def _width(options: RunOptions, count: int) -> int:
     return min(options.cap or WARM_UP_CONCURRENCY, WARM_UP_CONCURRENCY, count)
 
 
-def _path(session: Session, name: str) -> Path:
-    return session.path / RAW / f"plan-{name}.log"
+def _shown(session: Session, plan: Path) -> Path | None:
+    """Return where a plan without texts is written beside the one that is sent; None where the run keeps that one."""
+    return None if session.plans is None else session.path / RAW / plan.name
 
 
 def _log(session: Session, phase: str) -> RequestLog:

@@ -28,7 +28,7 @@ from loadgen.requests.table import RequestLog
 from rundir.clock import Clock
 from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
-from sidecar.directory import Event, append_event
+from sidecar.directory import RAW, Event, append_event
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.progress import Progress
 from sidecar.run.processes import Child, Supervised
@@ -61,6 +61,11 @@ class Session:
     workers: tuple[Child, ...] = ()
     drain_s: float = 0.0
     page: LivePage | None = None
+    plans: Path | None = None  # where plans with bodies are, of a run whose directory must not have these
+
+    def plan(self, name: str) -> Path:
+        """Return the plan that workers read."""
+        return (self.plans or self.path / RAW) / f"plan-{name}.log"
 
 
 class Recorded(Protocol):

@@ -22,6 +22,7 @@ from loadgen.plan.workloads.distributions import Fixed
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan, with_secrets
+from loadgen.transports.redaction import hidden_request
 from rundir.frames import FrameLog
 from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
@@ -158,8 +159,10 @@ def planned_requests(options: RunOptions) -> int | None:
     return min(MOST_PREPARED, (options.concurrency or 0) * per_slot)
 
 
-async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress) -> dict[str, Any]:
-    """Write requests to a plan. Returns what to record of them.
+async def write_plan(
+    requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress, shown: Path | None = None
+) -> dict[str, Any]:
+    """Write requests to a plan, and without their texts to the one that is `shown`. Returns what to record of them.
 
     Raises TargetUnreachable when the server no longer answers that makes the prompts, TargetIncompatible when its
     tokenizer fails, ConfigurationError for a bad saved request.
@@ -169,10 +172,12 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
         ("count", "turns", "clipped_inputs", "clipped_outputs", "missed_lengths", "dropped_turns"), 0
     )
     phase = path.stem.removeprefix("plan-")
-    log = FrameLog(path)
+    log, hidden = FrameLog(path), None if shown is None else FrameLog(shown)
     try:
         async with aclosing(requests):
             async for planned in requests:
+                if hidden is not None:  # first: a request that was sent is planned
+                    append_record(hidden, hidden_request(planned.request))
                 append_record(log, planned.request)
                 for turn in (planned.request, *planned.request.turns):
                     digest.update(turn.body)
@@ -184,7 +189,8 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
                 counts["dropped_turns"] += planned.dropped_turns
                 if counts["count"] % SAY_EVERY == 0:
                     progress.stage(f"prepared {counts['count']} requests")
-        append_record(log, plan_end(phase))
+        for each in filter(None, (hidden, log)):
+            append_record(each, plan_end(phase))
     except TokenizerError as error:
         if _is_gone(error):
             raise TargetUnreachable(f"the engine is gone: {error}; its own log may say why") from error
@@ -192,7 +198,8 @@ async def write_plan(requests: AsyncGenerator[Planned, None], path: Path, *, pro
     except saved.SavedRequestsError as error:
         raise ConfigurationError(f"--replay-requests {error}") from error
     finally:
-        log.close()
+        for each in filter(None, (hidden, log)):
+            each.close()
     return {"phase": phase, **counts, "sha256": digest.hexdigest()}
 
 

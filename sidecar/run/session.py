@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -115,6 +116,7 @@ async def _run(
         # They end before the manifest is closed, which states the ends of their logs.
         await stack.enter_async_context(children.pop_all())
         live = reading.enter_context(_live(options, path, run_id, clock, prepared, page))
+        plans = stack.enter_context(TemporaryDirectory(prefix="sidelight-")) if options.redact_bodies else None
         session = Session(
             run_id=run_id,
             path=path,
@@ -122,6 +124,7 @@ async def _run(
             progress=progress,
             stop=stop,
             live=live,
+            plans=None if plans is None else Path(plans),
             workers=tuple(workers),
             drain_s=options.drain_timeout,
             page=page,
@@ -287,6 +290,7 @@ def worker_spec(
         request_id=options.request_id,
         sessions=True,
         stand_ins=prepared.stand_ins,
+        redact_bodies=options.redact_bodies,
         out=str(path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,
         max_reply_bytes=options.reply_bytes,

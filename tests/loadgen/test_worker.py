@@ -10,6 +10,7 @@ import numpy as np
 from children import peak_bytes
 
 from loadgen import records
+from loadgen.requests.table import unpack
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire
@@ -121,3 +122,21 @@ async def test_a_worker_logs_its_own_statistics(serve: Serve, wire: type[Wire], 
     if last.kernel_stamps:
         assert sum(last.read_late_counts) > 0
         assert last.read_late_max_ns >= 0
+
+
+async def test_a_reply_without_its_texts_is_read_as_before(
+    serve: Serve, wire: type[Wire], start: Start, tmp_path: Path
+):
+    """The log has the times, lengths and tokens of the reply, and its hash; a field's secret was sent in full."""
+    server = await serve(wire.answer(3))
+    worker = await start(server.url, redact_bodies=True, stand_ins={'"n"': "hush"})
+    await worker.run(0)
+    await worker.hear()
+    got = worker.log()
+    assert (["ok"], [3]) == (got.status.tolist(), got.output_tokens.tolist())
+    parts = [part for part in records.read_log(tmp_path / "requests-0.log") if isinstance(part, records.RequestPart)]
+    reads = b"".join(unpack(part).body for part in parts)
+    assert 3 == reads.count(b'"content": "xxx"')
+    assert b" w0" not in reads
+    assert 64 == len(parts[-1].sha256)
+    assert [b"{hush:0}"] == [peer.body for peer in server.peers]

@@ -94,10 +94,13 @@ Sidelight = Callable[..., Ended]
         ("profile", "profile: there is no such command; a server is loaded with `sidelight run"),
         (f"scrape {UNUSED} {UNUSED}", "--url: given more than once"),
         (f"{RUN} --api-key @no/where", "--api-key: no/where: No such file or directory; behind @ give the path"),
-        (f"{RUN} --header @no/where", "--header @no/where: No such file or directory; give a file with a header a line"),
+        (
+            f"{RUN} --header @no/where",
+            "--header @no/where: No such file or directory; give a file with a header a line",
+        ),
         (f"{RUN} --extra-body {{'api_key'", "--extra-body: JSON is malformed: "),
         (f"sweep {UNUSED}1 --vary api-key=hush1,hush2", "--vary api-key: holds a secret, which would stand in every"),
-        (f"sweep {UNUSED}1 --vary extra-body={{\"token\":\"a\"}}", "--vary extra-body: holds a secret, which would stand"),
+        (f'sweep {UNUSED}1 --vary extra-body={{"token":"a"}}', "--vary extra-body: holds a secret, which would stand"),
         (f"{RUN} --rate inf", "--rate inf: all requests at once; add --requests N"),
     ],
 )

@@ -208,7 +208,9 @@ def test_a_configuration_is_recorded_without_secrets():
     } == json.loads(recorded[0])
     assert "c=http://***@h" == recorded[1]
     command = ["compare", f"--variant={json.dumps(declared)}", "--variant", "c=http://ann:hush@h"]
-    assert ["compare", f"--variant={recorded[0]}", "--variant", recorded[1]] == command_as_recorded(command, StudyOptions)
+    assert ["compare", f"--variant={recorded[0]}", "--variant", recorded[1]] == command_as_recorded(
+        command, StudyOptions
+    )
 
 
 def test_a_step_sends_what_its_record_masks():
