@@ -74,7 +74,7 @@ def test_values_of_headers_are_secrets_but_for_words_and_names(name: str, value:
 
 
 def test_users_urls_commands_and_variables_are_taken_apart():
-    """The password, a user that is no word, a query's values, what a command and a variable call a key."""
+    """The password, a user unlike a word, a query's values, what a command and a variable call a key."""
     register_user("scraper7x9:hushhush1")
     register_url("http://annabelle1:hush%2Fhush2@h/m?token=hushhush3&target=engine-1234&word=complete")
     register_command("docker run -e HF_TOKEN=hushhush4 image --api-key 'hushhush5' --tokenizer hushhush6")

@@ -264,10 +264,10 @@ async def test_a_live_sender_never_waits(status: int, monkeypatch: pytest.Monkey
 
 
 async def test_what_cannot_be_sent_is_said_and_ends_nothing():
-    """A label that has no UTF-8, as a command line may have it: the steps behind it are sent."""
+    """A label whose name has no UTF-8, which no option lets through: the steps behind it are sent."""
     store, said, steps = Store(), list[str](), list(snapshots(2))
     async with receiving(store.take) as url, LiveWriter(url, Access(), say=said.append) as writer:
-        writer.offer(steps[0][0], replace(steps[0][1], labels={"team": "\udcff"}))
+        writer.offer(steps[0][0], replace(steps[0][1], labels={"\udcff": "team"}))
         writer.offer(*steps[1])
         await writer.sent(BOUND_S)
     assert len(said) == 2

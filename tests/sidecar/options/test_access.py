@@ -82,7 +82,7 @@ def test_what_is_recorded_has_no_secret():
         (["--metrics", "http://a:hush@h/m?x=1"], ["--metrics", "http://***@h/m?x=1"]),
         (["--metrics=http://a:hush@h/m?x=1"], ["--metrics=http://***@h/m?x=1"]),
         (["--metrics", "http://h/m?x=1"], ["--metrics", "http://h/m?x=1"]),
-        (["--cert", "/home/ann/client.pem", "--quiet"], ["--cert", "***", "--quiet"]),
+        (["--cert", "/srv/ann/client.pem", "--quiet"], ["--cert", "***", "--quiet"]),
         (["--extra-body", '{"api_key": "hush"}'], ["--extra-body", '{"api_key": "***"}']),
         (['--extra_body={"top_k": 1}'], ['--extra_body={"top_k": 1}']),
         (["--header-file", "headers.txt"], ["--header-file", "headers.txt"]),
@@ -189,5 +189,5 @@ def test_headers_of_a_file_are_those_of_the_command_line(tmp_path: Path):
 
 def test_a_certificate_is_recorded_without_its_place():
     """A path says who the user is, and where the key lies."""
-    recorded = as_recorded(RunOptions(ca=Path("/home/ann/ca.pem"), metrics_key=Path("/home/ann/k"), otlp_ca=Path("a")))
+    recorded = as_recorded(RunOptions(ca=Path("/srv/ann/ca.pem"), metrics_key=Path("/srv/ann/k"), otlp_ca=Path("a")))
     assert ["***", "***", "***", None] == [recorded[name] for name in ("ca", "metrics_key", "otlp_ca", "cert")]
