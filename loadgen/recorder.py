@@ -21,8 +21,8 @@ from loadgen.transports.packing import NOTHING, pack
 from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog
+from rundir.printable.masking import blanked, without_secrets
 from rundir.process import resident_bytes
-from rundir.masking import blanked, without_secrets
 
 # A request in flight is written so long after it was written last, or half as long again when many are due at once.
 FLUSH_NS = 600_000_000

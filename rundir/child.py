@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar, cast
 import msgspec
 
 from rundir.frames import open_append
-from rundir.masking import register, without_secrets, without_secrets_all
+from rundir.printable.masking import register, without_secrets, without_secrets_all
 
 _LINE_BYTES = 4 * 1024 * 1024  # a specification with many targets is one line
 

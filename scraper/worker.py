@@ -28,8 +28,8 @@ import msgspec
 
 from rundir.access import UnusableFile
 from rundir.child import commands, first_cause, open_input, read_spec, say
+from rundir.printable.masking import register_url
 from rundir.process import limit_errors, raise_limit
-from rundir.masking import register_url
 from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from rundir.frames import FrameLog, Rotation, read_frames
 from rundir.framing import inflate
-from rundir.masking import blanked
+from rundir.printable.masking import blanked
 from scraper.spans.received import ReceivedSpan, received_spans
 
 _COMPRESSION_LEVEL = 1

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for, masked, root_url
-from rundir.masking import blanked, without_secrets
+from rundir.printable.masking import blanked, without_secrets
 from rundir.stats import Missing
 from scraper.exposition import UNREADABLE_JSON, MalformedPage, PageReader
 from scraper.targets.scrape import Scrape, clock_of

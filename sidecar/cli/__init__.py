@@ -21,7 +21,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 from rich.text import Text
 
-from rundir.masking import register_environment
+from rundir.printable.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
 from sidecar.cli.arguments import translate

@@ -23,8 +23,8 @@ from rundir.files import read_regular, replace_file
 from rundir.frames import FrameLog, LogTails, log_end
 from rundir.framing import GAP, LogEnd
 from rundir.integrity import NOTHING_READ, Integrity, Unreadable, integrity
-from rundir.masking import blanked, without_secrets, without_secrets_all
 from rundir.printable import printable_json
+from rundir.printable.masking import blanked, without_secrets, without_secrets_all
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series

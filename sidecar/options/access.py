@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 
 from rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
-from rundir.masking import register_headers
+from rundir.printable.masking import register_headers
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     HEADERS,
     SECRET,
     TLS_FILE,
+    TLS_FILES,
     USER,
     Interval,
     flag,
@@ -107,10 +108,11 @@ class ListenOptions:
     listen_tls: Annotated[
         tuple[Path, Path] | None,
         option(LISTENING, "CERT KEY: serve the live page and receive spans over TLS (PEM files, the key unencrypted)."),
+        TLS_FILES,
     ] = None
     listen_token: Annotated[
         str | None,
-        option(
+        secret_option(
             LISTENING,
             "Bearer token that requests for the live page, for metrics and with spans must have; browsers ask for it "
             "as a password. /healthz and /readyz need none. Preferably set the environment variable instead.",
@@ -121,6 +123,7 @@ class ListenOptions:
     listen_client_ca: Annotated[
         Path | None,
         option(LISTENING, "Ask for a client certificate that is signed by this authority (PEM). Needs --listen-tls."),
+        TLS_FILE,
     ] = None
     listen_open: ListenOpen = False
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
 from rundir.access import masked
-from rundir.masking import MASK, without_secrets
+from rundir.printable.masking import MASK, without_secrets
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
@@ -95,13 +95,15 @@ def command_as_recorded(arguments: Sequence[str], options: type) -> list[str]:
     """Return a command line as it stands in the manifest: secrets masked, also those of URLs."""
     known = {flag_of(name): how for name, how in declarations(options, Masked).items()}
     shown: list[str] = []
-    before: Masked | None = None  # the option that the argument belongs to
+    awaiting: Masked | None = None  # the option that arguments belong to, and how many still do
+    left = 0
     for argument in arguments:
-        is_option = before is None and argument.startswith("-")
+        is_option = not left and argument.startswith("-")
         name, equals, value = argument.partition("=") if is_option else ("", "", argument)
-        how = known.get(name.replace("_", "-")) if is_option else before
-        before = how if is_option and not equals else None
-        if before is not None:
+        how = known.get(name.replace("_", "-")) if is_option else awaiting if left else None
+        left = left - 1 if left else how.words if how is not None and not equals else 0
+        awaiting = how
+        if is_option and left:
             shown.append(argument)
         elif how is None:
             shown.append(f"{name}{equals}{masked(value)}" if "://" in value else argument)

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from exporter.server_metrics import EXPORTS
 from rundir.access import masked
-from rundir.masking import MASK, masked_body, register, register_fields, register_url, register_user
+from rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
 from sidecar.errors import ConfigurationError
 
 TARGET = Group("Target", sort_key=1)
@@ -45,12 +45,13 @@ DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """What of an option may be recorded: its value as `show` returns it, a word of the command line as `word` does.
-    `secret` options never show their value. `register` takes in what must be written nowhere.
+    """What of an option may be recorded: its value as `show` returns it, of its `words` on the command line each as
+    `word` does. `secret` options never show their value. `register` takes in what must be written nowhere.
     """
 
     show: Callable[[Any], object]
     secret: bool = False
+    words: int = 1
     word: Callable[[str], str] = masked
     register: Callable[[Any], None] = lambda _: None
 
@@ -100,6 +101,7 @@ SECRET = Masked(lambda _: MASK, secret=True, register=register)
 USER = Masked(lambda _: MASK, secret=True, register=register_user)
 HEADERS = Masked(header_names, secret=True)
 TLS_FILE = Masked(lambda _: MASK, secret=True)
+TLS_FILES = Masked(lambda _: [MASK, MASK], secret=True, words=2)
 BODY = Masked(masked_body, word=masked_body, register=_register_fields)
 MASKED_URL = Masked(masked, register=register_url)
 MASKED_URLS = Masked(lambda urls: [masked(url) for url in urls], register=_register_urls)

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from rundir.access import masked
-from rundir.masking import MASK, masked_command, masked_fields
+from rundir.printable.masking import MASK, masked_command, masked_fields
 from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     MAPPING,

@@ -18,8 +18,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rundir.masking import without_secrets_all
 from rundir.printable import IN_ASCII, printable
+from rundir.printable.masking import without_secrets_all
 from sidecar.progress.panel import View, line, panel
 
 Mode = Literal["panel", "lines", "json", "quiet"]

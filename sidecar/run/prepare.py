@@ -27,7 +27,7 @@ from loadgen.plan.tokenizers import (
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from rundir.access import Access, Tls, masked, tls_context
-from rundir.masking import register_headers, with_stand_ins
+from rundir.printable.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
 from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, discover

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 
 from rundir.child import ChildSpec
-from rundir.masking import registered, secret_variables
+from rundir.printable.masking import registered, secret_variables
 from sidecar.errors import WorkerDied
 
 T = TypeVar("T")

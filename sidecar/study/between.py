@@ -17,7 +17,7 @@ import numpy as np
 
 from rundir.access import masked, root_url
 from rundir.clock import anchor
-from rundir.masking import blanked, masked_command
+from rundir.printable.masking import blanked, masked_command
 from scraper.engines import CanonicalSource, canonical, detect, metrics_paths
 from scraper.exposition import MalformedPage, PageReader
 from scraper.series.resets import START_TIME

@@ -22,7 +22,7 @@ from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
 from rundir.files import read_regular
 from rundir.frames import FrameLog, read_frames
-from rundir.masking import blanked
+from rundir.printable.masking import blanked
 from sidecar import VERSION
 from sidecar.directory import MANIFEST, RAW, one_line, write_json
 from sidecar.errors import CannotWrite, ConfigurationError

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rundir import masking
-from rundir.masking import (
+from rundir.printable import masking
+from rundir.printable.masking import (
     blanked,
     masked_body,
     masked_command,

@@ -85,6 +85,7 @@ def test_what_is_recorded_has_no_secret():
         (["--cert", "/srv/ann/client.pem", "--quiet"], ["--cert", "***", "--quiet"]),
         (["--extra-body", '{"api_key": "hush"}'], ["--extra-body", '{"api_key": "***"}']),
         (['--extra_body={"top_k": 1}'], ['--extra_body={"top_k": 1}']),
+        (["--listen-tls", "/srv/c.pem", "/srv/k.pem", "--quiet"], ["--listen-tls", "***", "***", "--quiet"]),
         (["--header-file", "headers.txt"], ["--header-file", "headers.txt"]),
         (["--prompts", "--api-key"], ["--prompts", "--api-key"]),
     ],
@@ -164,12 +165,12 @@ def test_what_guards_an_address_of_the_network(authority: Authority):
 
 
 def test_a_file_names_certificate_and_key_in_a_list(tmp_path: Path):
-    """As other lists; the token is masked in what is recorded."""
+    """As other lists; the token is masked in what is recorded, and where certificates lie."""
     file = tmp_path / "watch.yaml"
     file.write_text("listen-tls: [c.pem, k.pem]\nlisten-token: hush\n")
     assert {"listen_tls": ["c.pem", "k.pem"], "listen_token": "hush"} == load_yaml(file, WatchOptions)
     recorded = as_recorded(WatchOptions(listen_tls=(Path("c.pem"), Path("k.pem")), listen_token="hush"))
-    assert (["c.pem", "k.pem"], "***") == (recorded["listen_tls"], recorded["listen_token"])
+    assert (["***", "***"], "***") == (recorded["listen_tls"], recorded["listen_token"])
 
 
 def test_headers_of_a_file_are_those_of_the_command_line(tmp_path: Path):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rundir.masking import without_secrets
+from rundir.printable.masking import without_secrets
 
 LONGEST_WORD, LONGEST = 200, 4000  # characters: what is longer is cut
 _LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S+")
