@@ -182,11 +182,9 @@ def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
     full = [each for each in levels if each.step.level >= failed.step.level and each.outcome.limit in SERVER_LIMITS]
     if came.queued_ratio > SELDOM and full:
         best = max(full, key=lambda each: each.outcome.queued_ratio or 0.0)
-        limit = best.outcome.limit or "unknown"
-        return (
-            f"{criteria.WORDS[limit]}: of {best.step.level:g} requests asked for, {best.outcome.running_max:g} ran at "
-            f"once at most, and the others waited; {best.outcome.limit_reason}."
-        )
+        limit, ran = best.outcome.limit or "unknown", best.outcome.running_max or 0.0
+        asked_for = f"of {best.step.level:g} requests asked for, {ran:g} ran at once at most, and the others waited; "
+        return f"{criteria.WORDS[limit]}: {asked_for if ran < best.step.level else ''}{best.outcome.limit_reason}."
     return (
         f"The objective binds: {came.running_max:g} of {failed.step.level:g} requests ran at once, and requests waited "
         f"in {100 * came.queued_ratio:.0f} % of the scrapes; neither places nor the KV cache are short."
