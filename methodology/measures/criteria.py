@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from methodology.study.findings import Quantity
 from methodology.study.model import Finished
@@ -89,3 +89,14 @@ def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
     return number(
         max(accepted, default=None), "requests/s", method=method, missing="no level meets the draft's criteria"
     )
+
+
+def acceptance(each: Finished, accepted: Quantity, p50_ms: float | None) -> Iterator[str]:
+    """Yield whether the draft accepts a level, else why not, and the highest load that it accepts."""
+    level = f"{each.step.level:.3g} requests/s offered"
+    most = "" if accepted.value is None else f"a load of up to {accepted.value:.3g} requests/s of mean size"
+    reasons = refusals(each, p50_ms)
+    if reasons:
+        yield f"The draft would not accept {level}: {', and '.join(reasons)}; it accepts {most or 'no level'}."
+    elif reasons is not None:
+        yield f"The draft would accept {level}, too" + (f", and {most}." if most else ".")

@@ -169,7 +169,8 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     if study.asked.parameters.slo:
         yield _objective(study, results)
     if stable is not None:
-        yield from _draft(study, stable, results["draft_sustainable_requests_per_s"])
+        accepted = results["draft_sustainable_requests_per_s"]
+        yield from criteria.acceptance(stable, accepted, criteria.lowest_p50_ms(study.levels, limit))
 
 
 def _tokens(quantity: Quantity) -> str:
@@ -214,17 +215,6 @@ def _objective(study: _Study, results: dict[str, Quantity]) -> str:
     served = f", {tokens.value:,.3g} output tokens/s" if tokens.value else ""
     load = f"{objective.value:.3g} requests/s of mean size{objective.interval()}"
     return f"SLO: {text} holds up to {load}{served}{doubt}."
-
-
-def _draft(study: _Study, stable: Finished, accepted: Quantity) -> Iterator[str]:
-    """Yield whether the draft's own criteria accept the highest stable level, else why not and what they accept."""
-    level = f"{stable.step.level:.3g} requests/s offered"
-    most = "" if accepted.value is None else f"a load of up to {accepted.value:.3g} requests/s of mean size"
-    reasons = criteria.refusals(stable, criteria.lowest_p50_ms(study.levels, study.limit))
-    if reasons:
-        yield f"The draft would not accept {level}: {', and '.join(reasons)}; it accepts {most or 'no level'}."
-    elif reasons is not None:
-        yield f"The draft would accept {level}, too" + (f", and {most}." if most else ".")
 
 
 def _evidence(study: _Study) -> list[Evidence]:
