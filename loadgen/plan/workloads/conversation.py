@@ -69,7 +69,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...
         data = _decoded(path.read_bytes())
     except OSError as error:
         raise unreadable(path, error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WorkloadError(
             f"{path}: no ShareGPT JSON: {error}; it must be a list of "
             '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}'
