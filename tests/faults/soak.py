@@ -30,6 +30,7 @@ LEAST_S = 60.0
 MOST_LAG_S = 30.0
 # From the second quarter to the last: of an hour 1 %; a short soak still fills its windows, which hold a minute.
 MOST_GROWTH, MOST_SHORT_GROWTH, SHORT_S = 1.01, 1.25, 1200.0
+WAITING = 'sidelight_receiver_forward_queue{what="exports"}'
 AWAY = "sidelight_receiver_forward_dropped_total"
 
 
@@ -119,7 +120,7 @@ async def soaked(place: Path, seconds: float, rng: random.Random) -> str:
         async with watching(place / "watch", *options) as watch:
             uses = await _through(watch, world, config, seconds)
             world.is_away = world.flaps = False
-            counts = await watch.until(lambda page: page[TRACE] >= world.sent)
+            counts = await watch.until(lambda page: page[TRACE] >= world.sent and not page.get(WAITING))
             await watch.end()
         if any("Traceback" in line for line in watch.said):
             return "\n".join(watch.said[-5:])
