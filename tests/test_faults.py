@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from faults.cases import Case, Kind, Outcome, Setting, TooLongError, cpu_limit, quick, table
+from faults.cases import Case, Kind, Outcome, Setting, TooLongError, cpu_limit, quick, table_of
 from faults.suite import KINDS
 
 SEED = 0
@@ -17,8 +17,8 @@ SEED = 0
 )
 def test_faults_are_met(kind: Kind, tmp_path: Path):
     """`make faults CASE=...` replays what went wrong."""
-    outcomes = list(quick(kind, Setting(place=tmp_path), SEED))
-    assert [] == [outcome for outcome in outcomes if outcome.wrong], table(outcomes)
+    table = table_of(quick(kind, Setting(place=tmp_path), SEED))
+    assert not table.wrong, table
 
 
 def test_a_case_draws_the_same_on_every_machine():
@@ -32,7 +32,7 @@ def test_what_goes_wrong_is_named_with_what_replays_it():
         Outcome(case=Case("logs", "flip", number), wrong="silent" * (number == 3), seconds=number)
         for number in range(5)
     ]
-    *_, row, wrong, last = table(outcomes).splitlines()
+    *_, row, wrong, last = str(table_of(outcomes)).splitlines()
     assert ["logs", "flip", "5", "1", "4.0"] == row.split()
     assert "CASE=logs/flip/3: silent" == wrong
     assert "5 cases, 1 wrong" == last

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.cases import Case, Outcome, Setting, long, quick, table, tried
+from faults.cases import Case, Outcome, Setting, long, quick, table_of, tried
 from faults.suite import KINDS, SHARES
 
 
@@ -52,13 +52,13 @@ def main() -> int:
         if options.case is not None:
             with KINDS[options.case.kind].opened(Setting(place=Path(scratch), seconds=60 * options.minutes)) as attempt:
                 outcome = tried(attempt, options.case)
-            print(table([outcome]))
+            print(table_of([outcome]))
             return int(bool(outcome.wrong))
         seed = int(time.time()) if options.seed is None else options.seed
         print(f"seed {seed}", flush=True)
-        whole = list(outcomes(options.kinds.split(","), seed, options.minutes, Path(scratch)))
-    print(table(whole))
-    return int(any(outcome.wrong for outcome in whole))
+        table = table_of(outcomes(options.kinds.split(","), seed, options.minutes, Path(scratch)))
+    print(table)
+    return int(table.wrong > 0)
 
 
 if __name__ == "__main__":

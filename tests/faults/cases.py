@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PLACE_CHARACTERS = 400
+SHOWN_CHARACTERS, SHOWN_CASES = 400, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +109,43 @@ def long(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
 @dataclass(slots=True)
 class _Row:
     cases: int = 0
+    wrong: int = 0
     slowest_s: float = 0.0
-    wrong: list[Outcome] = field(default_factory=list)
 
 
-def table(outcomes: Iterable[Outcome]) -> str:
-    """Return a line for each row of each kind, and under it what was wrong, with the case to replay."""
-    rows: dict[tuple[str, str], _Row] = {}
-    for outcome in outcomes:
-        row = rows.setdefault((outcome.case.kind, outcome.case.row), _Row())
+@dataclass(slots=True)
+class Table:
+    """A line for each row of each kind; under it the first that were wrong, with what replays them."""
+
+    rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
+    shown: list[Outcome] = field(default_factory=list)
+    wrong: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a case."""
+        row = self.rows.setdefault((outcome.case.kind, outcome.case.row), _Row())
         row.cases += 1
         row.slowest_s = max(row.slowest_s, outcome.seconds)
         if outcome.wrong:
-            row.wrong.append(outcome)
-    lines = [f"{'kind':<9} {'fault':<28} {'cases':>6} {'wrong':>6} {'slowest s':>10}"]
-    for (kind, name), row in rows.items():
-        lines.append(f"{kind:<9} {name:<28} {row.cases:>6} {len(row.wrong):>6} {row.slowest_s:>10.1f}")
-    for row in rows.values():
-        lines += [f"CASE={outcome.case}: {outcome.wrong[:PLACE_CHARACTERS]}" for outcome in row.wrong[:3]]
-    cases = sum(row.cases for row in rows.values())
-    lines.append(f"{cases} cases, {sum(len(row.wrong) for row in rows.values())} wrong")
-    return "\n".join(lines)
+            row.wrong += 1
+            self.wrong += 1
+            if row.wrong <= SHOWN_CASES:
+                self.shown.append(outcome)
+
+    def __str__(self) -> str:
+        lines = [f"{'kind':<9} {'fault':<28} {'cases':>7} {'wrong':>6} {'slowest s':>10}"]
+        for (kind, name), row in self.rows.items():
+            lines.append(f"{kind:<9} {name:<28} {row.cases:>7} {row.wrong:>6} {row.slowest_s:>10.1f}")
+        lines += [f"CASE={outcome.case}: {outcome.wrong[:SHOWN_CHARACTERS]}" for outcome in self.shown]
+        return "\n".join([*lines, f"{sum(row.cases for row in self.rows.values())} cases, {self.wrong} wrong"])
+
+
+def table_of(outcomes: Iterable[Outcome]) -> Table:
+    """Return the table of what came of cases."""
+    table = Table()
+    for outcome in outcomes:
+        table.add(outcome)
+    return table
 
 
 class TooLongError(BaseException):

@@ -65,7 +65,7 @@ REPLIES: Mapping[str, Hostile] = {
         (STREAM, AGAIN, chunk(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n')),
         "failed timeout: no complete reply",
     ),
-    "one-line": Hostile((SSE + b"\r\ndata: ", *(b"x" * (1 << 20),) * 8), INCOMPLETE),
+    "one-line": Hostile((SSE + b"\r\ndata: ", *(b"x" * (1 << 20),) * 2), INCOMPLETE),
     "no-newline": Hostile((SSE + b"\r\ndata: " + PIECE + b"}",), INCOMPLETE),
     "not-utf8": Hostile(
         (events(b'{"choices":[{"index":0,"delta":{"content":"\xff\xfe\xc3"}}]}'),), EVENT + "'utf-8' codec"

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from faults.cases import Case, Kind, Setting, Try
-from faults.hostile import AGAIN, EXPORTS, HANG, PAGES, REPLIES, RESET, STREAM, chunk
+from faults.hostile import AGAIN, EXPORTS, HANG, PAGES, REPLIES, RESET, STREAM, Attack, Hostile, chunk
 from odd_exports import odd_export, over_http
 from processes import ANSWER, METRICS, MODELS, QUIET, sidelight
 from scraper_process import started
@@ -31,6 +31,9 @@ HONEST_EVERY = 5  # requests, of which one is answered well
 _CASE = re.compile(rb"case:([a-z0-9.-]+)")
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 Answer = Callable[[bytes, bytes], Sequence[bytes]]  # of a path and a body
+Said = Mapping[str, set[str]]  # by row: the different sentences
+TABLES: Mapping[str, Mapping[str, Hostile | Attack]] = {"reply": REPLIES, "page": PAGES, "export": EXPORTS}
+EXPECTED = {f"{side}:{name}": each.said for side, table in TABLES.items() for name, each in table.items()}
 
 
 def _read(connection: socket.socket) -> tuple[bytes, bytes]:
@@ -100,7 +103,7 @@ def _reply(path: bytes, body: bytes) -> Sequence[bytes]:
     return hostile.pieces if hostile else (STREAM + chunk(ANSWER) + b"0\r\n\r\n",)
 
 
-def replies(place: Path) -> Mapping[str, set[str]]:
+def replies(place: Path) -> Said:
     """Send a request for each reply, honest ones between them, and return what the run says of each."""
     names = ["honest"]
     for number, name in enumerate(REPLIES):
@@ -123,11 +126,11 @@ def replies(place: Path) -> Mapping[str, set[str]]:
         raise AssertionError(f"{len(rows)} of {len(names)} requests are there")
     said: dict[str, set[str]] = {}
     for name, row in zip(names, rows, strict=True):
-        said.setdefault(name, set()).add(f"{row['status']} {row['error'] or ''}".strip())
+        said.setdefault(f"reply:{name}", set()).add(f"{row['status']} {row['error'] or ''}".strip())
     return said
 
 
-async def _scraped(place: Path) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+async def _scraped(place: Path) -> Said:
     """Scrape every page several times and send every export; return what is said of each, by name."""
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
     anywhere = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": clock_offset_ns}
@@ -146,11 +149,11 @@ async def _scraped(place: Path) -> tuple[Mapping[str, set[str]], Mapping[str, se
         async with started(place, targets=list(urls), **spec) as worker:
             ports = await worker.event("listening")
             await worker.event("ready", over=("stale", "fresh"))
-            sent: dict[str, set[str]] = {}
+            said: dict[str, set[str]] = {}
             for name, attack in EXPORTS.items():
                 headers = {key.replace("-", "_"): value for key, value in attack.headers}
                 status, text = await over_http(ports["http_port"], attack.body, **headers)
-                sent[name] = {f"{status} {text.decode(errors='replace')}".strip()}
+                said[f"export:{name}"] = {f"{status} {text.decode(errors='replace')}".strip()}
                 honest, _ = await over_http(ports["http_port"], odd_export(time.time_ns()))
                 if honest != 200:
                     raise AssertionError(f"an honest export behind {name}: {honest}")
@@ -160,11 +163,10 @@ async def _scraped(place: Path) -> tuple[Mapping[str, set[str]], Mapping[str, se
                 raise AssertionError(f"the scraper ended: {(place / 'scraper.stderr').read_text()[-500:]}")
     if "Traceback" in (place / "scraper.stderr").read_text():
         raise AssertionError((place / "scraper.stderr").read_text()[-500:])
-    said: dict[str, set[str]] = {}
     for record in worker.records():
         error = record.error if isinstance(record, FailureRecord) else "a page"
-        said.setdefault(urls[record.url], set()).add(error)
-    return said, sent
+        said.setdefault(f"page:{urls[record.url]}", set()).add(error)
+    return said
 
 
 def fits(said: str, expected: str) -> bool:
@@ -176,31 +178,29 @@ def fits(said: str, expected: str) -> bool:
 
 @contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
-    by_reply = cache(lambda: replies(setting.place))
-    by_scraper = cache(lambda: asyncio.run(_scraped(setting.place)))
+    @cache
+    def scene(is_run: bool) -> Said | str:
+        try:
+            return replies(setting.place) if is_run else asyncio.run(_scraped(setting.place))
+        except AssertionError as error:
+            return str(error)
 
     def attempt(case: Case) -> str:
-        side, _, name = case.row.partition(":")
-        if side == "reply":
-            said, expected = by_reply().get(name, set()), REPLIES[name].said
-        elif side == "page":
-            said, expected = by_scraper()[0].get(name, set()), PAGES[name].said
-            if not expected.startswith("timeout"):  # of many scrapes some may come late on a busy machine
-                said = {text for text in said if not text.startswith("timeout")}
-        else:
-            said, expected = by_scraper()[1].get(name, set()), EXPORTS[name].said
-        return "" if said and all(fits(text, expected) for text in said) else f"expected {expected!r}, and is {said}"
+        said = scene(case.row.startswith("reply:"))
+        if isinstance(said, str):
+            return said
+        texts, expected = said.get(case.row, set()), EXPECTED[case.row]
+        if case.row.startswith("page:") and not expected.startswith("timeout"):
+            # Of many scrapes some may come late on a busy machine.
+            texts = {text for text in texts if not text.startswith("timeout")}
+        return "" if texts and all(fits(text, expected) for text in texts) else f"expected {expected!r}, and is {texts}"
 
     yield attempt
 
 
 NETWORK = Kind(
     name="network",
-    rows={
-        **{f"reply:{name}": 1 for name in REPLIES},
-        **{f"page:{name}": 1 for name in PAGES},
-        **{f"export:{name}": 1 for name in EXPORTS},
-    },
+    rows=dict.fromkeys(EXPECTED, 1),
     opened=opened,
     repeats=False,
 )
