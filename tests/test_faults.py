@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -41,4 +42,4 @@ def test_what_goes_wrong_is_named_with_what_replays_it():
 def test_a_case_that_takes_long_is_ended():
     """By CPU time, which another's load does not use up."""
     with pytest.raises(TooLongError, match="CPU time"), cpu_limit(0.05):
-        sum(itertools.count())
+        deque(each for each in itertools.count() if each < 0)
