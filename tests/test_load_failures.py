@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from processes import (
@@ -84,19 +83,16 @@ def runs(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
 
 
 @pytest.fixture(scope="module")
-def overdue(
-    runs: Callable[[str], Ended], url: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, Ended, list[dict[str, Any]]]:
-    """A deadline, a run that it stopped while replies came, and its requests; a busy machine gets a later deadline."""
+def overdue(runs: Callable[[str], Ended], url: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Ended]:
+    """A deadline, and a run that it stopped while replies came; a busy machine gets a later deadline."""
     assert runs  # which go on meanwhile
     for deadline_s in DEADLINES_S:
         path = tmp_path_factory.mktemp("overdue") / "run"
         options = ("--rate", "4", "--duration", str(deadline_s), "--warmup", "0", "--deadline", str(deadline_s))
         case = Case(url=f"http://{{}}/endless/deadline-{deadline_s}", options=options)
         run = launched(case, url.partition("//")[2], path)
-        rows = agreed_rows(run, ok=0, failed=0) if path.exists() else []
-        if any(row["first_token_ns"] for row in rows):
-            return deadline_s, run, rows
+        if (path / "requests.parquet").exists() and any(row["first_token_ns"] for row in run.requests()):
+            return deadline_s, run
     pytest.fail("no reply began before a deadline")
 
 
@@ -112,13 +108,14 @@ def test_a_signal_ends_the_run_and_keeps_what_there_was(runs: Callable[[str], En
     assert run.summary["client"]["requests"]["ok"] > 0
 
 
-def test_a_deadline_stops_the_run(overdue: tuple[int, Ended, list[dict[str, Any]]]):
+def test_a_deadline_stops_the_run(overdue: tuple[int, Ended]):
     """As if the user had stopped it, and it says that it was the deadline; streams are kept as far as they came."""
-    deadline_s, run, rows = overdue
+    deadline_s, run = overdue
     assert (130, "interrupted") == (run.code, run.manifest["status"])
     said = f"he deadline of {deadline_s} s was reached; requests in flight are cancelled"
     assert f"! T{said}" in run.out
     assert f"! t{said}\n" == run.err
+    rows = agreed_rows(run, ok=0, failed=0)
     assert {("cancelled", "cancelled: stopped")} == {(row["status"], row["error"]) for row in rows}
 
 
