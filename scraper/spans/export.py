@@ -21,6 +21,7 @@ _MESSAGES = {
 }
 _GZIP = 16 + zlib.MAX_WBITS
 _LOOKS = 64  # fields between two steps
+_DEPTH = 200  # of messages; the parser takes 100
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 # The fields of an ExportTraceServiceRequest that hold messages, and theirs: a message is a mapping of its fields.
 _Fields = dict[int, "_Fields"]
@@ -117,33 +118,38 @@ def checked(body: bytes, of: str) -> Iterator[None]:
 
 
 def _few_messages(body: bytes) -> Iterator[None]:
-    """Count messages until those that may still come, of two bytes each, are too few. Raises Refusal, IndexError."""
-    count, unseen = 0, len(body)
-    pending = [(0, len(body), _EXPORT)]
-    looks = 0
-    while pending and count + unseen // 2 > MAX_MESSAGES:
-        at, end, messages = pending.pop()
-        while at < end:
-            begin = at
-            number, at, size = _field(body, at)
-            unseen -= at - begin
-            if size and at + size > end:
-                raise IndexError
-            if number in messages and size >= 0:
-                count += 1
-                pending.append((at, at + size, messages[number]))
-            else:
-                unseen -= max(size, 0)
-            at += max(size, 0)
-            looks += 1
-            if looks % _LOOKS:
-                continue
+    """Count messages until those that may still come, of two bytes each, are too few. Raises Refusal, IndexError.
+
+    An attribute counts once with its value, but each part of a value that is a list.
+    """
+    count, unseen, looks = 0, len(body), 0
+    at, end, messages = 0, len(body), _EXPORT
+    above: list[tuple[int, int, _Fields]] = []
+    while count + unseen // 2 > MAX_MESSAGES:
+        if at >= end:
+            if not above:
+                return
+            at, end, messages = above.pop()
+            continue
+        begin = at
+        number, at, size = _field(body, at)
+        length = max(size, 0)
+        if at + length > end or len(above) > _DEPTH:
+            raise IndexError
+        unseen -= at - begin
+        if size >= 0 and number in messages:
+            count += messages is not _ATTRIBUTE
+            above.append((at + length, end, messages))
+            end, messages = at + length, messages[number]
+        else:
+            unseen -= length
+            at += length
+        looks += 1
+        if looks % _LOOKS == 0:
             yield
             if count > MAX_MESSAGES:
-                break
-        if count > MAX_MESSAGES:
-            text = f"more than {MAX_MESSAGES} attributes and other parts at once"
-            raise Refusal("too_large", text, 413, grpc.StatusCode.INVALID_ARGUMENT)
+                text = f"more than {MAX_MESSAGES} attributes and other parts at once"
+                raise Refusal("too_large", text, 413, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def _field(body: bytes, at: int) -> tuple[int, int, int]:

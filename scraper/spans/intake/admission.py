@@ -19,7 +19,7 @@ LEAST_BYTES_PER_S = 1000.0
 SLICE_S = 0.005
 _FULL = "too much is sent at once"
 _SMALL_BYTES = 16 * 1024
-_SMALL_AT_ONCE, _LARGE_AT_ONCE = 12, 4  # parsed at once: a large one may take ten times its bytes
+_SMALL_AT_ONCE, _LARGE_AT_ONCE = 12, 2  # parsed at once: a large one may take ten times its bytes
 
 
 class Reading:
