@@ -273,9 +273,9 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
 async def test_watches_that_are_killed_lose_nothing_of_what_waits_for_a_collector(tmp_path: Path):
-    """While it is away two watches are killed, with all of their processes; the third sends each export once."""
+    """While it is away two watches are killed, with all of their processes, and one ends; the next sends each once."""
     with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # and does not listen before the third
+        reserved.bind(("127.0.0.1", 0))  # and does not listen before the last
         forward = ("--otlp-forward", f"http://127.0.0.1:{reserved.getsockname()[1]}")
         numbers = iter(range(1, 100))
         for name in ("first", "second"):
@@ -287,15 +287,24 @@ async def test_watches_that_are_killed_lose_nothing_of_what_waits_for_a_collecto
                 os.kill(receiver, signal.SIGKILL)
         async with watching(tmp_path / "third", *forward) as watch:
             await watch.send(request(next(numbers)))
-            async with collector((200, {}), sock=reserved) as (_, exports):
-                counts = await watch.until(lambda page: page["sidelight_receiver_forwarded_total"] == 7)
-                assert "have not reached" not in await watch.end()
+            await watch.until(lambda page: page.get('sidelight_receiver_forward_queue{what="exports"}') == 7)
+            await watch.end()
+            url = forward[1]
+            waits = f"7 exports have not reached {url}; the next watch whose directory is in {tmp_path} sends them"
+            await watch.until_said(waits)
+        async with (
+            collector((200, {}), sock=reserved) as (_, exports),
+            watching(tmp_path / "last", *forward) as watch,
+        ):
+            counts = await watch.until(lambda page: page["sidelight_receiver_forwarded_total"] == 7)
+            await watch.end()
+            assert not any("have not reached" in text for text in watch.said)
     assert 0 == counts["sidelight_receiver_forward_dropped_total"]
     assert 0 == counts['sidelight_receiver_forward_queue{what="exports"}']
     taken = [ExportTraceServiceRequest.FromString(body) for _, body in exports]
     traces = [export.resource_spans[0].scope_spans[0].spans[0].trace_id for export in taken]
     assert [number.to_bytes(16) for number in range(1, 8)] == sorted(traces)
-    assert [] == left_beside(tmp_path / "fourth/raw/spans-000000.log")
+    assert [] == left_beside(tmp_path / "none/raw/spans-000000.log")
 
 
 async def test_a_reload_changes_what_is_scraped(tmp_path: Path):

@@ -179,7 +179,8 @@ class Backlog:
     def close(self) -> None:
         """Leave the cursor to who comes next where something waits, else remove it."""
         if not self.exports:
-            (self._raw / CURSOR).unlink(missing_ok=True)
+            with suppress(OSError):  # one that stays costs the next a look
+                (self._raw / CURSOR).unlink()
         self._reading.close()
         self._tails.__exit__()
         for fd in self._fds:

@@ -348,7 +348,9 @@ class Forwarder:
         """Try to send what waits longest; return False where nothing waits. Raises Unavailable."""
         while (head := _head(waiting)) and waiting.is_outdated(self._now_ns()):
             self._leave(waiting, head[0], forwarded=False)
-            self._say_once("outdated", f"exports that wait for {masked(self._url)} are too old, or too many: dropped")
+            self._say_once(
+                "outdated", f"exports that wait too long, or are too many, for {masked(self._url)} are dropped"
+            )
             await asyncio.sleep(0)
         if head is None:
             if isinstance(waiting, Backlog) and waiting.exports:  # they were deleted from the logs, or are damaged

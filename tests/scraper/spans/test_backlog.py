@@ -180,7 +180,7 @@ async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
         async with passing(folder / "spans-1.log", url, now_ns=NOW_NS + 20 * S) as late:
             late.log_exports(bodies(3), at_ns=NOW_NS + 20 * S)
             await late.until(0, 1, 2)
-        assert any("are too old, or too many: dropped" in text for text in late.said)
+        assert f"exports that wait too long, or are too many, for {url} are dropped" in late.said
         set_ahead = ForwardKeep(seconds=3600, most_bytes=10**6, clock_steps=((2, 7200 * S),))
         async with passing(folder / "spans-2.log", url, set_ahead, now_ns=NOW_NS + 7230 * S) as last:
             await last.until(0, 0, 2)
