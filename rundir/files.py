@@ -15,6 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO
 
+MOST_BYTES = 64 * 1024 * 1024  # of a file that is read at once
+
 
 class NotRegular(OSError):
     """What lies there is no plain file; `strerror` says what it is."""
@@ -41,22 +43,58 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file. Raises OSError as `open_regular` does."""
+    """Return the content of a file. Raises OSError as `open_regular` does, and for one of more than MOST_BYTES."""
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MOST_BYTES} bytes", os.fspath(path))
         return file.readall()
+
+
+def require_regular(path: Path) -> None:
+    """Raise OSError as `open_regular` does where anything lies at the place of a file."""
+    with suppress(FileNotFoundError):
+        open_regular(path).close()
+
+
+def require_directory(path: Path) -> None:
+    """Raise NotRegular where something else lies at the place of a directory: a link may lead anywhere."""
+    if path.is_symlink():
+        raise NotRegular(errno.ELOOP, "is a link, and links are not followed", os.fspath(path))
+    if path.exists() and not path.is_dir():
+        raise NotRegular(errno.ENOTDIR, "is not a directory", os.fspath(path))
+
+
+def mode_in(directory: os.stat_result) -> int:
+    """Return the mode of a new file: who may read the directory may read it."""
+    return 0o666 & directory.st_mode
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for those who may read the one it is in. Raises OSError as `require_directory` does."""
+    require_directory(path)
+    path.mkdir(mode=0o777 & path.parent.stat().st_mode, exist_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a directory to the disk, whichever process wrote it. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside its place and move it there, so that no reader, and no crash, ever leaves half of it.
 
     The draft is a new file of a name that cannot be guessed; a link at the file's own place is replaced, not followed.
-    Raises OSError.
+    Who may read the directory may read the file. Raises OSError.
     """
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(draft, flags, 0o666, dir_fd=directory)
+        fd = os.open(draft, flags, mode_in(os.fstat(directory)), dir_fd=directory)
         try:
             with os.fdopen(fd, "wb") as file:
                 write(file)

@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from rundir.files import NotRegular, open_regular
+from rundir.files import NotRegular, mode_in, open_regular
 from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
 _BLOCK_BYTES = 1 << 18
@@ -48,28 +48,34 @@ class FrameLog:
         limits = self._rotation
         if limits is None or (self._bytes < limits.most_bytes and time.monotonic() < self._since_s + limits.most_s):
             return False
-        before = self._fd, self._path, self._framer
+        before = self._fd, self._path, self._framer, self._bytes
         try:
             self._path = following(self._path)
             self._open()
         except OSError:
-            self._fd, self._path, self._framer = before
+            self._fd, self._path, self._framer, self._bytes = before
             raise
-        _end(before[0], before[2])
+        _end(before[0], before[2], before[3])
         return True
 
     def append(self, *payloads: bytes) -> None:
         """Append payloads, by one write unless the system splits it.
 
-        Raises OSError when they cannot be written whole, as on a full disk.
+        Raises OSError when they cannot be written whole, as on a full disk: then none of them is, and the log goes on
+        where there is room again.
         """
-        data = b"".join(map(self._framer.frame, payloads))
+        before = self._framer.extent
+        try:
+            data = b"".join(map(self._framer.frame, payloads))
+            _append(self._fd, self._bytes, data)
+        except (OSError, ValueError):
+            self._framer = Framer(before)
+            raise
         self._bytes += len(data)
-        _write(self._fd, data)
 
     def close(self) -> None:
         """Write the log's end, where there is room for it, and close the file."""
-        _end(self._fd, self._framer)
+        _end(self._fd, self._framer, self._bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -78,16 +84,22 @@ class FrameLog:
         self.close()
 
 
-def _write(fd: int, data: bytes) -> None:
+def _append(fd: int, size: int, data: bytes) -> None:
+    """Append to a file of that size. Raises OSError where not all can be written, and takes back what was."""
     rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError:
+        with suppress(OSError):  # no plain file; what is left there is read as torn
+            os.ftruncate(fd, size)
+        raise
 
 
-def _end(fd: int, framer: Framer) -> None:
+def _end(fd: int, framer: Framer, size: int) -> None:
     try:
         with suppress(OSError):  # a log without an end is read as one that was cut short, which it is
-            _write(fd, framer.end())
+            _append(fd, size, framer.end())
     finally:
         os.close(fd)
 
@@ -114,8 +126,13 @@ def log_end(path: Path) -> LogEnd | None:
 
 
 def open_append(path: str | os.PathLike[str]) -> int:
-    """Open (or create) a file for appending and return its descriptor, the caller's to close."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """Open a file for appending and return its descriptor, the caller's to close. Who may read the directory may read
+    a file that is created in it.
+    """
+    mode = 0o600
+    with suppress(FileNotFoundError, NotADirectoryError):  # which opening the file says of the file
+        mode = mode_in(Path(path).parent.stat())
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, mode)
 
 
 def following(path: Path) -> Path:
@@ -166,14 +183,19 @@ class FrameTail:
     def read_block(self) -> list[bytes]:
         """Return the payloads that became readable, in order, with a GAP wherever some are lost."""
         # A frame may be longer than a block: go on until one is whole or the file ends.
-        while block := self._file.read(_BLOCK_BYTES):
+        while not self._unframer.is_hopeless and (block := self._file.read(_BLOCK_BYTES)):
             if payloads := self._unframer.feed(block):
                 return payloads
+        self._file.seek(-self._unframer.put_back(), os.SEEK_CUR)  # its writer may take it back, too
         return []
 
     def read_rest(self) -> list[bytes]:
         """Return the payloads behind a damaged end, likewise: nothing more comes."""
-        return self._unframer.finish()
+        if self._unframer.is_hopeless:
+            at = self._file.tell()
+            self._unframer.skip(self._file.seek(0, os.SEEK_END) - at)
+            return []
+        return [*self._unframer.feed(self._file.readall()), *self._unframer.finish()]
 
     def close(self) -> None:
         """Close the file."""

@@ -29,7 +29,8 @@ _HEAD_BYTES = _HEAD.size + _CRC.size
 _END_PAYLOAD = struct.Struct("<IQI")
 _HEAD_1 = struct.Struct("<II")
 END_BYTES = _HEAD_BYTES + _END_PAYLOAD.size
-# What may be looked at in vain behind damage: a file of magic words alone would keep a reader for hours.
+# What may be looked at in vain behind damage: a file of magic words alone, or of terabytes of nothing, would keep a
+# reader for hours.
 _MOST_VAIN_BYTES = 8 * MOST_BYTES
 
 
@@ -134,6 +135,21 @@ class Unframer:
         """
         return self._take(last=True)
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Tell whether nothing more can be read of the log, however much of it there is."""
+        return self._is_over or self._vain_bytes >= _MOST_VAIN_BYTES
+
+    def put_back(self) -> int:
+        """Forget the bytes at the end that are no whole frame yet, and return how many: they will be fed again."""
+        size = len(self._pending)
+        self._pending.clear()
+        return size
+
+    def skip(self, size: int) -> None:
+        """Count bytes as lost that are not looked at."""
+        self._lose(size)
+
     def _take(self, *, last: bool) -> list[bytes]:
         if not self._format:
             self._format = self._format_of_first(last=last)
@@ -199,6 +215,7 @@ class Unframer:
             following = data.find(_MAGIC, at + 1) if self._vain_bytes < _MOST_VAIN_BYTES else -1
             if following < 0:
                 following = len(data) if last else max(at + 1, len(data) - len(_MAGIC))
+            self._vain_bytes += following - at
             self._lose(following - at)
             at = following
         return at

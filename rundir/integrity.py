@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rundir.fields import UNSET, Count, Reason, doc
+from rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
 from rundir.framing import Extent, LogEnd
 
 State = Literal["whole", "unverified", "torn", "damaged"]
@@ -37,11 +37,24 @@ class LogIntegrity(msgspec.Struct, frozen=True, kw_only=True):
     reason: Annotated[Reason | msgspec.UnsetType, doc("Why it could not be read, or the first such record.")] = UNSET
 
 
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """A count that a process of the run stated, and that of its logs."""
+
+    what: Annotated[str, doc("What is counted.")]
+    stated: Annotated[int, doc("How many were recorded, as the process stated it.", NO_UNIT)]
+    read: Annotated[Count, doc("How many the logs hold.", NO_UNIT)]
+
+
 class Integrity(msgspec.Struct, frozen=True, kw_only=True):
     """Whether results are derived from all that was recorded."""
 
     state: Annotated[State, doc("That of the log that is worst off; damaged too where counts disagree.")]
     logs: Annotated[list[LogIntegrity], doc("The logs, by name.")]
+    counts: Annotated[list[Agreement], doc("Counts of a run that ended by itself, which must agree.")] = []
+    never_dispatched: Annotated[
+        int | msgspec.UnsetType,
+        doc("Requests that were planned and not sent, because the run ended before: planned less sent.", "requests"),
+    ] = UNSET
     disagreements: Annotated[list[Reason], doc("Counts of the run that its logs contradict.")]
 
 
@@ -62,6 +75,8 @@ def integrity(
     refused: Mapping[str, str],
     unreadable: Mapping[str, Unreadable],
     ended: bool,
+    counts: list[Agreement],
+    never_dispatched: int | msgspec.UnsetType,
     disagreements: list[str],
 ) -> Integrity:
     """Judge logs by name: how much was read of them against what their writers stated.
@@ -84,7 +99,13 @@ def integrity(
     ]
     states = [log.state for log in logs] or ["unverified"]
     worst = max(states, key=_WORST_LAST.index)
-    return Integrity(state="damaged" if disagreements else worst, logs=logs, disagreements=disagreements)
+    return Integrity(
+        state="damaged" if disagreements else worst,
+        logs=logs,
+        counts=counts,
+        never_dispatched=never_dispatched,
+        disagreements=disagreements,
+    )
 
 
 def _judged(

@@ -11,6 +11,9 @@ scraped is decided in `targets.target`, what is recorded in the logs of each fam
 
 Where it receives spans it says `listening`, with the ports, before it is `ready`. A `settle` then also waits for the
 spans of its `trace_ids`, and `settled` has their counts. What was wrong with spans is a line on standard error.
+
+On a full disk it goes on: `unwritten` says how many scrapes it could not keep and why, `written` that it can again.
+A `settled` scraper scrapes no more unless it settles again or has other targets: `scrapes` are those in its log.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ import asyncio
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,6 +41,7 @@ from scraper.targets.fetch import Limits, open_session
 from scraper.targets.pool import ScrapePool
 from scraper.targets.scrape import clock_of
 from scraper.targets.target import ScrapeConfig
+from scraper.targets.unwritten import PatientLog, Unwritten
 
 if TYPE_CHECKING:
     from scraper.spans.receiver import Receiver
@@ -50,14 +53,15 @@ _decode_command = msgspec.json.Decoder(Command).decode
 
 
 async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
-    """Scrape every target until `exit` is read. Raises an ExceptionGroup of OSError when the log cannot be written,
-    of CannotListen or of UnusableFile (a certificate).
+    """Scrape every target until `exit` is read. Raises an ExceptionGroup of OSError when a log cannot be made, of
+    CannotListen or of UnusableFile (a certificate).
     """
+    unwritten = Unwritten(_say_if_read)
     with ExitStack() as logs:
-        log = logs.enter_context(closing(ScrapeLog(spec.out, spec.rotation)))
+        log = PatientLog(logs.enter_context(closing(ScrapeLog(spec.out, spec.rotation))), unwritten)
         timings = None
         if any(map(clock_of, spec.targets)):
-            timings = logs.enter_context(closing(TimingLog(spec.timings_out)))
+            timings = PatientLog(logs.enter_context(closing(TimingLog(spec.timings_out))), unwritten)
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
                 config = ScrapeConfig(
@@ -71,11 +75,20 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
                 first = pool.set_targets(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
                 stopping = asyncio.Event()
                 if spec.hardware_out:
-                    reading = record(spec.hardware_out, clock_offset_ns=spec.clock_offset_ns, stopping=stopping)
+                    reading = record(
+                        spec.hardware_out,
+                        clock_offset_ns=spec.clock_offset_ns,
+                        stopping=stopping,
+                        unwritten=unwritten.add,
+                    )
                     group.create_task(reading)
                 await first
                 say("ready", **pool.counts())
-                settled = await _obey(pool, receiver, lines)
+
+                def counts() -> dict[str, int]:
+                    return {**pool.counts(), "scrapes": log.written, "unwritten": unwritten.count}
+
+                settled = await _obey(pool, receiver, lines, counts)
                 stopping.set()
                 pool.stop_schedule()
             if not settled:
@@ -93,13 +106,18 @@ async def _receiving(spec: Spec) -> AsyncIterator[Receiver | None]:
     from scraper.spans.receiver import Receiver  # noqa: PLC0415
 
     with closing(SpanLog(spec.spans_out, spec.rotation)) as log:
-        async with Receiver(spec.spans, log=log, say=partial(print, file=sys.stderr, flush=True)) as receiver:
+        async with Receiver(spec.spans, log=log, say=_say_to_people) as receiver:
             say("listening", grpc_port=receiver.grpc_port, http_port=receiver.http_port)
             yield receiver
 
 
-async def _obey(pool: ScrapePool, receiver: Receiver | None, lines: asyncio.StreamReader) -> bool:
-    """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written."""
+async def _obey(
+    pool: ScrapePool, receiver: Receiver | None, lines: asyncio.StreamReader, counts: Callable[[], dict[str, int]]
+) -> bool:
+    """Follow commands until `exit` or the end of input; true if the last scrape of each target is already written.
+
+    `counts` returns what a settled scraper states.
+    """
     settled = False
     async for command in commands(lines, _decode_command):
         if isinstance(command, Exit):
@@ -115,9 +133,10 @@ async def _obey(pool: ScrapePool, receiver: Receiver | None, lines: asyncio.Stre
             waiting = group.create_task(_spans_of(receiver, command)) if receiver else None
             await asyncio.sleep(command.seconds)
             await pool.scrape_all(within_s=SETTLE_WITHIN_S)
+            pool.stop_schedule()
         settled = True
-        say("settled", **pool.counts(), **({"spans": waiting.result()} if waiting else {}))
-    return False
+        say("settled", **counts(), **({"spans": waiting.result()} if waiting else {}))
+    return settled
 
 
 async def _spans_of(receiver: Receiver, wanted: Settle) -> dict[str, int]:
@@ -135,6 +154,12 @@ def _say_if_read(event: str, **data: object) -> None:
     # A pipe that is writable has room for 4096 bytes, more than any such event.
     if select.select((), (sys.stdout,), (), 0)[1]:
         say(event, **data)
+
+
+def _say_to_people(text: str) -> None:
+    """Write a line to standard error, which is a file of the same disk as the logs, and may be full."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _check(line: bytes) -> Spec:

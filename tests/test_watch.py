@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -158,6 +159,42 @@ def request(number: int) -> list[Span]:
         gateway("gate", "client", first_ms=260, trace=trace, clock_ms=clock_ms + 5000),
         engine(parent="gate", trace=trace, clock_ms=clock_ms - 300_000),
     ]
+
+
+async def test_a_full_disk_does_not_end_a_watch(tmp_path: Path):
+    """What cannot be written is counted, spans are refused so that they come again, and /readyz says why; all goes on
+    when there is room.
+    """
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting 1\n")
+
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    async with (
+        TestServer(app) as server,
+        watching(
+            tmp_path / "watch", "--metrics", str(server.make_url("/metrics")), "--scrape-interval", "0.05"
+        ) as watch,
+    ):
+        await watch.until(lambda page: any(name.startswith("sidelight_scrapes_total") for name in page))
+        limit = resource.RLIMIT_FSIZE
+        _, most = resource.prlimit(watch.receiver(), limit)
+        resource.prlimit(watch.receiver(), limit, (1, most))
+        await watch.until(lambda page: page["sidelight_scrapes_unwritten_total"] > 0)
+        assert (503, "its logs cannot be written: File too large\n") == await watch.get("/readyz")
+        async with Wire(f"grpc://127.0.0.1:{watch.ports[0]}", Access()) as wire:
+            with pytest.raises(Unavailable):
+                await wire.send(body(request(1)))
+        resource.prlimit(watch.receiver(), limit, (most, most))
+        await watch.until_said("logs are written again")
+        assert (200, "ready\n") == await watch.get("/readyz")
+        await watch.send(request(1))
+        counts = await watch.until(lambda page: page[TRACE] == 1)
+        assert (0, True) == (counts[RESTARTS], counts['sidelight_receiver_refused_total{kind="turned_away"}'] >= 1)
+        await watch.end()
+    run = open_run(tmp_path / "watch")
+    assert ("whole", 1) == (run.integrity.state, len(run.requests))
 
 
 async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):

@@ -58,12 +58,23 @@ def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
     return sources, {name: source for name, source in opened.items() if isinstance(source, Missing)}
 
 
-async def record(path: str | os.PathLike[str], *, clock_offset_ns: int, stopping: asyncio.Event) -> None:
-    """Sample what this machine has into a hardware log until `stopping` is set. Raises OSError, alone or in a group."""
+async def record(
+    path: str | os.PathLike[str],
+    *,
+    clock_offset_ns: int,
+    stopping: asyncio.Event,
+    unwritten: Callable[[OSError], None],
+) -> None:
+    """Sample what this machine has into a hardware log until `stopping` is set; `unwritten` is called with each reading
+    that cannot be written. Raises OSError where there can be no such log.
+    """
     with FrameLog(path) as log:
 
         def append(record: HardwareLogRecord) -> None:
-            log.append(encode(record))
+            try:
+                log.append(encode(record))
+            except OSError as error:
+                unwritten(error)
 
         sources, absent = await asyncio.to_thread(open_sources)
         await sample(sources, append, clock_offset_ns=clock_offset_ns, stopping=stopping, absent=absent)

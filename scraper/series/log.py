@@ -109,12 +109,16 @@ class ScrapeLog:
     def append(self, scrape: Scrape) -> str:
         """Parse and write one scrape; return why its page cannot be used, empty if it can.
 
-        Raises OSError when it cannot be written whole, as on a full disk.
+        Raises OSError when it cannot be written whole, as on a full disk; the next one then builds on none before.
         """
         if self._frames.rotate():
             self._encoder = Encoder()
         payloads, error = self._encoder.encode(scrape)
-        self._frames.append(*payloads)
+        try:
+            self._frames.append(*payloads)
+        except OSError:
+            self._encoder = Encoder()
+            raise
         return error
 
     def close(self) -> None:

@@ -25,8 +25,9 @@ from rundir.printable.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
 from sidecar.cli.arguments import translate
-from sidecar.cli.messages import explained, log_to_stderr, print_error
+from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, print_error, unexpected
 from sidecar.cli.peers import RENAMED
+from sidecar.cli.untrusted import run_bounded
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded, load_yaml
@@ -37,8 +38,10 @@ from sidecar.options.fields import (
     JsonProgress,
     Listen,
     Out,
+    Outside,
     Quiet,
     TraceUrl,
+    Untrusted,
     Verbose,
     check_formats,
     check_trace_url,
@@ -79,13 +82,6 @@ Against your engine:
 
   sidelight doctor http://HOST:8000
   sidelight run http://HOST:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128"""
-
-EPILOGUE = (
-    "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
-    "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
-    "engine; 2 bad usage or configuration; 3 the target could not be reached or measured; 130 interrupted (results up "
-    "to then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
-)
 
 MISSED = 1
 # The options of a command's configuration file, but for `run`'s.
@@ -233,7 +229,13 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
     checked = check_watch(options)
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
-        outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
+        try:
+            outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
+        except SidelightError as error:
+            from sidecar.report import derive  # noqa: PLC0415  as above
+
+            derive.report_up_to(error, span_bytes=resident.SPAN_BYTES_AT_END)
+            raise
         try:
             Terminal(highlight=False).print(Text(outcome), soft_wrap=True)
         except OSError:  # its terminal has gone: the report is written all the same
@@ -273,6 +275,8 @@ def report(  # noqa: PLR0913  an argument is an option
     base: Annotated[
         Path | None, option(OUTPUT, "Say in report.md by how much the run differs from the one in this directory.")
     ] = None,
+    outside: Outside = False,
+    untrusted: Untrusted = False,
     verbose: Verbose = False,
 ) -> int:
     """Derive the results of a run or of a study again from its directory, also of an interrupted or crashed one.
@@ -287,6 +291,8 @@ def report(  # noqa: PLR0913  an argument is an option
     sidelight report run --base main-run
     """
     del verbose
+    if untrusted:
+        return run_bounded(sys.argv[1:])
     from sidecar.report import derive  # noqa: PLC0415  as above
 
     check_formats(formats)
@@ -297,14 +303,11 @@ def report(  # noqa: PLR0913  an argument is an option
     if others:
         if as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions():
             raise ConfigurationError("report: of several runs, only --formats html and --output can be given")
-        from sidecar.report import comparison  # noqa: PLC0415  as above
-
-        comparison.compare([run_directory, *others], output or comparison.DEFAULT_OUTPUT)
-        return 0
+        return _compare_runs([run_directory, *others], output)
     if output is not None:
         raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
     if study.is_study(run_directory):
-        return study.report_again(run_directory, as_json=as_json)
+        return study.report_again(run_directory, as_json=as_json, outside=outside)
     derived = derive.derive(run_directory, formats, trace_url=trace_url)
     if base is not None:
         from sidecar.report import comparison  # noqa: PLC0415  as above
@@ -316,6 +319,13 @@ def report(  # noqa: PLR0913  an argument is an option
         derive.print_report(derived.summary, run_directory)
     _export(derived, exports, spans, Progress("lines"))
     derive.require_sound(derived)
+    return 0
+
+
+def _compare_runs(paths: Sequence[Path], output: Path | None) -> int:
+    from sidecar.report import comparison  # noqa: PLC0415  as above
+
+    comparison.compare(paths, output or comparison.DEFAULT_OUTPUT)
     return 0
 
 
@@ -379,10 +389,9 @@ def _measured(
         try:
             derived = asyncio.run(measure(progress, finish))
         except SidelightError as error:
-            if error.run_directory is not None:
-                from sidecar.report import derive  # noqa: PLC0415  as above
+            from sidecar.report import derive  # noqa: PLC0415  as above
 
-                derive.print_report(derive.derive(error.run_directory).summary, error.run_directory)
+            derive.report_up_to(error)
             raise
     from sidecar.report import derive  # noqa: PLC0415  as above
 
@@ -446,9 +455,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
         code = 3
     except Exception as error:  # noqa: BLE001  the top of the command: one line for all, a traceback on request
-        print_error(
-            f"{type(error).__name__}: {_one_line(error)}; this is a defect, --verbose shows where", trace=verbose
-        )
+        print_error(unexpected(error), trace=verbose)
         code = 3
     sys.exit(code)
 
@@ -471,10 +478,6 @@ def _config_file(arguments: Sequence[str]) -> Path | None:
         if argument.startswith("--config="):
             return Path(argument.removeprefix("--config="))
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _command() -> list[str]:

@@ -35,6 +35,21 @@ _MISSING = {
     "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
 }
 
+EPILOGUE = (
+    "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
+    "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
+    "engine; 2 bad usage or configuration; 3 the target could not be reached or measured; 130 interrupted (results up "
+    "to then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
+)
+
+
+def unexpected(error: Exception) -> str:
+    """Return what a user reads of an error that nothing here raises on purpose."""
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or "can't start new thread" in text:
+        return "the memory that this process may take is used up (ulimit -v, or the limit of a container); raise it"
+    return f"{type(error).__name__}: {text}; this is a defect, --verbose shows where"
+
 
 def explained(error: cyclopts.CycloptsError) -> str:
     """Return what a user reads of a command line that cannot be used."""

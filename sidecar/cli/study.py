@@ -10,13 +10,14 @@ from rich.text import Text
 
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
-from sidecar.errors import ConfigurationError, Interrupted
+from sidecar.errors import ConfigurationError, DamagedRun, Interrupted
 from sidecar.options.config import command_as_recorded
 from sidecar.options.fields import check_bounds
 from sidecar.options.study import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions
 from sidecar.progress import Mode, Progress, Terminal, is_terminal, mode_for
 
 if TYPE_CHECKING:
+    from sidecar.study.derive import Derived
     from sidecar.study.verb import Ended
 
 STUDY = "study.json"  # as in sidecar.study.record, which takes long to import
@@ -132,9 +133,11 @@ def _study(name: str, options: StudyOptions) -> int:
 
 
 def _shown(ended: "Ended") -> int:
-    _print_report(ended.path)
+    _print_report(ended.derived, ended.path)
     if ended.error is not None and not isinstance(ended.error, Interrupted):
         raise ended.error
+    if ended.derived.unwritten is not None:
+        raise ended.derived.unwritten
     return ended.code
 
 
@@ -151,15 +154,22 @@ def is_study(path: Path) -> bool:
     return (path / STUDY).is_file()
 
 
-def report_again(path: Path, *, as_json: bool) -> int:
-    """Derive a study again, and print its report, or its result as JSON. Raises ConfigurationError."""
-    from sidecar.study.derive import RESULT, derive_study  # noqa: PLC0415  as above
+def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
+    """Derive a study again, and print its report, or its result as JSON.
 
-    derive_study(path)
+    Raises ConfigurationError; when it is printed, CannotWrite where its files could not be written, and DamagedRun.
+    """
+    from sidecar.study.derive import derive_study  # noqa: PLC0415  as above
+
+    derived = derive_study(path, outside=outside)
     if as_json:
-        sys.stdout.write((path / RESULT).read_text())
+        sys.stdout.write(derived.json)
     else:
-        _print_report(path)
+        _print_report(derived, path)
+    if derived.unwritten is not None:
+        raise derived.unwritten
+    if derived.damage:
+        raise DamagedRun(f"{path}: {derived.damage}")
     return 0
 
 
@@ -171,10 +181,11 @@ def _require_test(name: str) -> None:
         raise ConfigurationError(f"{name[:40]}: there is no such test; tests: {', '.join(tests)}{nearest(name, tests)}")
 
 
-def _print_report(path: Path) -> None:
-    _print((path / "report.txt").read_text())
-    names = sorted(item.name for item in path.iterdir() if not item.name.startswith("."))
-    _print(f"Written to {path}: {', '.join(names)}")
+def _print_report(derived: "Derived", path: Path) -> None:
+    from sidecar.report.derive import files_in  # noqa: PLC0415  as above
+
+    _print(derived.report)
+    _print(f"Written to {path}: {files_in(path)}")
 
 
 def _print(text: str) -> None:

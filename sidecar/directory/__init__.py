@@ -13,22 +13,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import disk_usage
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from loadgen.records import WorkerStat, decode_log, decode_planned
+from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
-from rundir.files import read_regular, replace_file
+from rundir.files import read_regular, replace_file, sync
 from rundir.frames import FrameLog, LogTails, log_end
 from rundir.framing import GAP, LogEnd
-from rundir.integrity import NOTHING_READ, Integrity, Unreadable, integrity
+from rundir.integrity import NOTHING_READ, Agreement, Integrity, Unreadable, integrity
 from rundir.printable import printable_json
 from rundir.printable.masking import blanked, without_secrets, without_secrets_all
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
 from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
+from sidecar.directory.counts import Events, Held, agreements, disagreements, never_dispatched
+from sidecar.directory.stamps import ANY_TIME, Span, require_reads_within, require_within
 from sidecar.errors import CannotWrite, ConfigurationError
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 RAW = "raw"
+SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
 WRITING = "prometheus_writing"  # an event: a server is being sent the series up to then, and may get them
@@ -48,6 +52,7 @@ SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events:
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 LOGS = "*.log"
+SCARCE_BYTES = 256 * 10**6  # free, before anything is recorded
 
 T = TypeVar("T")
 
@@ -137,18 +142,35 @@ def require_free(path: Path | None) -> None:
         raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
 
 
-def create(path: Path) -> Path:
+def create(path: Path, *, world_readable: bool = False) -> Path:
     """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
 
-    Raises ConfigurationError as `require_free` does, CannotWrite.
+    A directory that is there already stays readable for whom it is; its `raw/` does not. Raises ConfigurationError as
+    `require_free` does, CannotWrite.
     """
     require_free(path)
+    mode = 0o755 if world_readable else 0o700
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (path / RAW).mkdir(mode=0o700)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        (path / RAW).mkdir(mode=mode)
+        sync(path.parent)
     except OSError as error:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
     return path
+
+
+def scarce(path: Path) -> str:
+    """Return what is to be said of a disk that has little room for what is recorded there; empty where it has."""
+    try:
+        free = disk_usage(path).free
+    except OSError:
+        return ""
+    if free >= SCARCE_BYTES:
+        return ""
+    return (
+        f"only {free / 1e6:,.0f} MB are free on the disk of {path}: where it is full, a load ends with what was "
+        "recorded up to then, and a watch loses what it cannot write; make room, or give another --out"
+    )
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -231,11 +253,12 @@ class RunLogs:
     """Reads the logs of a run, each record once, while they grow or when they are whole; owns the open files.
 
     A context manager. `requests` are those read so far. `unreadable` counts the records of each log that its writer
-    has not written; they are passed over.
+    has not written, or that are stamped with another time than it can have been; they are passed over.
     """
 
-    def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
+    def __init__(self, path: Path, *, run_id: str, protocol: str, within: Span = ANY_TIME) -> None:
         self.path = path
+        self._within, self._held = within, Held()
         self.requests = RequestFold(run_id=run_id, protocol=protocol)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
@@ -273,10 +296,11 @@ class RunLogs:
         manifest = read_manifest(self.path)
         self.read(spans=True, last=True)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
-            self._read("hardware*.log", lambda _, payload: readings.decode(payload), last=True)
+            self._read("hardware*.log", lambda _, payload: self._timely(readings.decode(payload)), last=True)
         )
-        events = tuple(self._read("events.log", lambda _, payload: _decode_event(payload), last=True))
-        timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)
+        events = tuple(self._read("events.log", lambda _, payload: self._timely(_decode_event(payload)), last=True))
+        timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
+        tables = (self._spans or _SpanTables(self._within)).fields()
         return Run(
             path=self.path,
             manifest=manifest,
@@ -286,9 +310,11 @@ class RunLogs:
             hardware=hardware,
             events=on_last_clock(events),
             timings=perf_metrics.timings(timings),
-            **(self._spans or _SpanTables()).fields(),
+            **tables,
             offsets_ns=self.requests.offsets_ns,
-            integrity=self._integrity(manifest, events),
+            integrity=self._integrity(
+                manifest, events, received=None if tables["receiver_deaths"] else tables["span_counts"]
+            ),
         )
 
     def _read(self, pattern: str, read: Callable[[Path, bytes], T | None], *, last: bool) -> Iterator[T]:
@@ -305,34 +331,68 @@ class RunLogs:
                     yield record
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
-        self._spans = self._spans or _SpanTables()
+        self._spans = self._spans or _SpanTables(self._within)
         return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
 
     def _read_plans(self, *, last: bool = False) -> None:
-        for _ in self._read("plan-*.log", lambda _, payload: self.requests.plan(decode_planned(payload)), last=last):
+        for _ in self._read("plan-*.log", self._take_planned, last=last):
             pass
 
-    def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event]) -> Integrity:
+    def _timely(self, record: T) -> T:
+        """Return a record. Raises ValueError for one that is stamped with another time than the run's."""
+        require_within(record, self._within)
+        return record
+
+    def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event], *, received: Counts | None) -> Integrity:
         stated = manifest.get("logs")
         try:
             ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
         extents = {path.name: extent for path, extent in self._tails.extents.items()}
+        counts, unsent = self._agreements(manifest, [(event.name, event.data) for event in events], received)
         return integrity(
             extents,
             ends,
             refused={path.name: reason for path, reason in self._tails.refused.items()},
             unreadable=self.unreadable,
             ended="status" in manifest and manifest["status"] != "crashed",
-            disagreements=list(_disagreements(self.requests, manifest, events)),
+            counts=counts,
+            never_dispatched=unsent,
+            disagreements=list(
+                disagreements(
+                    counts,
+                    unsent,
+                    sent=sum(self.requests.sent.values()),
+                    complete=manifest.get("status") == "complete",
+                )
+            ),
         )
 
+    def _agreements(
+        self, manifest: Mapping[str, Any], events: Events, received: Counts | None
+    ) -> tuple[list[Agreement], int | msgspec.UnsetType]:
+        """Return the counts that a run which ended by itself stated, and how many planned requests it has not sent."""
+        if manifest.get("status") not in ("complete", "interrupted"):
+            return [], msgspec.UNSET
+        sent = sum(self.requests.sent.values())
+        if self._spans is not None:
+            self._held.spans = self._spans.spans
+        stated = None if self._spans is None or received is None else received.spans
+        return list(agreements(events, self._held, sent=sent, received=stated)), never_dispatched(events, sent=sent)
+
+    def _take_planned(self, path: Path, payload: bytes) -> None:
+        planned = decode_planned(payload)
+        self.requests.plan(planned)
+        if planned.index != PLAN_END:
+            self._held.planned[path.name] += 1 + len(planned.turns)
+
     def _take_request(self, path: Path, payload: bytes) -> WorkerStat | None:
-        record = decode_log(payload)
+        record = self._timely(decode_log(payload))
         if isinstance(record, WorkerStat):
             self._worker_stats.setdefault(path, []).append(record)
             return record
+        require_reads_within(record, self._within)
         # What a worker was sent stands in a plan by the time it is in the worker's log.
         if not self.requests.is_planned(record.index):
             self._read_plans()
@@ -340,8 +400,9 @@ class RunLogs:
         return None
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
+        scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
         if scrape is not None:
+            self._held.scrapes[path.name] += 1
             self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
         return scrape
 
@@ -360,40 +421,28 @@ def log_ends(path: Path) -> dict[str, LogEnd | None]:
     return ends
 
 
-def _disagreements(requests: RequestFold, manifest: Mapping[str, Any], events: Sequence[Event]) -> Iterator[str]:
-    """Yield the counts of requests that the logs of a run which ended by itself do not have."""
-    if manifest.get("status") not in ("complete", "interrupted"):
-        return
-    sent = sum(requests.sent.values())
-    ended = [event.data for event in events if event.name == "phase_end"]
-    planned = [event.data.get("count") for event in events if event.name == "planned"]
-    if ended and all("started" in data for data in ended):
-        started = sum(data["started"] for data in ended)
-        if started != sent:
-            yield f"its load workers sent {started} requests, and {sent} are there"
-    elif any(planned) and not sent and manifest["status"] == "complete":  # of a version that did not count so
-        yield "requests were planned, and none is there"
-
-
 class _SpanTables:
     """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: Span) -> None:
         from correlator.live.gateways import GatewaySpans  # noqa: PLC0415
         from scraper.spans import log  # noqa: PLC0415
         from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
-        self._log = log
+        self._log, self._within = log, within
+        self.spans = 0
         self._states: list[StateRecord] = []
         self._requests, self._gateways = RequestSpans(), GatewaySpans()
 
     def take(self, _: Path, payload: bytes) -> Sequence[ReceivedSpan]:
         """Add a record and return its spans. Raises ValueError for what no receiver has written."""
         record = self._log.decode(payload)
+        require_within(record, self._within)
         if isinstance(record, self._log.StateRecord):
             self._states.append(record)
             return ()
         spans = list(record.spans())
+        self.spans += len(spans)
         for span in spans:
             self._requests.add(span)
             self._gateways.add(span)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from sidecar.errors import ConfigurationError
+
+# What evaluating raises where a file or a record says something that no run and no study does.
+_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 log = logging.getLogger(__name__)
 
 
@@ -25,3 +30,16 @@ class ErrorCount:
             if not self.count:
                 log.exception(self._consequence)
             self.count += 1
+
+
+@contextmanager
+def evaluating(path: Path, *files: str) -> Iterator[None]:
+    """Raise ConfigurationError in place of what evaluating raises where a directory holds what is never written."""
+    try:
+        yield
+    except _IMPOSSIBLE as error:
+        raise ConfigurationError(
+            f"{path}: cannot be evaluated: {' or '.join(files)} holds what is never written there "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); restore them from a copy, or if nothing "
+            "has changed them, report this as a defect"
+        ) from error

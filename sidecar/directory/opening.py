@@ -4,7 +4,7 @@ spans speak of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rundir.files import NotRegular
+from rundir.files import NotRegular, require_directory
 from rundir.frames import read_frames
 from scraper.series.log import FailureRecord, LogReader, Row
 from scraper.series.table import SeriesTable
@@ -28,6 +28,8 @@ from sidecar.directory import (
     read_manifest,
 )
 from sidecar.directory.failures import ErrorCount
+from sidecar.directory.stamps import time_of
+from sidecar.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from scraper.spans.log import SpanLogRecord
@@ -38,28 +40,35 @@ _WINDOW_NS = 60_000_000_000  # pages so long before a request's end are what it 
 
 
 def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
-    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none.
+    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none, or its logs are elsewhere.
 
     Of a watch only the last `span_bytes` of the logs of spans are evaluated, and the pages since then; None: all.
     """
     manifest = read_manifest(path)
+    try:
+        require_directory(path / RAW)
+    except OSError as error:
+        raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
     config = manifest.get("config", {})
     run_id = str(manifest["run_id"])
     if config.get("keep"):  # a watch's alone
-        with _WatchLogs(path, run_id=run_id, span_bytes=span_bytes) as logs:
+        with _WatchLogs(path, manifest, span_bytes=span_bytes) as logs:
             return logs.run()
-    with RunLogs(path, run_id=run_id, protocol=str(config.get("endpoint") or "chat")) as logs:
+    protocol = str(config.get("endpoint") or "chat")
+    with RunLogs(path, run_id=run_id, protocol=protocol, within=time_of(manifest)) as logs:
         return logs.run()
 
 
 class _WatchLogs(RunLogs):
     """Reads the logs of a watch, also while it goes on: spans as requests, and all by the last clock."""
 
-    def __init__(self, path: Path, *, run_id: str, span_bytes: int | None) -> None:
-        super().__init__(path, run_id=run_id, protocol="chat")
+    def __init__(self, path: Path, manifest: Mapping[str, Any], *, span_bytes: int | None) -> None:
         raw = path / RAW
         events = [event for log in raw.glob("events.log") for event in _events(log)]
         self._clock_steps = [event.data for event in events if event.name == CLOCK_SET]
+        moved_ns = sum(abs(int(step["moved_ns"])) for step in self._clock_steps)
+        within = time_of(manifest, moved_ns=moved_ns)
+        super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat", within=within)
         self._deaths_ns = [event.at_ns for event in on_last_clock(events) if event.name == "receiver_died"]
         logs = sorted(raw.glob(SPANS))
         self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
@@ -100,7 +109,7 @@ class _WatchLogs(RunLogs):
         from scraper.spans.log import StateRecord, decode  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
-        record, moved_ns = decode(payload), self._moved_ns(path)
+        record, moved_ns = self._timely(decode(payload)), self._moved_ns(path)
         if isinstance(record, StateRecord):
             return msgspec.structs.replace(record, at_ns=record.at_ns + moved_ns)
         if self._ahead >= 0:
@@ -108,7 +117,7 @@ class _WatchLogs(RunLogs):
         return msgspec.structs.replace(record, received_ns=record.received_ns + moved_ns)
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
+        scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
         if scrape is None or scrape.response_ns < self._since_ns:
             return None
         moved_ns = self._moved_ns(path)

@@ -233,6 +233,16 @@ TraceUrl = Annotated[
         "'https://tempo.example/trace/{trace_id}'.",
     ),
 ]
+WorldReadable = Annotated[
+    bool,
+    flag(OUTPUT, "Let other users of this machine read the run directory, which holds prompts and replies."),
+]
+Outside = Annotated[
+    bool, flag(OUTPUT, "Of a comparison of recorded runs: read these runs, which lie outside of its directory.")
+]
+Untrusted = Annotated[
+    bool, flag(OUTPUT, "Evaluate with at most 2 GiB of memory, for a directory from people you do not know.")
+]
 Quiet = Annotated[bool, flag(OUTPUT, "Print the result only, without progress.")]
 JsonProgress = Annotated[bool, flag(OUTPUT, "Machine-readable progress on stderr: one JSON object per line.")]
 Verbose = Annotated[bool, flag(OUTPUT, "Print the traceback of an error.")]

@@ -39,6 +39,7 @@ from sidecar.options.fields import (
     SliceDuration,
     TraceUrl,
     Verbose,
+    WorldReadable,
     flag,
     option,
     repeatable,
@@ -364,6 +365,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         MAPPING,
     ] = None
     out: Out = None
+    world_readable: WorldReadable = False
     keep_bytes: Annotated[
         str,
         option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. A run that reaches it is stopped as by Ctrl-C."),

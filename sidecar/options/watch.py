@@ -35,6 +35,7 @@ from sidecar.options.fields import (
     ScrapeInterval,
     SliceDuration,
     Verbose,
+    WorldReadable,
     check_bounds,
     check_formats,
     flag_of,
@@ -62,6 +63,7 @@ class ScrapeOptions(SpanOptions):
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
     out: Out = None
+    world_readable: WorldReadable = False
     formats: Formats = DEFAULT_FORMATS
     quiet: Quiet = False
     json: JsonProgress = False
@@ -126,6 +128,7 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         str, option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. The oldest are deleted.")
     ] = "1GB"
     out: Out = None
+    world_readable: WorldReadable = False
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False

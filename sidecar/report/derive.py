@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,12 +51,14 @@ from methodology.stability import Stability
 from methodology.steady import steady_throughput
 from rundir.clock import iso_ms
 from rundir.columns import take
+from rundir.printable import printable
 from rundir.stats import Missing, Statistics
 from scraper.hardware.summary import gpu_names, hardware_summary
 from scraper.window.window import Window
-from sidecar.directory import MANIFEST, RAW, Run, json_text, one_line, write_json, write_text, write_whole
+from sidecar.directory import MANIFEST, RAW, Run, json_text, write_json, write_text, write_whole
+from sidecar.directory.failures import evaluating
 from sidecar.directory.opening import open_run
-from sidecar.errors import CannotWrite, ConfigurationError, DamagedRun
+from sidecar.errors import CannotWrite, DamagedRun, SidelightError
 from sidecar.live.final import recorded
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
@@ -68,8 +70,6 @@ from sidecar.report.watched import watched_traffic, watched_window
 SUMMARY = "summary.json"
 MARKDOWN = "report.md"
 OPENMETRICS = "openmetrics.txt"
-# What evaluating raises where a manifest or a record says something that no run does.
-_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 _MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
 # Reports that are made of the summary alone: by format, their file and what writes them.
 REPORTS = {
@@ -99,26 +99,14 @@ def derive(
 
     Raises ConfigurationError where there is none, or one that holds what no run has written.
     """
-    with _named(path):
+    with evaluating(path, MANIFEST, f"{RAW}/"):
         return derive_run(open_run(path, span_bytes=span_bytes), formats, trace_url=trace_url)
 
 
 def evaluate(path: Path) -> Derived:
     """Read a run directory and return what it says; nothing is written. Raises as `derive` does."""
-    with _named(path):
+    with evaluating(path, MANIFEST, f"{RAW}/"):
         return _evaluated(open_run(path))
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Raise ConfigurationError in place of what evaluating raises where a directory holds what no run writes."""
-    try:
-        yield
-    except _IMPOSSIBLE as error:
-        raise ConfigurationError(
-            f"{path}: cannot be evaluated: {MANIFEST} or {RAW}/ holds what no run writes ({type(error).__name__}: "
-            f"{one_line(error)}); restore them from a copy, or if nothing has changed them, report this as a defect"
-        ) from error
 
 
 def _evaluated(run: Run) -> Derived:
@@ -137,11 +125,16 @@ def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None =
             derived,
             window_of(run),
             formats or run.manifest["config"].get("formats") or DEFAULT_FORMATS,
-            trace_url=trace_url or run.manifest["config"].get("trace_url") or "",
+            trace_url=trace_url or _link(run.manifest["config"].get("trace_url")),
         )
     except CannotWrite as error:
         return replace(derived, unwritten=error)
     return derived
+
+
+def _link(trace_url: object) -> str:
+    """Return where a manifest says that traces are looked at; empty for another kind of link."""
+    return trace_url if isinstance(trace_url, str) and trace_url.startswith(("http://", "https://")) else ""
 
 
 def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url: str) -> None:
@@ -164,7 +157,7 @@ def _write(derived: Derived, window: Window, wanted: Sequence[str], *, trace_url
         write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(steps)))
     if "html" in wanted:
         drawn = recorded(run, derived.times.parts)
-        write_text(path / "report.html", as_html(summary, drawn, trace_url=str(trace_url)))
+        write_text(path / "report.html", as_html(summary, drawn, trace_url=trace_url))
 
 
 def as_json(summary: Summary) -> str:
@@ -309,8 +302,18 @@ def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) ->
         console.print(text.render(summary))
     else:
         console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
-    names = sorted(item.name for item in path.iterdir() if not item.name.startswith("."))
-    console.print(f"\nWritten to {path}: {', '.join(names)}", soft_wrap=True)
+    console.print(Text(f"\nWritten to {path}: {files_in(path)}"), soft_wrap=True)
+
+
+def report_up_to(error: SidelightError, *, span_bytes: int | None = None) -> None:
+    """Print the report of what was recorded up to an error, where anything was."""
+    if error.run_directory is not None:
+        print_report(derive(error.run_directory, span_bytes=span_bytes).summary, error.run_directory)
+
+
+def files_in(path: Path) -> str:
+    """Return the names of the files in a directory, as a person may see them."""
+    return ", ".join(sorted(printable(item.name) for item in path.iterdir() if not item.name.startswith(".")))
 
 
 def _one_stream() -> bool:

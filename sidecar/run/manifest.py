@@ -13,16 +13,20 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
 from rundir.clock import Clock, iso_ms
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, create, log_ends, write_json
+from sidecar.directory import MANIFEST, RAW, create, log_ends, write_json
+from sidecar.directory.syncing import LogSync
 from sidecar.errors import CannotWrite, Interrupted, SidelightError
 from sidecar.options.config import as_recorded
-from sidecar.options.spans import SpanOptions
+
+if TYPE_CHECKING:
+    from sidecar.options.load import RunOptions
+    from sidecar.options.watch import ScrapeOptions, WatchOptions
 
 SCHEMA_VERSION = "1.0"
 PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
@@ -30,7 +34,7 @@ PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tikt
 
 @asynccontextmanager
 async def recorded(
-    options: SpanOptions,
+    options: RunOptions | ScrapeOptions | WatchOptions,
     out: Path | None,
     command: Sequence[str],
     clock: Clock,
@@ -40,12 +44,12 @@ async def recorded(
     **decided: object,
 ) -> AsyncIterator[tuple[str, Path]]:
     """Create a run directory and give the run's id and the directory; write its manifest now, and again at the end
-    with the time and the status: `complete`, `interrupted`, or `crashed` with a reason.
+    with the time and the status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
 
     `about` describes the target, `decided` are options that were not given. Raises as `run.create`.
     """
     run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
-    path = create(out or Path("runs") / run_id)
+    path = create(out or Path("runs") / run_id, world_readable=options.world_readable)
     now_ns = clock.now_ns()
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -66,7 +70,8 @@ async def recorded(
 
     write_json(path / MANIFEST, manifest)
     try:
-        yield run_id, path
+        with LogSync(path / RAW):
+            yield run_id, path
     except Interrupted:
         pass
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -81,7 +86,11 @@ async def recorded(
         with suppress(CannotWrite):
             close("crashed", reason=str(failed))
         raise failed from error
-    close("interrupted" if stop.is_set() else "complete")
+    try:
+        close("interrupted" if stop.is_set() else "complete")
+    except CannotWrite as error:
+        error.run_directory = path  # whose results are known all the same
+        raise
 
 
 def _machine(clock: Clock) -> dict[str, Any]:

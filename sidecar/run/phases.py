@@ -28,7 +28,8 @@ from loadgen.requests.table import RequestLog
 from rundir.clock import Clock
 from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
-from sidecar.directory import RAW, Event, append_event
+from sidecar.directory import RAW, SCRAPES, Event, append_event
+from sidecar.directory.counts import SCRAPED
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.progress import Progress
 from sidecar.run.processes import Child, Supervised
@@ -148,7 +149,15 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
     awaited = _awaited_spans(session) if listening else {}
     bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
     settled = await session.scraper.finish(Settle(seconds=seconds, **awaited), "settled", timeout_s=bound_s)
-    if settled is None or "spans" not in settled:
+    if settled is None:
+        return
+    log = SCRAPES.format(session.scraper.deaths)
+    record_if_possible(session, SCRAPED, log=log, scrapes=settled["scrapes"], unwritten=settled["unwritten"])
+    if settled["unwritten"]:
+        warn_and_record(
+            session, f"{settled['unwritten']} scrapes and readings of hardware are lost: they could not be written"
+        )
+    if "spans" not in settled:
         return
     record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
     # Where one died, these counts are the last one's alone, and spans may have come before.
@@ -262,6 +271,12 @@ async def _first(*work: asyncio.Future[Any]) -> None:
 def record(run: Recorded, name: str, **data: Any) -> None:
     """Append an event of this moment to the run's log."""
     append_event(run.path, Event(at_ns=run.clock.now_ns(), name=name, data=data))
+
+
+def record_if_possible(run: Recorded, name: str, **data: Any) -> None:
+    """Append an event; a full disk costs the event, and ends nothing."""
+    with suppress(OSError):
+        record(run, name, **data)
 
 
 def record_note(run: Recorded, text: str) -> None:

@@ -43,12 +43,21 @@ class Child:
     """One child process and its two pipes. An async context manager: leaving it ends the process.
 
     It can be started before its specification is known, since its imports take a quarter of a second; `begin` then
-    sends the specification and the file of its standard error, which until then is ours.
+    sends the specification and the file of its standard error, which until then is ours. `heard` is called with each
+    message.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], *, stderr: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        stderr: Path | None = None,
+        heard: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
         self.name = name
         self.arguments = arguments
+        self._heard = heard
         self._stderr = stderr
         self._idle = stderr is None
 
@@ -131,7 +140,10 @@ class Child:
             code = await self._process.wait()
             raise WorkerDied(f"{self.name} ended with code {code}: {self._last_error()}")
         message = json.loads(line)
-        return message if isinstance(message, dict) else {}
+        if not isinstance(message, dict):
+            return {}
+        self._heard(message)
+        return message
 
     def _last_error(self) -> str:
         if self._stderr is None or not self._stderr.exists():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ from sidecar.run import manifest as manifests
 from sidecar.run.phases import (
     Session,
     record,
+    record_if_possible,
     settle,
     stop_on_signals,
     unless_stopped,
@@ -129,7 +130,7 @@ async def _run(
             drain_s=options.drain_timeout,
             page=page,
         )
-        for text in prepared.notes:
+        for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
             warn_and_record(session, text)
         for number, worker in enumerate(workers):
             work = worker_spec(number, path, run_id, prepared, options, clock)
@@ -152,12 +153,11 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
     from sidecar.live.sending import sending  # noqa: PLC0415  as in run
 
     def sends(until_ns: int) -> None:
-        with suppress(OSError):  # a full disk does not end the run
-            record(session, run_directory.WRITING, url=masked(url), until_ns=until_ns)
+        record_if_possible(session, run_directory.WRITING, url=masked(url), until_ns=until_ns)
 
     def taken(until_ns: int, samples: int, lost: int) -> None:
-        with suppress(OSError):  # as above
-            record(session, run_directory.WRITTEN, url=masked(url), until_ns=until_ns, samples=samples, lost=lost)
+        how_far = {"until_ns": until_ns, "samples": samples, "lost": lost}
+        record_if_possible(session, run_directory.WRITTEN, url=masked(url), **how_far)
 
     @session.live.failures.guard()
     def snapshot() -> tuple[int, Snapshot] | None:
@@ -221,7 +221,7 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
                 LiveRun(path, run_id=run_id, clock=clock, planned_s=options.duration, stale_s=stale_s, loaded=False)
             )
             session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
-            for text in prepared.notes:
+            for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
                 warn_and_record(session, text)
             scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
             spec = scraper_spec(path, prepared.targets, options, clock, metrics_access(options))
@@ -257,11 +257,11 @@ async def _scraping(session: Session, stack: AsyncExitStack, child: Child, spec:
         await again.begin(spec_after(spec, supervised.deaths, addresses), stderr=stderr)
 
     def died(death: WorkerDied) -> None:
-        record(session, run_directory.SCRAPER_DIED, reason=str(death))
+        record_if_possible(session, run_directory.SCRAPER_DIED, reason=str(death))
         session.progress.warn(f"{death}; it is started again")
 
     def restarted() -> None:
-        record(session, run_directory.SCRAPER_RESTARTED)
+        record_if_possible(session, run_directory.SCRAPER_RESTARTED)
         session.progress.stage("the scraper runs again")
 
     supervised = Supervised(child, begin=begin, died=died, restarted=restarted)
@@ -335,7 +335,7 @@ def spec_after(spec: Spec, deaths: int, addresses: Sequence[str]) -> Spec:
 def _logs(raw: Path, deaths: int, spans: ReceiverSpec | None) -> dict[str, str]:
     """Return the logs of a scraper after so many that died."""
     return {
-        "out": str(raw / f"scrapes-{deaths}.log"),
+        "out": str(raw / run_directory.SCRAPES.format(deaths)),
         "hardware_out": str(raw / (f"hardware-{deaths}.log" if deaths else "hardware.log")),
         "timings_out": str(raw / f"timings-{deaths}.log"),
         "spans_out": "" if spans is None else str(raw / f"spans-{deaths}.log"),

@@ -20,10 +20,12 @@ from methodology.study.model import Finished, Kind, StepData
 from rundir.columns import take
 from rundir.stats import Missing, known
 from scraper.hardware.summary import gpu_names, hardware_summary
-from sidecar.directory import Run
+from sidecar.directory import MANIFEST, RAW, Run
+from sidecar.directory.failures import evaluating
 from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import closed_loop, engine_here, self_check_of, window_of
+from sidecar.study.record import step_directory
 
 MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
@@ -37,9 +39,10 @@ class Steps:
     `facts` are those of the steps that were read, which the requirements are checked against.
     """
 
-    def __init__(self, study: Path) -> None:
+    def __init__(self, study: Path, *, outside: bool = False) -> None:
+        """Read those of a study; `outside` of it, too, where that is meant."""
         self.facts: dict[str, StepFacts] = {}
-        self._study = study
+        self._study, self._outside = study, outside
         self._held: dict[str, StepData] = {}
 
     def read(self, finished: Finished) -> StepData:
@@ -47,7 +50,8 @@ class Steps:
         if finished.run not in self._held:
             while sum(len(held.requests.chunk_ns) for held in self._held.values()) > _MOST_HELD:
                 del self._held[next(iter(self._held))]
-            self._held[finished.run] = data = step_data(self._study / finished.run)
+            path = step_directory(self._study, finished.run, outside=self._outside)
+            self._held[finished.run] = data = step_data(path)
             self.facts.setdefault(finished.run, step_facts(data))
         return self._held[finished.run]
 
@@ -60,9 +64,10 @@ class Steps:
 
 
 def step_data(path: Path) -> StepData:
-    """Read a step's run directory. Raises ConfigurationError where there is none."""
-    run = open_run(path)
-    return data_of(run, correlated(run).parts)
+    """Read a step's run directory. Raises ConfigurationError where there is none, or one that no run writes."""
+    with evaluating(path, MANIFEST, RAW):
+        run = open_run(path)
+        return data_of(run, correlated(run).parts)
 
 
 def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:

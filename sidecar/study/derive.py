@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,12 +19,14 @@ from methodology.study.model import Done, Kind, Outcome, Procedure
 from methodology.study.planning import SENTINEL, decide
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
-from sidecar.directory import write_json, write_text
-from sidecar.errors import ConfigurationError
+from rundir.files import make_directory
+from sidecar.directory import json_text, write_text
+from sidecar.directory.failures import evaluating
+from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.study import ALL
 from sidecar.study.data import Steps
-from sidecar.study.record import Status, Study, StudyRecord, open_study
+from sidecar.study.record import LOG, STUDY, Status, Study, StudyRecord, open_study
 
 RESULT, COMPLIANCE = "result.json", "compliance.json"
 DOUBTFUL: Mapping[Kind, str] = {"ttft": "TTFT", "gaps": "Gaps between chunks and TPOT"}
@@ -33,30 +35,47 @@ Ends = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Derived:
-    """What follows from a study."""
+    """What follows from a study: `result.json`, in text too, and `report.txt`.
+
+    `damage` is what is lost of its log, `unwritten` why its files could not all be written.
+    """
 
     result: StudyResult
     compliance: Compliance
+    json: str
+    report: str
+    damage: str = ""
+    unwritten: CannotWrite | None = None
 
 
-def derive_study(path: Path) -> Derived:
-    """Write the derived files of a study into its directory, and return what they say.
+def derive_study(path: Path, *, outside: bool = False) -> Derived:
+    """Write the derived files of a study into its directory, as far as that is possible, and return what they say.
 
-    Raises ConfigurationError where there is no study, CannotWrite.
+    The steps of a comparison of recorded runs lie elsewhere, and are read only where that is meant. Raises
+    ConfigurationError where there is no study, or one that holds what no study writes.
     """
     study = open_study(path)
     asked = study.record.asked
-    procedure, steps = procedure_named(asked.test), Steps(path)
-    findings = procedure.findings(asked, study.finished, steps.read)
-    facts = steps.facts_of(study.finished)
-    compliance = comply(asked.test, asked, read_system(asked.system), study.finished, findings, facts)
-    result = study_result(study, procedure, findings, facts, compliance.system)
-    write_json(path / RESULT, builtins(result))
-    write_json(path / COMPLIANCE, builtins(compliance))
-    (path / "tables").mkdir(exist_ok=True)
-    for name, text in study_files(result, findings, compliance):
-        write_text(path / name, text)
-    return Derived(result=result, compliance=compliance)
+    procedure, steps = procedure_named(asked.test), Steps(path, outside=outside)
+    with evaluating(path, STUDY, LOG):
+        findings = procedure.findings(asked, study.finished, steps.read)
+        facts = steps.facts_of(study.finished)
+        compliance = comply(asked.test, asked, read_system(asked.system), study.finished, findings, facts)
+        result = study_result(study, procedure, findings, facts, compliance.system)
+        files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
+        files |= study_files(result, findings, compliance)
+    derived = Derived(
+        result=result, compliance=compliance, json=files[RESULT], report=files["report.txt"], damage=study.damage
+    )
+    try:
+        make_directory(path / "tables")
+        for name, text in files.items():
+            write_text(path / name, text)
+    except OSError as error:
+        return replace(derived, unwritten=CannotWrite(f"{error.filename or path}: {error.strerror}"))
+    except CannotWrite as error:
+        return replace(derived, unwritten=error)
+    return derived
 
 
 def procedure_named(name: str) -> Procedure:
@@ -79,6 +98,8 @@ def study_result(
         status, reason = "interrupted", f"it was left before step {len(study.finished) + 1} ({decided.label}) ended"
     if status != "complete" and study.stopped is not None and study.stopped.reason:
         status, reason = study.stopped.status, study.stopped.reason
+    if study.damage:
+        status, reason = "partial", study.damage
     return StudyResult(
         study_id=study.record.study_id,
         test=asked.test,

@@ -10,9 +10,10 @@ import platform
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,8 +21,9 @@ from msgspec import Struct
 
 from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.fields import NO_UNIT, StampNs, doc
-from rundir.files import read_regular
-from rundir.frames import FrameLog, read_frames
+from rundir.files import make_directory, read_regular, require_directory, require_regular, sync
+from rundir.frames import FrameLog, FrameTail
+from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
 from sidecar import VERSION
 from sidecar.directory import MANIFEST, RAW, one_line, write_json
@@ -106,7 +108,10 @@ _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study as its directory has it; `pending` is a step that was decided on and has no verdict."""
+    """A study as its directory has it.
+
+    `pending` is a step that was decided on and has no verdict, `damage` what is lost of its log.
+    """
 
     path: Path
     record: StudyRecord
@@ -115,6 +120,7 @@ class Study:
     ended_ns: Mapping[int, int] = field(default_factory=dict)
     pending: Decided | None = None
     stopped: Stopped | None = None
+    damage: str = ""
 
 
 def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
@@ -142,26 +148,33 @@ def directory_of(options: StudyOptions, name: str) -> Path:
     return options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{name}"
 
 
-def create(path: Path, record: StudyRecord) -> Study:
-    """Make the directory of a new study. Raises ConfigurationError where something is there, CannotWrite."""
+def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> Study:
+    """Make the directory of a new study, for its owner alone. Raises ConfigurationError where something is there,
+    CannotWrite.
+    """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds a study; go on with it by --resume" if (path / STUDY).exists() else "is not empty; choose another"
         raise ConfigurationError(f"--out {path}: {what}")
+    _make(path, world_readable=world_readable)
     try:
-        (path / STEPS).mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path / STEPS)
     except OSError as error:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
     write_json(path / STUDY, msgspec.to_builtins(record))
     return Study(path=path, record=record)
 
 
-def write_all(path: Path, options: Mapping[str, Any]) -> None:
+def write_all(path: Path, options: Mapping[str, Any], *, world_readable: bool = False) -> None:
     """Make the directory of all tests, and write what they were asked with. Raises CannotWrite."""
+    _make(path, world_readable=world_readable)
+    write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
+
+
+def _make(path: Path, *, world_readable: bool) -> None:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o755 if world_readable else 0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
-    write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
 
 
 def read_all(path: Path) -> dict[str, Any]:
@@ -176,10 +189,12 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 def append(path: Path, *frames: Frame) -> None:
-    """Append to the log of steps. Raises CannotWrite."""
+    """Append to the log of steps, so that it is on the disk. Raises CannotWrite."""
     try:
+        require_regular(path / LOG)
         with FrameLog(path / LOG) as log:
             log.append(*map(_encoded, frames))
+        sync(path / LOG)
     except OSError as error:
         raise CannotWrite(f"{path / LOG}: {error.strerror}") from error
 
@@ -192,16 +207,50 @@ def _encoded(frame: Frame) -> bytes:
 
 def open_study(path: Path) -> Study:
     """Read what was asked, and every step that has a verdict. Raises ConfigurationError where there is no study."""
+    frames: list[Frame] = []
+    damage = ""
     try:
         record = msgspec.json.decode(read_regular(path / STUDY), type=StudyRecord)
-        frames = list(map(_decode_frame, read_frames(path / LOG))) if (path / LOG).exists() else []
+        with suppress(FileNotFoundError), FrameTail(path / LOG) as tail:
+            while payloads := tail.read_block() or tail.read_rest():
+                frames += [_decode_frame(payload) for payload in payloads if payload is not GAP]
+            damage = _damage(tail.extent)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no {STUDY} here; give the directory of a study (its --out)") from None
     except OSError as error:
         raise ConfigurationError(f"{error.filename or path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: {STUDY} or {LOG} cannot be read: {one_line(error)}") from error
-    return _study(path, record, frames)
+    return replace(_study(path, record, frames), damage=damage)
+
+
+def _damage(extent: Extent) -> str:
+    """Return that records of the log of steps are lost; half of one that a killed study left is none."""
+    if not extent.lost_frames:
+        return ""
+    return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
+
+
+def step_directory(study: Path, run: str, *, outside: bool = False) -> Path:
+    """Return where the run of a step is, as its study names it: in the study, but of a comparison of recorded runs.
+
+    Raises ConfigurationError for one that lies elsewhere, unless it may be `outside`, and for one behind a link.
+    """
+    parts = PurePath(run).parts
+    if outside and PurePath(run).is_absolute():
+        return Path(run)
+    if len(parts) != 2 or parts[0] != STEPS or parts[1] == "..":
+        raise ConfigurationError(
+            f"{study / LOG}: names a run outside of the study, {run[:200]}; where you trust this study, `sidelight "
+            "report --outside` reads it"
+        )
+    path = study / STEPS / parts[1]
+    try:
+        require_directory(path.parent)
+        require_directory(path)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror}") from error
+    return path
 
 
 def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
@@ -239,7 +288,7 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
 def run_name(number: int, step: Step) -> str:
     """Return where a step's run is, inside the study's directory."""
     again = "-again" if step.repeat else ""
-    return f"{STEPS}/{number:04d}-{step.label}{again}"
+    return f"{STEPS}/{number:04d}-{step.label.replace('/', '-')}{again}"
 
 
 def is_whole(run: Path) -> bool:

@@ -14,7 +14,8 @@ from methodology.study.model import Finished, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import counting
 from methodology.study.saturation import SATURATE
-from sidecar.directory import MANIFEST
+from sidecar.directory import MANIFEST, RAW
+from sidecar.directory.failures import evaluating
 from sidecar.errors import ConfigurationError
 from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
@@ -36,9 +37,10 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
     read: list[StepData] = []
     for name, paths in groups.items():
         for path in paths:
-            data = step_data(path)
-            step = _step(name, path, data)
-            came = outcome(step, data, procedure.rests_on)
+            with evaluating(path, MANIFEST, RAW):
+                data = step_data(path)
+                step = _step(name, path, data)
+                came = outcome(step, data, procedure.rests_on)
             finished.append(Finished(number=len(finished) + 1, run=str(path), step=step, outcome=came))
             read.append(data)
     reasons = refusals(finished, [data.about for data in read])
@@ -49,7 +51,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
         )
     finished = [_counted(each) for each in finished]
     out = record.directory_of(options, "compare")
-    study = record.create(out, record.new(replace(options, out=out), asked, command, seen={}))
+    new = record.new(replace(options, out=out), asked, command, seen={})
+    study = record.create(out, new, world_readable=options.world_readable)
     for each, data in zip(finished, read, strict=True):
         record.append(
             study.path,
@@ -58,8 +61,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
             record.Ended(at_ns=data.end_ns, number=each.number, status=data.status),
             record.Judged(at_ns=data.end_ns, number=each.number, outcome=each.outcome),
         )
-    derived = derive_study(study.path)
-    return Ended(code=code_of(derived, options, None), result=derived.result, path=study.path, error=None)
+    derived = derive_study(study.path, outside=True)
+    return Ended(code=code_of(derived, options, None), derived=derived, path=study.path, error=None)
 
 
 def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
@@ -84,7 +87,7 @@ def _runs(path: Path) -> Iterator[Path]:
     path = path.resolve()
     if (path / record.STUDY).is_file():
         steps = counting(record.open_study(path).finished)
-        yield from (path / each.run for each in steps if each.step.kind != SATURATE)
+        yield from (record.step_directory(path, each.run) for each in steps if each.step.kind != SATURATE)
     elif (path / MANIFEST).is_file():
         yield path
     elif path.is_dir():

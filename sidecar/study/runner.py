@@ -223,7 +223,7 @@ def _settle(study: Study, procedure: Procedure) -> None:
     begun = None if pending is None else study.begun.get(pending.number)
     if pending is None or begun is None:
         return
-    path = study.path / begun.run
+    path = record.step_directory(study.path, begun.run)
     if record.is_whole(path) and study.ended_ns.get(pending.number, 0) >= begun.at_ns:
         came = outcome(pending.step, step_data(path), procedure.rests_on)
         append(study.path, record.Judged(at_ns=_now_ns(), number=pending.number, outcome=came))

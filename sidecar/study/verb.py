@@ -41,12 +41,16 @@ TAKEN = {each.name: each.variants for each in map(procedure_named, TESTS) if eac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a study ended: the exit code of the command, its result, its directory."""
+    """How a study ended: the exit code of the command, what follows from it, its directory."""
 
     code: int
-    result: StudyResult
+    derived: Derived
     path: Path
     error: SidelightError | None
+
+    @property
+    def result(self) -> StudyResult:
+        return self.derived.result
 
 
 def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[str]]:
@@ -148,7 +152,8 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     _planned(procedure, asked, next(iter(configurations.values())))
     seen = _seen(options, configurations, limit_s=0.0)
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
-    return record.create(path, record.new(options, replaced(asked, max_model_len=longest), command, seen))
+    new = record.new(options, replaced(asked, max_model_len=longest), command, seen)
+    return record.create(path, new, world_readable=options.world_readable)
 
 
 def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
@@ -199,7 +204,7 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
     _, error = conduct(study, how)
     derived = derive_study(study.path)
     code = code_of(derived, options, error)
-    return Ended(code=code, result=derived.result, path=study.path, error=error)
+    return Ended(code=code, derived=derived, path=study.path, error=error)
 
 
 def code_of(derived: Derived, options: StudyOptions, error: SidelightError | None) -> int:
@@ -297,7 +302,7 @@ def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
     root = record.directory_of(options, ALL)
     if any((root / name / record.STUDY).exists() for name in TESTS):
         raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
-    record.write_all(root, as_recorded(options))
+    record.write_all(root, as_recorded(options), world_readable=options.world_readable)
     return root, options
 
 

@@ -10,10 +10,11 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -38,7 +39,7 @@ from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import WatchOptions, reloaded
 from sidecar.progress import Progress
 from sidecar.run import manifest as manifests
-from sidecar.run.phases import record, record_note, unless_stopped_for
+from sidecar.run.phases import record, record_if_possible, unless_stopped_for
 from sidecar.run.processes import START_TIMEOUT_S, Child, keep_up
 from sidecar.run.target import reason_of
 from sidecar.watch.panel import WatchState, panel
@@ -53,6 +54,7 @@ HALTED_S = 10.0  # without a look at the logs: a defect, of which a supervisor i
 # What is reported on at the end: some 15,000 requests of three spans, which take 4 s. Who ends a service waits 10 s.
 SPAN_BYTES_AT_END = 4_000_000
 BROWSERS_S = 1.0  # in which a browser takes the end
+UNWRITABLE = "its logs cannot be written"
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
 
@@ -63,8 +65,9 @@ class Watch:
     `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
     `looked_s` is when the logs were looked at last, by the monotonic clock. `clock_steps` has the number of the first
     log by each later time, and by how much that was set. `lives` counts receivers that came up, `restarts` those that
-    died; `receiver` is None while there is none, and `down_ns` then says since when. `not_ready` is what /readyz
-    answers: why there is no receiver, and why not all that came is counted; each empty where that is not so.
+    died; `receiver` is None while there is none, and `down_ns` then says since when. `unwritten` scrapes could not be
+    kept, `unwritten_before` of them by receivers that ended. `not_ready` is what /readyz answers: why there is no
+    receiver, why not all that came is counted, and why it cannot be written; each empty where that is not so.
     """
 
     path: Path
@@ -82,9 +85,11 @@ class Watch:
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     receiver: Child | None = None
     ports: tuple[int, int] | None = None
-    not_ready: dict[str, str] = field(default_factory=lambda: {"receiver": "starting", "logs": ""})
+    not_ready: dict[str, str] = field(default_factory=lambda: {"receiver": "starting", "logs": "", "disk": ""})
     lives: int = 0
     restarts: int = 0
+    unwritten: int = 0
+    unwritten_before: int = 0
     down_ns: int | None = None
     looked_s: float = field(default_factory=time.monotonic)
     clock_steps: tuple[tuple[int, int], ...] = ()
@@ -92,8 +97,7 @@ class Watch:
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
         self.progress.warn(text)
-        with suppress(OSError):  # a full disk does not end the watch
-            record_note(self, text)
+        record_if_possible(self, "note", text=text)
 
 
 async def watch(
@@ -141,18 +145,18 @@ async def watch(
         progress.stage(f"live page: {url.removesuffix('metrics')}")
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(shared))
-        record(shared, "phase_start", phase="measure")
+        _begin_recording(shared)
         async with _sending(shared):
             await _until_stopped(shared)
             progress.close()
-            record(shared, "phase_end", phase="measure")
+            record_if_possible(shared, "phase_end", phase="measure")
             await asyncio.to_thread(_look, shared, all_of_it=True)
             _say_what_waits(shared)
         with view.failures.guard():
             page.stream.publish(columns.rows(), b"")
         page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
         await page.stream.until_left(BROWSERS_S)
-        record(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))
+        record_if_possible(shared, run_directory.WATCHED, **view.since_start(restarts=shared.restarts))
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.restarts), path
 
@@ -160,6 +164,12 @@ async def watch(
 def _unready(shared: Watch | None) -> str:
     """Return what /readyz answers; empty when the watch is ready."""
     return "starting" if shared is None else next(filter(None, shared.not_ready.values()), "")
+
+
+def _begin_recording(shared: Watch) -> None:
+    if text := run_directory.scarce(shared.path):
+        shared.warn_and_record(text)
+    record(shared, "phase_start", phase="measure")
 
 
 def _unhealthy(shared: Watch | None) -> str:
@@ -233,7 +243,8 @@ async def _receive_on(shared: Watch) -> None:
     """
 
     async def life() -> bool:
-        async with Child("the receiver", ["scraper.worker"]) as child:
+        shared.unwritten_before = shared.unwritten
+        async with Child("the receiver", ["scraper.worker"], heard=lambda said: _on_event(shared, said)) as child:
             await _begin(shared, child)
             moved_ns = await child.while_alive(_clock_step(shared))
             shared.receiver, shared.not_ready["receiver"] = None, "the clock was set, and the receiver starts again"
@@ -275,8 +286,24 @@ async def _begin(shared: Watch, child: Child) -> None:
             shared.view.missed(shared.clock.now_ns())
         shared.warn_and_record(f"the receiver runs again after {(shared.clock.now_ns() - shared.down_ns) / 1e9:.1f} s")
         shared.down_ns = None
-    shared.not_ready["receiver"] = ""
+    shared.not_ready["receiver"] = shared.not_ready["disk"] = ""
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
+
+
+def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
+    """Follow whether the receiver can write its logs."""
+    if said.get("event") not in ("unwritten", "written"):
+        return
+    shared.unwritten = shared.unwritten_before + said["count"]
+    if said["event"] == "unwritten" and not shared.not_ready["disk"]:
+        shared.not_ready["disk"] = f"{UNWRITABLE}: {said['reason']}"
+        shared.warn_and_record(
+            f"{UNWRITABLE} ({said['reason']}); the watch goes on, counts what is lost, and refuses spans so that they "
+            "are sent again; make room on the disk"
+        )
+    elif said["event"] == "written" and shared.not_ready["disk"]:
+        shared.not_ready["disk"] = ""
+        shared.warn_and_record(f"logs are written again; {shared.unwritten} scrapes are lost since the start")
 
 
 async def _clock_step(shared: Watch) -> int:
@@ -296,8 +323,7 @@ async def _set_clock(shared: Watch, moved_ns: int) -> None:
         shared.view.clock_moved(moved_ns)
     shared.clock_steps += ((_next_log(shared), moved_ns),)
     step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
-    with suppress(OSError):  # as in warn_and_record
-        record(shared, run_directory.CLOCK_SET, **step)
+    record_if_possible(shared, run_directory.CLOCK_SET, **step)
     shared.warn_and_record(
         f"the clock of this machine was set {abs(moved_ns) / 1e9:.1f} s {'ahead' if moved_ns > 0 else 'back'}, or it "
         "was suspended; stamps are by the new time from here on, and earlier ones are moved by as much"
@@ -317,8 +343,7 @@ def _on_receiver_death(shared: Watch, death: WorkerDied) -> None:
     if shared.down_ns is None:
         shared.down_ns = shared.clock.now_ns()
     shared.not_ready["receiver"] = "the receiver is down"
-    with suppress(OSError):  # as in warn_and_record
-        record(shared, "receiver_died", reason=str(death), restarts=shared.restarts)
+    record_if_possible(shared, "receiver_died", reason=str(death), restarts=shared.restarts)
     shared.warn_and_record(
         f"{death}; it is restarted (restart {shared.restarts}); exports in flight must be sent again"
     )
@@ -343,8 +368,7 @@ async def _reload_on(shared: Watch) -> None:
         pages = ", ".join(masked(url) for url in options.metrics) or "nothing"
         text = f"reloaded: scraping {pages} every {options.scrape_interval:g} s"
         shared.progress.stage(text)
-        with suppress(OSError):
-            record_note(shared, text)
+        record_if_possible(shared, "note", text=text)
 
 
 async def _look_on(shared: Watch) -> None:
@@ -446,4 +470,4 @@ def _look(shared: Watch, *, all_of_it: bool = False) -> None:
     )
     with shared.view.failures.guard():
         shared.view.prune(keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
-    shared.page.update(shared.view.snapshot(restarts=shared.restarts))
+    shared.page.update(shared.view.snapshot(restarts=shared.restarts, unwritten=shared.unwritten))

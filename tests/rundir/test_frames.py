@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import tempfile
 import zlib
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -193,6 +196,61 @@ def test_a_log_that_cannot_be_written_says_so():
     """A full disk is an OSError, not silence."""
     with frames.FrameLog("/dev/full") as frame_log, pytest.raises(OSError, match="No space left"):
         frame_log.append(b"payload")
+
+
+class Disk:
+    """Takes the place of `os.write`: a disk with so much room."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._write = os.write
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._write(fd, bytes(data[: self.room]))
+        self.room -= written
+        return written
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5), st.data())
+def test_what_does_not_fit_is_taken_back_and_the_log_goes_on(written: list[bytes], data: st.DataObject):
+    """Wherever a disk is full, the log is whole without the record that did not fit, and so it is to a reader who
+    followed it and has seen half of that.
+    """
+    disk = Disk(data.draw(st.integers(0, len(_written(written)) - 1)))
+    fitting: list[bytes] = []
+    seen: list[bytes] = []
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        path = Path(directory) / "log"
+        with frames.FrameLog(path) as log, frames.FrameTail(path) as tail:
+            take_back = os.ftruncate
+            patch.setattr(os, "write", disk)
+            patch.setattr(os, "ftruncate", lambda *where: (seen.extend(tail.read_block()), take_back(*where)))
+            for payload in written:
+                with suppress(OSError):
+                    log.append(payload)
+                    fitting.append(payload)
+                seen += tail.read_block()
+            disk.room = 1000
+            log.append(b"last")
+            seen += tail.read_block() + tail.read_rest()
+        assert [*fitting, b"last"] == seen == list(frames.read_frames(path, gaps=True))
+        end = frames.log_end(path)
+        assert end is not None
+        assert (len(seen), 0, 0) == (end.frames, tail.extent.lost_frames, tail.extent.lost_bytes)
+
+
+def test_a_file_of_terabytes_of_nothing_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A hole costs nothing to make. What is behind so much is lost, and counted."""
+    monkeypatch.setattr(framing, "_MOST_VAIN_BYTES", 1 << 20)
+    path = tmp_path / "log"
+    path.write_bytes(_written([b"one"])[:20] + bytes(9))
+    os.truncate(path, 2**40)
+    with frames.FrameTail(path) as tail:
+        read = tail.read_block() + tail.read_block() + tail.read_rest()
+        assert [b"one"] == [payload for payload in read if payload is not framing.GAP]
+        assert 2**40 == tail.extent.bytes + tail.extent.lost_bytes + tail.extent.torn_bytes
 
 
 def test_ids_are_functions_of_run_and_index():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,9 @@ from scraper_process import started
 from served import Handler, Serve
 from waiting import BOUND_S
 
+from rundir.frames import FrameTail
 from scraper.exposition import histograms
+from scraper.series.log import Row
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape
 from scraper.targets.target import offset_ns
@@ -167,8 +170,32 @@ async def test_a_log_that_cannot_be_written(tmp_path: Path, file: str):
         assert 1 == await asyncio.wait_for(worker.process.wait(), BOUND_S)
 
 
+async def test_a_full_disk_costs_what_could_not_be_written(serve: Serve, tmp_path: Path):
+    """It is counted and said, and scrapes are kept again when there is room. What is in the log is whole."""
+    page, _ = replay(["x 1\n"])
+    base = await serve({"/metrics": page})
+    async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
+        await worker.event("ready")
+        pid, limit = worker.process.pid, resource.RLIMIT_FSIZE
+        _, most = resource.prlimit(pid, limit)
+        resource.prlimit(pid, limit, (1, most))
+        full = await worker.event("unwritten", over=("stale",))
+        assert (True, "File too large") == (full["count"] > 0, full["reason"])
+        resource.prlimit(pid, limit, (most, most))
+        assert full["count"] <= (await worker.event("written", over=("unwritten", "stale", "fresh")))["count"]
+        worker.send({"cmd": "settle", "seconds": 0})
+        settled = await worker.event("settled")
+        assert 0 == await worker.ended()
+    assert settled["scrapes"] == len(worker.records()) == settled["ok"] - settled["unwritten"]
+    assert all(isinstance(record, Row) and [1.0] == record.values.tolist() for record in worker.records())
+    with FrameTail(worker.log) as tail:
+        while tail.read_block() or tail.read_rest():
+            pass
+        assert (0, 0, 0) == (tail.extent.lost_frames, tail.extent.lost_bytes, tail.extent.torn_bytes)
+
+
 async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, tmp_path: Path):
-    """The first, the settled and the last scrape each have a tick that all targets share and none has twice."""
+    """The first and the settled scrapes have ticks that all targets share and none has twice; no more follow."""
     page, _ = replay(["x 1\n"])
     base = await serve({"/a/metrics": page, "/b/metrics": page})
     async with started(tmp_path, targets=[f"{base}/a/metrics", f"{base}/b/metrics"], interval_s=RARELY_S) as worker:
@@ -184,7 +211,7 @@ async def test_a_scrape_at_a_stated_moment_has_a_tick_of_its_own(serve: Serve, t
     }
     first = ticks["a"][0]
     assert 0 == first % (RARELY_S * 10**9)
-    assert {"a": [first + number * RARELY_S * 10**9 for number in range(4)], "b": ticks["a"]} == ticks
+    assert {"a": [first + number * RARELY_S * 10**9 for number in range(3)], "b": ticks["a"]} == ticks
 
 
 async def test_a_target_that_is_gone_is_stale_until_it_answers_again(serve: Serve, tmp_path: Path):

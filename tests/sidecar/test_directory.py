@@ -8,24 +8,24 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sent_requests import parts, planned
+from run_directories import MANIFEST, Recorded, write
+from sent_requests import parts
 from sent_spans import TRACE, call, engine, export, gateway
-from series import scraped
 
-from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record, plan_end
+from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
 from loadgen.requests.table import RequestLog
 from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.perf_metrics import TimingLog
-from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
+from scraper.series.log import LayoutRecord, RowRecord
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
 from scraper.targets.scrape import Scrape
 from sidecar.directory import (
@@ -33,15 +33,15 @@ from sidecar.directory import (
     Phase,
     create,
     require_free,
+    scarce,
     write_json,
+    write_text,
     write_whole,
 )
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 from sidecar.run.phases import last_answered
-
-MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 
 stamps = st.integers(1, 2**62)
 events = st.builds(
@@ -61,16 +61,6 @@ stats = st.builds(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """What is written into a run directory: tokens of each request, waiting requests of each scrape."""
-
-    tokens: list[int]
-    waiting: list[int]
-    stats: list[WorkerStat]
-    events: list[Event]
-
-
 recorded = st.builds(
     Recorded,
     tokens=st.lists(st.integers(1, 6), max_size=4),
@@ -78,37 +68,6 @@ recorded = st.builds(
     stats=st.lists(stats, max_size=4),
     events=st.lists(events, max_size=4),
 )
-
-
-def scrape(number: int, waiting: int) -> Scrape:
-    """Return the scrape of a page with one gauge."""
-    return scraped(1000 * number + 9, f"# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting {waiting}\n")
-
-
-def write(path: Path, what: Recorded) -> dict[str, list[int]]:
-    """Write a run directory with the writers that a run uses; returns for each log its size after each record."""
-    create(path)
-    write_json(path / "manifest.json", MANIFEST)
-    raw = path / "raw"
-    sizes: dict[str, list[int]] = {}
-    requests = [part for index, tokens in enumerate(what.tokens) for part in parts(index, tokens)]
-    plan = [*(planned(index, tokens) for index, tokens in enumerate(what.tokens)), plan_end("measure")]
-    for name, records in (("plan-measure.log", plan), ("requests-0.log", [*what.stats, *requests])):
-        frame_log = FrameLog(raw / name)
-        for record in records:
-            append_record(frame_log, record)
-            sizes.setdefault(name, []).append((raw / name).stat().st_size)
-        frame_log.close()
-    log = ScrapeLog(raw / "scrapes-0.log")
-    for number, waiting in enumerate(what.waiting):
-        log.append(scrape(number, waiting))
-        sizes.setdefault("scrapes-0.log", []).append((raw / "scrapes-0.log").stat().st_size)
-    log.close()
-    with FrameLog(raw / "events.log") as events_log:
-        for event in what.events:
-            events_log.append(msgspec.msgpack.encode(event))
-            sizes.setdefault("events.log", []).append((raw / "events.log").stat().st_size)
-    return sizes
 
 
 @contextmanager
@@ -348,6 +307,24 @@ def test_a_free_place_is_new_or_empty(tmp_path: Path):
     assert ["raw"] == [path.name for path in (tmp_path / "a" / "b").iterdir()]
 
 
+@pytest.mark.parametrize(("world_readable", "modes"), [(False, [0o700, 0o600]), (True, [0o755, 0o644])])
+def test_files_are_for_those_who_may_read_the_directory(tmp_path: Path, *, world_readable: bool, modes: list[int]):
+    """Its owner alone, unless others were allowed to: logs and derived files alike."""
+    path = create(tmp_path / "run", world_readable=world_readable)
+    with FrameLog(path / "raw" / "events.log"):
+        pass
+    write_text(path / "report.txt", "")
+    places = [[path, path / "raw"], [path / "report.txt", path / "raw" / "events.log"]]
+    assert [{mode} for mode in modes] == [{stat.S_IMODE(each.stat().st_mode) for each in kind} for kind in places]
+
+
+def test_a_disk_with_little_room_is_said_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What happens when it is full, and what to do; nothing of one with room."""
+    assert "" == scarce(tmp_path)
+    monkeypatch.setattr("sidecar.directory.disk_usage", lambda _: SimpleNamespace(free=255_000_000))
+    assert scarce(tmp_path).startswith("only 255 MB are free on the disk of")
+
+
 def test_a_place_that_cannot_be_made_is_one_line(tmp_path: Path):
     """Below a file there is no room for a directory."""
     (tmp_path / "file").write_text("")
@@ -372,13 +349,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):
     assert [("summary.json", "old")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
     write_whole(path, lambda draft: draft.write(b"new"))
     assert [("summary.json", "new")] == [(file.name, file.read_text()) for file in tmp_path.iterdir()]
-
-
-def test_a_file_that_is_written_is_no_program(tmp_path: Path):
-    """Others may read it as any new file of this user."""
-    write_whole(tmp_path / "summary.json", lambda draft: draft.write(b"new"))
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "plain").stat().st_mode == (tmp_path / "summary.json").stat().st_mode
 
 
 def test_links_and_pipes_in_a_directory_are_neither_followed_nor_waited_for(tmp_path: Path):
@@ -414,6 +384,17 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path, kind: str):
     assert 0 == len(run.requests)
     replace_by_none("manifest.json")
     with pytest.raises(ConfigurationError, match=rf"manifest\.json: {reason}"):
+        open_run(path)
+
+
+def test_logs_of_another_place_are_not_read(tmp_path: Path):
+    """A link at the place of raw/ leads to files of ours, which a report would show."""
+    write(tmp_path / "mine", Recorded(tokens=[2], waiting=[1], stats=[], events=[]))
+    path = tmp_path / "theirs"
+    path.mkdir()
+    write_json(path / "manifest.json", MANIFEST)
+    (path / "raw").symlink_to(tmp_path / "mine" / "raw")
+    with pytest.raises(ConfigurationError, match=r"theirs/raw: is a link, and links are not followed"):
         open_run(path)
 
 
@@ -462,9 +443,9 @@ def test_a_record_that_no_process_writes_is_left_out(
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        ('{"run_id": "r", "config": {}}', "holds what no run writes"),
-        ('{"run_id": "r", "config": []}', "holds what no run writes"),
-        ('{"run_id": "r", "config": {"endpoint": "zzz"}}', "holds what no run writes"),
+        ('{"run_id": "r", "config": {}}', "holds what is never written there"),
+        ('{"run_id": "r", "config": []}', "holds what is never written there"),
+        ('{"run_id": "r", "config": {"endpoint": "zzz"}}', "holds what is never written there"),
         ('{"run_id": "r", "config": {"slice_duration": NaN}}', "NaN is no JSON"),
         ('{"run_id": "r", "logs": {"a.log": {}}}', "logs: Object missing required field"),
         ("[" * 200_000, "cannot be read: maximum recursion depth"),

@@ -6,8 +6,11 @@ import importlib
 import pkgutil
 import re
 
+import pytest
+
 import sidecar
 from sidecar import errors
+from sidecar.cli.messages import unexpected
 from sidecar.errors import ConfigurationError, Interrupted, SidelightError
 
 
@@ -34,6 +37,19 @@ def test_the_tree_is_flat_under_its_root():
     """Inheritance has depth one, and the drawing names the root."""
     assert below(SidelightError) == set(SidelightError.__subclasses__())
     assert "\n* SidelightError\n" in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "the memory that this process may take is used up"),
+        (RuntimeError("can't start new thread"), "the memory that this process may take is used up"),
+        (KeyError("a\nb"), "KeyError: 'a\\nb'; this is a defect, --verbose shows where"),
+    ],
+)
+def test_an_error_without_a_class_of_its_own_is_one_line(error: Exception, said: str):
+    """Too little memory is what a user can mend, and no defect."""
+    assert said in unexpected(error)
 
 
 def test_exit_codes_are_those_of_the_contract():

@@ -203,7 +203,7 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                 if line.strip():
                     try:
                         yield decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                         raise WorkloadError(f"{path}, line {number}: no JSON object: {error}; {_CURE}") from error
     except OSError as error:
         raise unreadable(path, error) from error

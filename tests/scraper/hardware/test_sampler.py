@@ -350,7 +350,7 @@ async def test_a_log_of_this_machine_names_every_source(tmp_path: Path):
     stopping = asyncio.Event()
     stopping.set()
     async with asyncio.timeout(BOUND_S):
-        await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping)
+        await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping, unwritten=[].append)
     records = [decode(payload) for payload in read_frames(tmp_path / "hardware.log")]
     assert {"nvml", "rapl", "powermetrics"} == {record.source for record in records}
     assert all(record.reason for record in records if isinstance(record, HardwareAbsence))

@@ -48,11 +48,12 @@ def test_recorded_runs_are_compared_as_a_study(recorded: Path, tmp_path: Path, c
 
 
 def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
-    """`sidelight report` of it writes the same bytes."""
+    """`sidelight report` of it writes the same bytes, where it may read the runs that it names."""
     out = tmp_path / "out"
     ran("compare", recorded / "before", recorded / "after", "--out", out, "--anyway")
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
-    assert 0 == ran("report", out)
+    assert 2 == ran("report", out)
+    assert 0 == ran("report", out, "--outside")
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
 
 

@@ -1,0 +1,260 @@
+"""Directories that an attacker made: what is said of them, and that nothing else is written, followed or obeyed."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import golden_files
+import msgspec
+import pytest
+from processes import sidelight
+from sent_requests import parts
+from tiny_study import TINY
+
+from loadgen.records import RequestPart
+from methodology.procedures import PROCEDURES
+from methodology.study.model import Asked, Outcome, Parameters, Step
+from rundir.frames import FrameLog
+from rundir.framing import MOST_INFLATED_BYTES
+from scraper.exposition import Series
+from scraper.series.log import LayoutRecord, RowRecord
+from sidecar.cli import main
+from sidecar.study.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
+FORMULA = "=cmd|' /C calc'!A0"
+OBEYED = set("\x1b\x07\u202e\x9b\x00\u2028")
+
+
+def ran(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory with a file in it, to which links lead."""
+    path = tmp_path / "victim"
+    path.mkdir()
+    (path / "mine").write_text("mine")
+    return path
+
+
+def unharmed(victim: Path) -> bool:
+    return [("mine", "mine")] == [(path.name, path.read_text()) for path in victim.iterdir()]
+
+
+def obeyed(path: Path) -> list[str]:
+    """Return the files of people in a directory that hold what a terminal or a browser obeys."""
+    files = [file for file in path.rglob("*") if not file.is_symlink()]
+    texts = [file for file in files if file.suffix in {".txt", ".html", ".md", ".csv"}]
+    return [file.name for file in texts if OBEYED & set(file.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture
+def attackers(tmp_path: Path, victim: Path) -> Path:
+    """A recorded run with links, FIFOs, bombs and escapes wherever one can be."""
+    path = golden_files.copied("vllm_plain", tmp_path)
+    manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
+    manifest["config"] |= {"model": f"m{ESCAPES}{FORMULA}", "formats": ["text", "html", "markdown", "csv"]}
+    manifest["config"] |= {
+        "out": str(victim),
+        "save_requests": str(victim / "mine"),
+        "trace_url": "javascript:alert(1)//{trace_id}",
+    }
+    manifest["target"] = {**manifest.get("target", {}), "version": f"<script>alert(1)</script>{ESCAPES}"}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    raw = path / "raw"
+    for name in ("summary.json", "report.txt", "report.html", "report.md", "requests.parquet", "timeslices.parquet"):
+        (path / name).symlink_to(victim / "mine")
+    (raw / "hardware-1.log").symlink_to("/dev/zero")
+    (raw / "spans-1.log").symlink_to("/dev/urandom")
+    os.mkfifo(raw / "requests-1.log")
+    (raw / "timings-1.log").mkdir()
+    (raw / f"requests-{ESCAPES}.log").write_bytes(b"\xf5SLr" * 1000)
+    (path / f"{ESCAPES}[bold red]name.txt").touch()
+    bomb = zlib.compress(bytes(MOST_INFLATED_BYTES + 1), 1)
+    with FrameLog(raw / "requests-2.log") as log:
+        log.append(msgspec.msgpack.encode(RequestPart(index=10**6, last=True, body=bomb)))
+    with FrameLog(raw / "requests-3.log") as log:
+        other = msgspec.structs.replace(parts(7, 1)[-1], url=f"http://{ESCAPES}/", index=9**9)
+        log.append(msgspec.msgpack.encode(other))
+    with FrameLog(raw / "scrapes-1.log") as log:
+        log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=bomb)))
+    return path
+
+
+def test_a_run_of_an_attacker_is_reported_and_obeyed_in_nothing(
+    attackers: Path, victim: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its damage is the first line; links are replaced by our files, the file that they lead to stays; and so it is
+    where it is compared.
+    """
+    assert 3 == ran("report", attackers)
+    said = capsys.readouterr()
+    assert said.out.startswith("! Recorded data of this run are missing or damaged: raw/hardware-1.log: it is damaged")
+    for reason in ("is a link", "unpacks to more than", "is not a regular file", "is not in the time of the run"):
+        assert reason in " ".join(said.out.split())
+    assert (1, set()) == (said.err.count("\n"), OBEYED & set(said.out + said.err))
+    page = (attackers / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert '"javascript:' not in page
+    other = golden_files.copied("two_engines", tmp_path)
+    assert 0 == ran("report", attackers, other, "--output", tmp_path / "both.html")
+    said = capsys.readouterr()
+    assert not OBEYED & set(said.out + said.err)
+    assert "<script>alert" not in (tmp_path / "both.html").read_text()
+    assert [] == obeyed(attackers) == obeyed(tmp_path)
+    assert unharmed(victim)
+
+
+def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):
+    """--untrusted: in a process of its own, whose report it is; one that would take more is one line."""
+    path = golden_files.copied("two_engines", tmp_path)
+    bounded = sidelight("report", path, "--untrusted", path=path)
+    assert (0, "") == (bounded.code, bounded.err)
+    assert "Where the TTFT went" in bounded.out
+    series = zlib.compress(
+        msgspec.msgpack.encode([Series(f"s{number}", (), "s", "gauge", "") for number in range(99_999)])
+    )
+    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
+    with FrameLog(path / "raw" / "scrapes-1.log") as log:
+        log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=series)))
+        for number in range(5000):  # 4 GB
+            stamp_ns = began_ns + number * 1_000_000
+            row = RowRecord(layout=0, tick_ns=stamp_ns, request_ns=stamp_ns, response_ns=stamp_ns + 1, delta=b"")
+            log.append(msgspec.msgpack.encode(row))
+    bounded = sidelight("report", path, "--untrusted", path=path)
+    assert (2, "", 1) == (bounded.code, bounded.out, bounded.err.count("\n"))
+    assert "MemoryError" in bounded.err
+
+
+@pytest.mark.parametrize("manifest", ["[" * 200_000, '{"run_id": "r", "config": {}}', "\x00", "{}"])
+def test_a_run_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], manifest: str):
+    """Of `report`, of several, of --base, and of `compare`."""
+    good, bad = golden_files.copied("two_engines", tmp_path), tmp_path / "bad"
+    (bad / "raw").mkdir(parents=True)
+    (bad / "manifest.json").write_text(manifest)
+    for arguments in (("report", bad), ("report", good, bad), ("report", good, "--base", bad), ("compare", good, bad)):
+        out = () if arguments[0] == "report" else ("--out", tmp_path / "out")
+        assert 2 == ran(*arguments, *out)
+        assert 1 == capsys.readouterr().err.count("\n")
+
+
+STEP = Step(kind="level", label="open-1", load="open", level=1.0, duration=1.0, seed=1)
+RUN = "steps/0001-open-1"
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study of one step, with a recorded run in its place."""
+    monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
+    parameters = Parameters(duration=1.0, levels=(0.5,), capacity=4.0)
+    record = StudyRecord(
+        study_id=f"20261122{ESCAPES}",
+        tool={"name": "sidelight", "version": ESCAPES},
+        command=["sidelight", FORMULA, ESCAPES],
+        started_at="2026-11-22T12:00:00.000Z",
+        asked=Asked(test="tiny", scale="short", parameters=parameters, seed=1, options={ESCAPES: ESCAPES}),
+        options={},
+        seen={},
+        host={},
+    )
+    path = create(tmp_path / "study", record).path
+    golden_files.copied("two_engines", path / "steps").rename(path / RUN)
+    return path
+
+
+def judged(run: str = RUN, **changes: Any) -> list[Frame]:
+    """Return the frames of a step that has ended."""
+    outcome = Outcome(status="complete", sent=3, notes=(ESCAPES,), limit_reason=ESCAPES, **changes)
+    return [
+        Decided(at_ns=1, number=1, step=STEP),
+        Begun(at_ns=2, number=1, run=run),
+        Ended(at_ns=3, number=1, status="complete"),
+        Judged(at_ns=4, number=1, outcome=outcome),
+    ]
+
+
+def test_a_study_of_an_attacker_is_reported_and_obeyed_in_nothing(
+    study: Path, victim: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its texts move no cursor, in no file; links at the places of its files are replaced."""
+    append(study, *judged())
+    for name in ("result.json", "report.txt", "report.html"):
+        (study / name).symlink_to(victim / "mine")
+    (study / f"{ESCAPES}.txt").touch()
+    assert 0 == ran("report", study)
+    said = capsys.readouterr()
+    assert ("", set()) == (said.err, OBEYED & set(said.out))
+    assert [] == obeyed(study)
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("/", "names a run outside of the study"),
+        ("steps/..", "names a run outside of the study"),
+        ("../victim", "names a run outside of the study"),
+        ("steps/0001-open-1/../../../victim", "names a run outside of the study"),
+        ("steps/link", "steps/link: is a link, and links are not followed"),
+        ("steps/none", "there is no such directory"),
+    ],
+)
+def test_a_study_leads_to_no_other_place(
+    study: Path, victim: Path, capsys: pytest.CaptureFixture[str], run: str, said: str
+):
+    """Neither by what its log says, nor by a link."""
+    (study / "steps" / "link").symlink_to(victim)
+    append(study, *judged(run))
+    for arguments in (("report", study), ("compare", study, study / RUN, "--out", victim / "out")):
+        assert 2 == ran(*arguments)
+        error = capsys.readouterr().err
+        assert (1, True) == (error.count("\n"), said in error), error
+    assert unharmed(victim)
+
+
+def test_files_of_a_study_are_written_into_it_alone(study: Path, victim: Path, capsys: pytest.CaptureFixture[str]):
+    """A link at the place of tables/ leads to any directory of ours. The report is printed all the same."""
+    append(study, *judged())
+    (study / "tables").symlink_to(victim)
+    assert 3 == ran("report", study)
+    said = capsys.readouterr()
+    assert "tables: is a link, and links are not followed" in said.err
+    assert "levels were measured" in said.out
+    assert unharmed(victim)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link", "deep", "not-a-number", "level", "damaged"])
+def test_a_study_that_none_writes_is_one_line(study: Path, capsys: pytest.CaptureFixture[str], kind: str):
+    """Whatever of it is not what it should be."""
+    append(study, *judged())
+    log = study / LOG
+    if kind == "FIFO":
+        log.unlink()
+        os.mkfifo(log)
+    elif kind == "link":
+        log.unlink()
+        log.symlink_to("/dev/zero")
+    elif kind == "deep":
+        (study / "study.json").write_text('{"asked": ' + "[" * 200_000)
+    elif kind == "not-a-number":
+        text = (study / "study.json").read_text()
+        (study / "study.json").write_text(text.replace('"capacity": 4.0', '"capacity": 1e999'))
+    elif kind == "level":
+        text = (study / "study.json").read_text()
+        (study / "study.json").write_text(text.replace('"system": {}', '"system": {"boundary": [[[]]]}'))
+    else:
+        damaged = bytearray(log.read_bytes())
+        damaged[40] ^= 1
+        log.write_bytes(damaged)
+    code = ran("report", study)
+    said = capsys.readouterr()
+    assert ((3 if kind == "damaged" else 2), 1) == (code, said.err.count("\n")), said.err + said.out
+    assert ("steps.log is damaged: 1 of its records are lost" in said.err) == (kind == "damaged")
