@@ -6,15 +6,15 @@ FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 
-# Without pip of its own: what runs needs none.
-RUN python -m venv --without-pip /opt/sidelight
+# Without pip of its own: what runs needs none, nor what builds.
+RUN python -m venv --without-pip /opt/sidelight && python -m venv --without-pip /opt/build
 WORKDIR /src
 
 # Dependencies first: they change less often than the sources, so this layer is mostly reused.
 # Wheels alone: what has to be built runs code of its own where it is installed.
 COPY requirements.lock requirements-build.lock ./
 RUN pip --python /opt/sidelight/bin/python install --no-compile --only-binary :all: --require-hashes -r requirements.lock \
-    && pip install --only-binary :all: --require-hashes -r requirements-build.lock
+    && pip --python /opt/build/bin/python install --only-binary :all: --require-hashes -r requirements-build.lock
 
 COPY pyproject.toml README.md LICENSE ./
 COPY correlator ./correlator
@@ -28,7 +28,7 @@ COPY sidelight ./sidelight
 COPY simulator ./simulator
 COPY release/healthcheck.py ./release/
 # What is compiled bears a hash of its source instead of a moment, so that two builds are the same.
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir /dist . \
+RUN pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /dist . \
     && pip --python /opt/sidelight/bin/python install --no-compile --no-deps /dist/*.whl \
     && cp release/healthcheck.py /opt/sidelight/bin/ \
     && /opt/sidelight/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/sidelight/lib

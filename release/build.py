@@ -47,7 +47,18 @@ def built(source: Path, seed: str) -> dict[str, bytes]:
 
 def image(source: Path, base: str) -> list[str]:
     """Return the digests of the layers of an image that is built from a copy, without anything kept from before."""
-    command = ["podman", "build", "--quiet", "--no-cache", "--timestamp", "1577836800", "--build-arg"]
+    # Only this format knows health checks.
+    command = [
+        "podman",
+        "build",
+        "--format",
+        "docker",
+        "--quiet",
+        "--no-cache",
+        "--timestamp",
+        "1577836800",
+        "--build-arg",
+    ]
     name = run([*command, f"PYTHON_IMAGE={base}", "."], cwd=source).splitlines()[-1]
     (about,) = json.loads(run(["podman", "image", "inspect", name], cwd=source))
     return list(about["RootFS"]["Layers"])
