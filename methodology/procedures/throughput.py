@@ -106,7 +106,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "sustainable_requests_per_s": number(
             stable.step.level if stable else None,
             "requests/s",
-            method="highest offered load that was shown stable",
+            method="load asked for in the step with the highest load that was shown stable",
             missing="no open loop was shown stable",
         ),
         "limit_requests_per_s": number(limit.per_s if limit.filled else None, "requests/s", ci95=limit.ci95, **full),

@@ -45,9 +45,12 @@ class Quantity(Struct, frozen=True, kw_only=True):
         return self.ci95 or (None, None)
 
     def interval(self) -> str:
-        """Return the interval as it stands behind the number in a sentence; empty where an end is not known."""
+        """Return the interval, or the end that is known, as it stands behind the number in a sentence; else nothing."""
         low, high = self.ends
-        return "" if low is None or high is None else f" ({low:.3g} to {high:.3g}, 95 %)"
+        if low is not None and high is not None:
+            return f" ({low:.3g} to {high:.3g}, 95 %)"
+        known = [f"{word} {end:.3g}" for word, end in (("at least", low), ("at most", high)) if end is not None]
+        return f" ({known[0]}, 95 %)" if known else ""
 
 
 class Column(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from virtual_study import play
 
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
+from methodology.study.quantities import number
 from simulator.settings import EngineSettings
 
 
@@ -90,3 +91,17 @@ def test_a_study_whose_steps_are_all_void_says_why():
         "The maximum throughput is not known: no step counts, since the engine restarted during the step.",
     )
     assert findings.results["max_output_tokens_per_s"].value is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "shown"),
+    [
+        ((1.1, 1.5), " (1.1 to 1.5, 95 %)"),
+        ((None, 1.59), " (at most 1.59, 95 %)"),
+        ((0.9, None), " (at least 0.9, 95 %)"),
+    ],
+)
+def test_a_number_has_what_is_known_of_its_interval_behind_it(ends: tuple[float | None, float | None], shown: str):
+    """Nothing where neither end is known: the number alone says nothing of how sure it is."""
+    assert number(1.24, "requests/s", ci95=ends).interval() == shown
+    assert number(1.24, "requests/s").interval() == ""
