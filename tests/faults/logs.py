@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -63,7 +64,8 @@ def report(path: Path) -> Report:
     """Run `sidelight report` in this process. Raises TooLongError."""
     out, err, before_mib = io.StringIO(), io.StringIO(), peak_mib()
     code = -1
-    with redirect_stdout(out), redirect_stderr(err), cpu_limit(MOST_CPU_S):
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), cpu_limit(MOST_CPU_S):
+        warnings.simplefilter("default")  # as of a command: pytest makes errors of them
         try:
             cli.main(["report", str(path), "--formats", "json,csv,text"])
         except SystemExit as end:
