@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -16,7 +17,6 @@ from rundir.access import Access, Guard, connection_problem, masked
 LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
-MEMORY_BYTES = 512_000_000
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
 SCRAPE_DESCRIPTORS, _OWN_DESCRIPTORS = 32, 64
 GRPC_PORT = 4317
@@ -45,7 +45,8 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
-    memory_bytes: above so much memory of the process, exports are refused until there is room.
+    memory_bytes: above so much memory of the process, exports are refused until there is room; by default there is no
+    limit, for a receiver that shares its process.
     guard: who may send.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
     forward_keep: what waits at the end is left to the next watch of the folder, and what earlier ones have left is
@@ -61,7 +62,7 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_bytes: int = LIMIT_BYTES
     restarts_at_clock_step: bool = False
     is_awaited: bool = True
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int = sys.maxsize
     guard: Guard = Guard()
 
 
