@@ -185,7 +185,7 @@ RECEIVER = Row(
             unit="ops",
         ),
         lines(
-            "Refused, dropped, evicted / s",
+            "Refused, dropped, evicted, not written / s",
             {
                 "{{kind}}": total("sidelight_receiver_refused_total", WATCH, by="kind"),
                 "not passed on": total("sidelight_receiver_forward_dropped_total", WATCH),
@@ -193,11 +193,12 @@ RECEIVER = Row(
                 "passed on": total("sidelight_receiver_forwarded_total", WATCH),
                 "evicted": total("sidelight_window_evicted_spans_total", WATCH),
                 "connections cut": total("sidelight_receiver_cut_connections_total", WATCH),
+                "scrapes not written": total("sidelight_scrapes_unwritten_total", WATCH),
             },
             "Anything but passed on is a loss, counted here and said once in the log. Turned away means that senders "
             "were asked to come again, off_clock that a machine's clock is over 10 minutes off: set it by NTP, its "
-            "spans are used by nobody. Logs and metrics are not read here: not passed on is no loss where nothing is "
-            "forwarded.",
+            "spans are used by nobody. Scrapes are not written where the disk is full. Logs and metrics are not read "
+            "here: not passed on is no loss where nothing is forwarded.",
             unit="ops",
         ),
         lines(

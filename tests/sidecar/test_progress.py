@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from correlator.breakdown import TTFT_PARTS
+from rundir.printable import LONGEST_WORD
 from sidecar.progress import Mode, Progress, Terminal, mode_for
 from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
 
@@ -185,11 +186,21 @@ def test_quiet_still_warns(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("mode", ["lines", "panel"])
 def test_a_long_warning_stays_one_line(capsys: pytest.CaptureFixture[str], mode: Mode):
-    """Nothing is folded, so that it can be searched for."""
-    text = "no server metrics from " + "http://127.0.0.1:8000/very/long" * 10
+    """Nothing is folded or left out, so that it can be searched for."""
+    text = "no server metrics from " + ", ".join(f"http://127.0.0.1:{8000 + page}/very/long" for page in range(20))
     with Progress(mode) as progress:
         progress.warn(text)
     assert f"! {text}\n" == capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["lines", "panel"])
+def test_a_long_word_of_a_warning_is_cut_and_its_sentence_is_not(capsys: pytest.CaptureFixture[str], mode: Mode):
+    """It stays one line; the beginning of the word, and all that stands around it, is said."""
+    url = "http://127.0.0.1:8000" + "/very/long" * 40
+    text = f"no server metrics from {url} (connection refused)"
+    with Progress(mode) as progress:
+        progress.warn(text)
+    assert f"! no server metrics from {url[:LONGEST_WORD]}... (connection refused)\n" == capsys.readouterr().err
 
 
 def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]):
