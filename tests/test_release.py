@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +43,19 @@ server.serve_forever()
 """
 
 
+@contextmanager
+def up(code: str, *arguments: str) -> Iterator[int]:
+    """The process of a Python program that says when it is up."""
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "up\n"
+            yield server.pid
+        finally:
+            server.kill()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
 @pytest.mark.parametrize(
     ("host", "status", "code"),
@@ -48,16 +63,9 @@ server.serve_forever()
 )
 def test_a_container_is_as_well_as_what_it_serves(host: str, status: int, code: int):
     """Wherever it listens; a server that does not know the question, a simulated engine, is well."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, host, str(status)], stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "up\n"
-            assert code == healthcheck.main([str(server.pid)])
-        finally:
-            server.kill()
-    assert 0 == healthcheck.main([str(server.pid)])
+    with up(SERVER, host, str(status)) as pid:
+        assert code == healthcheck.main([str(pid)])
+    assert 0 == healthcheck.main([str(pid)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
@@ -71,14 +79,8 @@ def test_a_page_over_tls_is_asked_too(authority: Authority):
             'server.socket = c.wrap_socket(server.socket, server_side=True)\nprint("up"',
         )
         pair = [authority.path("solo.pem"), authority.path("solo.key")]
-        command = [sys.executable, "-c", code, "127.0.0.1", "200", *map(str, pair)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-            try:
-                assert server.stdout is not None
-                assert server.stdout.readline() == "up\n"
-                assert 0 == healthcheck.main([str(server.pid)])
-            finally:
-                server.kill()
+        with up(code, "127.0.0.1", "200", *map(str, pair)) as pid:
+            assert 0 == healthcheck.main([str(pid)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
@@ -86,13 +88,8 @@ def test_a_container_that_hangs_is_not_well(monkeypatch: pytest.MonkeyPatch):
     """It listens, and answers nothing in time."""
     monkeypatch.setattr(healthcheck, "TIMEOUT_S", 0.1)
     code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print('up', flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as silent:
-        try:
-            assert silent.stdout is not None
-            assert silent.stdout.readline() == "up\n"
-            assert 1 == healthcheck.main([str(silent.pid)])
-        finally:
-            silent.kill()
+    with up(code) as pid:
+        assert 1 == healthcheck.main([str(pid)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="containers run on Linux")
