@@ -54,13 +54,17 @@ def _moment(gap: Gap, start_ns: int) -> str:
 
 def damage_lines(integrity: Integrity) -> Iterator[str]:
     """Yield what no number can be trusted without: nothing where no record is known to be missing."""
-    damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
-    if damaged or integrity.disagreements:
-        what = "; ".join([*damaged, *integrity.disagreements])
+    if what := damage_of(integrity):
         yield (
             f"Recorded data of this run are missing or damaged: {what}. All numbers are derived from what is left, and "
             "are not those of the whole run; restore raw/ and manifest.json from a copy."
         )
+
+
+def damage_of(integrity: Integrity) -> str:
+    """Return what is missing or damaged, empty where no record is known to be."""
+    damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
+    return "; ".join([*damaged, *integrity.disagreements])
 
 
 def _what_is_lost(log: LogIntegrity) -> str:

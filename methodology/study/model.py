@@ -210,6 +210,7 @@ class StepData:
     status: str
     doubts: Mapping[Kind, str] = field(default_factory=dict)  # as of Outcome
     blame: str = ""
+    damage: str = ""  # what of its records is missing or damaged, in words
     about: Mapping[str, Any]  # facts of manifest and summary by name: target, tokenizer, workload, config, warmup, ...
 
 

@@ -92,6 +92,8 @@ def _tokens(log: RequestLog) -> dict[str, Any]:
 
 def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Collection[Kind]) -> str:
     """Return why a step counts for nothing, empty where it counts."""
+    if data.damage:
+        return f"recorded data of its run are missing or damaged: {data.damage}"
     if not (data.requests.dispatch_ns >= 0).any():
         return NOTHING_SENT
     if data.status == "crashed":

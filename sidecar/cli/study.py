@@ -136,8 +136,7 @@ def _shown(ended: "Ended") -> int:
     _print_report(ended.derived, ended.path)
     if ended.error is not None and not isinstance(ended.error, Interrupted):
         raise ended.error
-    if ended.derived.unwritten is not None:
-        raise ended.derived.unwritten
+    _require_sound(ended.derived, ended.path)
     return ended.code
 
 
@@ -166,11 +165,16 @@ def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
         sys.stdout.write(derived.json)
     else:
         _print_report(derived, path)
+    _require_sound(derived, path)
+    return 0
+
+
+def _require_sound(derived: "Derived", path: Path) -> None:
+    """Raise CannotWrite where results could not be kept, and DamagedRun where what they rest on is lost in part."""
     if derived.unwritten is not None:
         raise derived.unwritten
     if derived.damage:
         raise DamagedRun(f"{path}: {derived.damage}")
-    return 0
 
 
 def _require_test(name: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from correlator.statistics.tail import tail_shares
+from exporter.report.alerts import damage_of
 from exporter.summary.tail import sentence
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.self_check import SelfCheck
@@ -36,12 +37,14 @@ _MANIFEST_FACTS = ("target", "tokenizer", "workload", "clock", "clock_state", "n
 class Steps:
     """Reads the steps of a study; those read last stay in memory, as long as they are small together.
 
-    `facts` are those of the steps that were read, which the requirements are checked against.
+    `facts` are those of the steps that were read, which the requirements are checked against, and `damage` what is lost
+    of their records, by run.
     """
 
     def __init__(self, study: Path, *, outside: bool = False) -> None:
         """Read those of a study; `outside` of it, too, where that is meant."""
         self.facts: dict[str, StepFacts] = {}
+        self.damage: dict[str, str] = {}
         self._study, self._outside = study, outside
         self._held: dict[str, StepData] = {}
 
@@ -53,6 +56,8 @@ class Steps:
             path = step_directory(self._study, finished.run, outside=self._outside)
             self._held[finished.run] = data = step_data(path)
             self.facts.setdefault(finished.run, step_facts(data))
+            if data.damage and not finished.outcome.void:
+                self.damage[finished.run] = data.damage
         return self._held[finished.run]
 
     def facts_of(self, finished: Sequence[Finished]) -> Mapping[str, StepFacts]:
@@ -88,6 +93,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         status=run.status,
         doubts=doubts(check, requests),
         blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
+        damage=damage_of(run.integrity),
         about=_about(run),
     )
 

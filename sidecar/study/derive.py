@@ -37,7 +37,7 @@ Ends = tuple[float, float, float]
 class Derived:
     """What follows from a study: `result.json`, in text too, and `report.txt`.
 
-    `damage` is what is lost of its log, `unwritten` why its files could not all be written.
+    `damage` is what is lost of its log and of its steps' records, `unwritten` why its files could not all be written.
     """
 
     result: StudyResult
@@ -60,6 +60,7 @@ def derive_study(path: Path, *, outside: bool = False) -> Derived:
     with evaluating(path, STUDY, LOG):
         findings = procedure.findings(asked, study.finished, steps.read)
         facts = steps.facts_of(study.finished)
+        study = replace(study, damage=_damage(study, steps.damage))
         compliance = comply(asked.test, asked, read_system(asked.system), study.finished, findings, facts)
         result = study_result(study, procedure, findings, facts, compliance.system)
         files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
@@ -76,6 +77,12 @@ def derive_study(path: Path, *, outside: bool = False) -> Derived:
     except CannotWrite as error:
         return replace(derived, unwritten=error)
     return derived
+
+
+def _damage(study: Study, of_steps: Mapping[str, str]) -> str:
+    """Return what is lost of a study's log and of the records of its steps, empty where nothing is."""
+    lost = [f"recorded data of {run} are missing or damaged: {what}" for run, what in sorted(of_steps.items())]
+    return "; ".join([study.damage] * bool(study.damage) + lost)
 
 
 def procedure_named(name: str) -> Procedure:

@@ -224,6 +224,14 @@ def open_study(path: Path) -> Study:
     return replace(_study(path, record, frames), damage=damage)
 
 
+def open_whole(path: Path) -> Study:
+    """Read a study that others rest on: none of it may be lost. Raises ConfigurationError as `open_study` does."""
+    study = open_study(path)
+    if study.damage:
+        raise ConfigurationError(f"{path}: {study.damage}")
+    return study
+
+
 def _damage(extent: Extent) -> str:
     """Return that records of the log of steps are lost; half of one that a killed study left is none."""
     if not extent.lost_frames:

@@ -86,7 +86,7 @@ def _runs(path: Path) -> Iterator[Path]:
     """Yield the run directories that a path stands for: of a study, those of its steps that count."""
     path = path.resolve()
     if (path / record.STUDY).is_file():
-        steps = counting(record.open_study(path).finished)
+        steps = counting(record.open_whole(path).finished)
         yield from (record.step_directory(path, each.run) for each in steps if each.step.kind != SATURATE)
     elif (path / MANIFEST).is_file():
         yield path

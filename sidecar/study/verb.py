@@ -85,7 +85,7 @@ def _stated(options: StudyOptions) -> Capacity | None:
 
 def capacity_of(path: Path) -> Capacity:
     """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
-    study = record.open_study(path)
+    study = record.open_whole(path)
     stated = capacity(study.record.asked, counting(study.finished))
     if not isinstance(stated, Capacity):
         raise ConfigurationError(
@@ -230,7 +230,7 @@ def _bracket(finished: Sequence[Finished]) -> str:
 def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
     """Return a study that goes on, and its options. Raises ConfigurationError naming what is not as it was."""
     path = options.resume or Path()
-    study = record.open_study(path)
+    study = record.open_whole(path)
     asked = study.record.asked
     if asked.test != name:
         raise ConfigurationError(f"--resume {path}: is a study of {asked.test}, not of {name}")

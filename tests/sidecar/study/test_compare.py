@@ -95,6 +95,18 @@ def test_runs_whose_load_cannot_be_trusted_are_refused(
     assert "the load generator cannot be trusted: Requests left up to 900 ms" in capsys.readouterr().err
 
 
+def test_a_run_whose_records_are_damaged_is_refused(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Its numbers are those of what is left; with --anyway they are compared, and the exit code says it."""
+    damaged = shutil.copytree(recorded / "before" / "run-0", tmp_path / "damaged")
+    (damaged / "raw" / "requests-0.log").write_bytes(b"")
+    sides = recorded / "after" / "run-0", damaged
+    assert 2 == ran("compare", *sides, "--out", tmp_path / "out")
+    error = capsys.readouterr().err
+    assert (1, True) == (error.count("\n"), "damaged: recorded data of its run are missing or damaged: " in error)
+    assert 3 == ran("compare", *sides, "--anyway", "--out", tmp_path / "out")
+    assert f"recorded data of {damaged} are missing or damaged: " in capsys.readouterr().err
+
+
 def test_other_requests_are_compared_where_asked_and_the_checklist_says_so(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -5,6 +5,8 @@ The steps take no time: each is a copy of a recorded run. Of one, gaps between c
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,15 +20,17 @@ from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Step, StepData
+from sidecar.cli import main
 from sidecar.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.options.load import RunOptions
+from sidecar.options.study import StudyOptions
 from sidecar.progress import Progress
 from sidecar.study.asking import Variant
 from sidecar.study.data import step_data
 from sidecar.study.derive import Derived, derive_study
 from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
 from sidecar.study.runner import Conduct, conduct
-from sidecar.study.verb import capacity_of
+from sidecar.study.verb import capacity_of, resumed
 
 SOUND, DOUBTFUL_GAPS = "two_engines", "vllm_plain"
 Measure = Callable[[RunOptions, list[str], Progress], StepData]
@@ -268,3 +272,46 @@ def test_a_void_step_is_never_a_capacity(tmp_path: Path, url: str):
     led(study, url, starved)
     with pytest.raises(ConfigurationError, match="its 2 steps do not show the capacity; give --capacity"):
         capacity_of(study.path)
+
+
+def test_a_step_whose_records_were_damaged_later_is_said(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]):
+    """Its verdict stands in the log of steps, but the tables are read from what is left: the result is not whole."""
+    led(begun(tmp_path / "study"), url, copying(SOUND))
+    (tmp_path / "study" / "steps" / "0002-open-0.80" / "raw" / "requests-0.log").write_bytes(b"")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "study")])
+    said = capsys.readouterr()
+    lost = "recorded data of steps/0002-open-0.80 are missing or damaged: "
+    assert 3 == ended.value.code
+    assert (1, True) == (said.err.count("\n"), lost in said.err)
+    result = json.loads((tmp_path / "study" / "result.json").read_text())
+    assert ("partial", True) == (result["status"], result["reason"].startswith(lost))
+
+
+def test_a_step_whose_records_are_damaged_when_it_ends_is_void(tmp_path: Path, url: str):
+    """As on a disk that fails: it is measured once more, and the result is whole."""
+
+    def damaged(options: RunOptions, *rest: object) -> StepData:
+        copying(SOUND)(options, *rest)
+        assert options.out is not None
+        log = options.out / "raw" / "requests-0.log"
+        os.truncate(log, log.stat().st_size - 1)
+        return step_data(options.out)
+
+    _, _, derived = led(begun(tmp_path / "study"), url, then(damaged, copying(SOUND)))
+    assert ("complete", "") == (derived.result.status, derived.damage)
+    assert [True, False, False] == [bool(step.void) for step in derived.result.steps]
+    assert "recorded data of its run are missing or damaged: " in derived.result.steps[0].void
+
+
+def test_nothing_rests_on_a_study_some_of_whose_steps_are_lost(tmp_path: Path, url: str):
+    """Neither another study, nor its own going on; what is left is reported."""
+    _, _, derived = led(begun(tmp_path / "study"), url, copying(SOUND))
+    log = tmp_path / "study" / "steps.log"
+    with log.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)  # the last record
+        file.write(b"\0")
+    for read in (capacity_of, lambda path: resumed(StudyOptions(resume=path), "tiny")):
+        with pytest.raises(ConfigurationError, match=r"steps\.log is damaged: 1 of its records are lost; restore"):
+            read(tmp_path / "study")
+    assert ("", "partial") == (derived.damage, derive_study(tmp_path / "study").result.status)
