@@ -48,11 +48,12 @@ class Head:
 
 def head_end(data: bytes | bytearray) -> int:
     """Return the position behind the blank line that ends a head, or -1; bare newlines count (RFC 9112, 2.2)."""
-    crlf = data.find(b"\r\n\r\n")
-    bare = data.find(b"\n\n")
-    if crlf < 0 or 0 <= bare < crlf:
-        return bare + 2 if bare >= 0 else -1
-    return crlf + 4
+    # No further than a head may reach: behind it may lie as much again, or many more heads.
+    crlf = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+    bare = data.find(b"\n\n", 0, crlf if crlf >= 0 else MAX_HEAD_BYTES)
+    if bare >= 0:
+        return bare + 2
+    return crlf + 4 if crlf >= 0 else -1
 
 
 def parse_head(raw: bytes | bytearray) -> Head:
@@ -195,6 +196,7 @@ def _require_crlf(data: bytes, at: int) -> None:
 @lru_cache(maxsize=1024)  # the lines of a stream are few, and each comes thousands of times
 def chunk_size(line: bytes) -> int:
     """Return the size that a chunk-size line gives, extensions ignored. Raises ProtocolError."""
+    _require_short(line)
     digits = line.partition(b";")[0].strip()
     # int() alone would take a sign, an underscore or 0x.
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):

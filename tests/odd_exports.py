@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ssl
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -34,13 +35,21 @@ def odd_export(end_ns: int, *, attributes: int = 0, module: str = "", service: s
 
 
 async def over_http(
-    port: int, body: bytes | AsyncIterator[bytes], *, signal: str = "traces", **headers: str
+    port: int,
+    body: bytes | AsyncIterator[bytes],
+    *,
+    signal: str = "traces",
+    tls: ssl.SSLContext | None = None,
+    **headers: str,
 ) -> tuple[int, bytes]:
     """Post an export; `_` stands for `-` in a header's name."""
     sent = {"Content-Type": PROTOBUF, **{name.replace("_", "-"): value for name, value in headers.items()}}
     data = io.BytesIO(body) if isinstance(body, bytes) else body
-    url = f"http://127.0.0.1:{port}/v1/{signal}"
-    async with aiohttp.ClientSession() as session, session.post(url, data=data, headers=sent) as response:
+    url = f"http{'s' * (tls is not None)}://127.0.0.1:{port}/v1/{signal}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=data, headers=sent, ssl=tls or True) as response,
+    ):
         return response.status, await response.read()
 
 

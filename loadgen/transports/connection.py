@@ -56,8 +56,8 @@ class Connection:
     """One connection and at most one exchange on it; owns its wire."""
 
     __slots__ = (
-        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_kernel_stamps", "_large_bytes",
-        "_pieces", "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
+        "_clock", "_done", "_end", "_exchange", "_floor_ns", "_head", "_in_chunks", "_interim_bytes", "_kernel_stamps",
+        "_large_bytes", "_pieces", "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
@@ -69,6 +69,7 @@ class Connection:
         self._head: Head | None = None
         self._end: BodyEnd | None = None
         self._raw_head = bytearray()
+        self._interim_bytes = 0
         self._floor_ns = -1
         self.idle_ns = 0
         self.answered = False  # whether any byte came since the last request was sent
@@ -92,6 +93,7 @@ class Connection:
         exchange.catch_up = self._look
         self._head = self._end = None
         self._raw_head.clear()
+        self._interim_bytes = 0
         self.answered = False
         self._floor_ns = -1
         self._done = done = asyncio.get_running_loop().create_future()
@@ -145,13 +147,15 @@ class Connection:
     def ended_by_peer(self) -> None:
         """End what is under way: the peer will send nothing more."""
         self._catch_up()
-        self._closed("closed by the peer")
+        self._closed()
 
     def lost(self, error: Exception | None) -> None:
-        """End what is under way: the wire is gone; without an error it was closed on this side."""
+        """End what is under way: the wire is gone; without an error it was closed, by the peer where that ends what is
+        under way.
+        """
         self._catch_up()
         if error is None:
-            self._closed("closed")
+            self._closed()
         elif self._exchange is not None:
             self._finish(self._now_ns(), f"reset: {one_line(error)}{self._progress()}")
         else:
@@ -224,18 +228,21 @@ class Connection:
                 return stop - before
             del self._raw_head[:stop]  # an interim 1xx answer
             before -= stop
+            self._interim_bytes += stop
+            if self._interim_bytes > MAX_HEAD_BYTES:
+                raise ProtocolError("interim answers (1xx) of more than 64 KiB")
         if len(self._raw_head) > MAX_HEAD_BYTES:
             raise ProtocolError("a response head longer than 64 KiB")
         return len(data)
 
     # The exchange's ends
 
-    def _closed(self, what: str) -> None:
+    def _closed(self) -> None:
         if self._exchange is None:
             self.abort()
             return
-        error = "" if self._end is not None and self._end.until_close else f"reset: {what}{self._progress()}"
-        self._finish(self._now_ns(), error)
+        is_whole = self._end is not None and self._end.until_close
+        self._finish(self._now_ns(), "" if is_whole else f"reset: closed by the peer{self._progress()}")
 
     def _progress(self) -> str:
         exchange = self._exchange

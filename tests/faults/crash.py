@@ -94,13 +94,13 @@ def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool)
     # The one request before the load, which finds out whether the engine answers, stands in no log.
     lost = [key for key in due if key not in rows or rows[key]["status"] != "ok"]
     answered = [row for row in rows.values() if row["status"] == "ok"]
-    false = [row for row in answered if not _agrees(row, known.get(row["request_id"]))]
+    false = [row for row in answered if not agrees(row, known.get(row["request_id"]))]
     if lost:
         return f"{len(lost)} of {len(due)} answers are lost, {lost[0]} among them"
     return f"{len(false)} of {len(answered)} rows are not what the engine did: {false[0]}" if false else ""
 
 
-def _agrees(row: Mapping[str, Any], record: Mapping[str, Any] | None) -> bool:
+def agrees(row: Mapping[str, Any], record: Mapping[str, Any] | None) -> bool:
     if record is None or record["finish_reason"] == "abort" or row["output_tokens"] != record["tokens"]:
         return False
     return bool(row["submit_ns"] <= record["arrival_ns"] and record["first_token_ns"] <= row["first_token_ns"])

@@ -1,6 +1,7 @@
 """Hostile replies, pages and exports beside honest ones: each gets its sentence, and the honest ones what is theirs.
 
-All replies come in one run, all pages and exports in one scraper: the hostile ones harm no other.
+All replies come in one run, all pages and exports in one scraper: the hostile ones harm no other. So it is over TLS,
+and where all come at once beside a hundred honest streams, of which the run must be right as in a quiet one.
 """
 
 from __future__ import annotations
@@ -8,118 +9,76 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
-import struct
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from subprocess import SubprocessError
 
+import certificates
+from certificates import Authority
 from faults.cases import Case, Kind, Setting, Try
-from faults.hostile import AGAIN, EXPORTS, HANG, PAGES, REPLIES, RESET, STREAM, Attack, Hostile, chunk
+from faults.honest import TOKENS, Honest, answering
+from faults.hostile import EXPORTS, LAST, OVER_TLS, PAGES, REPLIES, STREAM, Attack, Hostile, chunk
+from faults.servers import Asked, serving
 from odd_exports import odd_export, over_http
-from processes import ANSWER, METRICS, MODELS, QUIET, sidelight
+from processes import ANSWER, METRICS, MODELS, QUIET, Ended, sidelight
 from scraper_process import started
 
 from scraper.series.log import FailureRecord
 
-TIMEOUT_S = 20.0
 PAGE_TIMEOUT_S = 15.0
 HONEST_EVERY = 5  # requests, of which one is answered well
+ROUNDS, CONCURRENCY = 2, 150  # of a crowd, two thirds of which are honest streams
 _CASE = re.compile(rb"case:([a-z0-9.-]+)")
-_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
-Answer = Callable[[bytes, bytes], Sequence[bytes]]  # of a path and a body
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 Said = Mapping[str, set[str]]  # by row: the different sentences
 TABLES: Mapping[str, Mapping[str, Hostile | Attack]] = {"reply": REPLIES, "page": PAGES, "export": EXPORTS}
 EXPECTED = {f"{side}:{name}": each.said for side, table in TABLES.items() for name, each in table.items()}
+# Of what is tried over TLS, what the quick part tries, too: nothing that waits for a time-out.
+QUICK_OVER_TLS = frozenset((
+    "reply:honest", "reply:length-long", "reply:chunk-size-none", "reply:closed", "reply:reset", "reply:reset-body",
+    "page:honest", "page:length-long", "page:gzip-cut", "page:closed", "page:reset",
+    "export:nothing", "export:random", "export:gzip-bomb",
+))  # fmt: skip
+# How it comes: alone, over TLS, or all at once beside honest streams, of which as many run once alone.
+ROWS: Mapping[str, int] = {
+    **dict.fromkeys(EXPECTED, 1),
+    **{f"tls:{row}": int(row in QUICK_OVER_TLS) for row in EXPECTED},
+    "quiet:honest": 0,
+    "crowd:honest": 0,
+    **{f"crowd:{row}": 0 for row in EXPECTED},
+}
 
 
-def _read(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Return the path and the body of a request; empty ones where the client left."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        piece = connection.recv(65536)
-        if not piece:
-            return b"", b""
-        data += piece
-    head, _, body = data.partition(b"\r\n\r\n")
-    stated = _LENGTH.search(head)
-    length = int(stated[1]) if stated else 0
-    while len(body) < length and (piece := connection.recv(65536)):
-        body += piece
-    return head.split(b" ")[1], body
-
-
-def _write(connection: socket.socket, pieces: Sequence[bytes]) -> None:
-    repeats = False
-    for piece in pieces:
-        if piece == AGAIN:
-            repeats = True
-        elif piece == RESET:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        elif piece == HANG:
-            connection.recv(1)  # until the client leaves
-        else:
-            connection.sendall(piece)
-            while repeats:
-                connection.sendall(piece)
-                time.sleep(0.002)  # without end, but not as fast as can be: that would be another test
-
-
-def _serve(connection: socket.socket, answer: Answer) -> None:
-    with connection, suppress(OSError):
-        path, body = _read(connection)
-        if path:
-            _write(connection, answer(path, body))
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Answer one request a connection with what `answer` gives for it, and give the URL."""
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    threading.Thread(target=_serve, args=(listener.accept()[0], answer), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-
-
-def _reply(path: bytes, body: bytes) -> Sequence[bytes]:
+def _reply(asked: Asked) -> Sequence[bytes]:
     """Answer as the prompt says, but what is asked before the load, which is answered well."""
-    if path.endswith(b"/models"):
+    if asked.path.endswith("/models"):
         return (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + MODELS,)
-    if path == b"/metrics":
+    if asked.path == "/metrics":
         return (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n" + METRICS,)
-    if not path.endswith(b"/completions"):
+    if not asked.path.endswith("/completions"):
         return (b"HTTP/1.1 404 N\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",)
-    name = _CASE.search(body)
-    hostile = REPLIES.get(name[1].decode()) if name and b'"max_tokens":1}' not in body.replace(b" ", b"") else None
-    return hostile.pieces if hostile else (STREAM + chunk(ANSWER) + b"0\r\n\r\n",)
+    name, is_asked_before = _CASE.search(asked.body), b'"max_tokens":1}' in asked.body.replace(b" ", b"")
+    hostile = REPLIES.get(name[1].decode()) if name and not is_asked_before else None
+    return hostile.pieces if hostile else (STREAM + chunk(ANSWER) + LAST,)
 
 
-def replies(place: Path) -> Said:
-    """Send a request for each reply, honest ones between them, and return what the run says of each."""
-    names = ["honest"]
-    for number, name in enumerate(REPLIES):
-        names += [name] if number % HONEST_EVERY else ["honest", name]
-    lines = [json.dumps({"prompt": f"case:{name}", "max_tokens": 7}) for name in names]
+def loaded(place: Path, urls: Sequence[str], names: Sequence[str], *more: str) -> tuple[Ended, Said]:
+    """Send a request for each name, and return the run and what it says of each."""
+    lines = [json.dumps({"prompt": f"case:{name}", "max_tokens": TOKENS}) for name in names]
     (place / "prompts.jsonl").write_text("\n".join(lines))
-    with serving(_reply) as url:
-        run = sidelight(
-            "run", url, "--prompts", place / "prompts.jsonl", "--concurrency", "12", "--requests", str(len(names)),
-            "--warmup", "0", "--request-timeout", f"{TIMEOUT_S:g}", "--workers", "1", "--seed", "1",
-            "--out", place / "run", *QUIET, path=place / "run",
-        )  # fmt: skip
+    run = sidelight(
+        "run", *(f"--url={url}" for url in urls), "--prompts", place / "prompts.jsonl", "--requests", str(len(names)),
+        "--warmup", "0", "--workers", "1", "--seed", "1", "--out", place / "run", *QUIET, *more, path=place / "run",
+    )  # fmt: skip
     if run.code != 0 or "Traceback" in run.err:
         raise AssertionError(f"exit {run.code}: {run.err}")
-    shown = (run.path / "report.txt").read_text() + run.out + run.err
-    if control := re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown):
+    if control := _CONTROL.search((run.path / "report.txt").read_text() + run.out + run.err):
         raise AssertionError(f"a control character is shown: {control[0]!r}")
     rows = [row for row in run.requests() if row["phase"] == "measure"]
     if len(rows) != len(names):
@@ -127,21 +86,37 @@ def replies(place: Path) -> Said:
     said: dict[str, set[str]] = {}
     for name, row in zip(names, rows, strict=True):
         said.setdefault(f"reply:{name}", set()).add(f"{row['status']} {row['error'] or ''}".strip())
-    return said
+    return run, said
 
 
-async def _scraped(place: Path) -> Said:
-    """Scrape every page several times and send every export; return what is said of each, by name."""
+def replies(place: Path, rows: Container[str], authority: Authority | None = None) -> Said:
+    """Send a request for each reply, honest ones between them."""
+    sent = ["honest"]
+    for number, name in enumerate(name for name in REPLIES if f"reply:{name}" in rows):
+        sent += [name] if number % HONEST_EVERY else ["honest", name]
+    with serving(_reply, tls=authority and authority.serving()) as url:
+        trust = ("--ca", authority.path("ca.pem")) if authority else ()
+        return loaded(place, [url], sent, "--concurrency", "12", "--request-timeout", "20", *trust)[1]
+
+
+async def scraped(place: Path, rows: Container[str], authority: Authority | None, is_over: Callable[[], bool]) -> Said:
+    """Scrape every page several times and send every export, again until it is over; return what is said of each."""
     clock_offset_ns = time.time_ns() - time.monotonic_ns()
-    anywhere = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": clock_offset_ns}
+    receiver: dict[str, object] = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": clock_offset_ns}
+    access, tls = {}, None
+    if authority is not None:
+        access = {"ca": authority.path("ca.pem")}
+        tls = ssl.create_default_context(cafile=authority.path("ca.pem"))
+        receiver["guard"] = {"cert": authority.path("server.pem"), "key": authority.path("server.key")}
 
-    def answer(path: bytes, _: bytes) -> Sequence[bytes]:
-        return PAGES[path.decode().rpartition("/")[2]].pieces
+    def answer(asked: Asked) -> Sequence[bytes]:
+        return PAGES[asked.path.rpartition("/")[2]].pieces
 
-    with serving(answer) as url:
-        urls = {f"{url}/metrics/{name}": name for name in PAGES}
-        spec = {"interval_s": 0.5, "timeout_s": PAGE_TIMEOUT_S, "clock_offset_ns": clock_offset_ns, "spans": anywhere}
+    with serving(answer, tls=authority and authority.serving()) as url:
+        urls = {f"{url}/metrics/{name}": name for name in PAGES if f"page:{name}" in rows}
+        spec = {"interval_s": 0.5, "timeout_s": PAGE_TIMEOUT_S, "clock_offset_ns": clock_offset_ns, "access": access}
         spec |= {
+            "spans": receiver,
             "spans_out": str(place / "spans-0.log"),
             "stderr": str(place / "scraper.stderr"),
             "limit_bytes": 4 << 20,
@@ -149,14 +124,10 @@ async def _scraped(place: Path) -> Said:
         async with started(place, targets=list(urls), **spec) as worker:
             ports = await worker.event("listening")
             await worker.event("ready", over=("stale", "fresh"))
-            said: dict[str, set[str]] = {}
-            for name, attack in EXPORTS.items():
-                headers = {key.replace("-", "_"): value for key, value in attack.headers}
-                status, text = await over_http(ports["http_port"], attack.body, **headers)
-                said[f"export:{name}"] = {f"{status} {text.decode(errors='replace')}".strip()}
-                honest, _ = await over_http(ports["http_port"], odd_export(time.time_ns()))
-                if honest != 200:
-                    raise AssertionError(f"an honest export behind {name}: {honest}")
+            said = await attacked(ports["http_port"], rows, tls)
+            while not is_over():
+                for row, sentences in (await attacked(ports["http_port"], rows, tls)).items():
+                    said[row] |= sentences
             worker.send({"cmd": "settle", "seconds": 0})
             await worker.event("settled", over=("stale", "fresh"))
             if await worker.ended():
@@ -169,28 +140,86 @@ async def _scraped(place: Path) -> Said:
     return said
 
 
+async def attacked(port: int, rows: Container[str], tls: ssl.SSLContext | None) -> dict[str, set[str]]:
+    """Send every export, an honest one behind each, and return what is said of them."""
+    said: dict[str, set[str]] = {}
+    for name, attack in EXPORTS.items():
+        if f"export:{name}" in rows:
+            headers = {key.replace("-", "_"): value for key, value in attack.headers}
+            status, text = await over_http(port, attack.body, tls=tls, **headers)
+            said[f"export:{name}"] = {f"{status} {text.decode(errors='replace')}".strip()}
+            honest, _ = await over_http(port, odd_export(time.time_ns()), tls=tls)
+            if honest != 200:
+                raise AssertionError(f"an honest export behind {name}: {honest}")
+    return said
+
+
+def streamed(place: Path, honest: Honest, names: Sequence[str]) -> Said:
+    """Send a request for each of these replies and two honest streams for each, all at once."""
+    with serving(_reply) as url:
+        sent = [each for name in names for each in (name, "honest", "honest")]
+        load = ("--concurrency", str(CONCURRENCY), "--request-timeout", "60")
+        run, said = loaded(place, [url, *honest.urls], sent, *load)
+    stated_ms = run.summary["self_check"]["error_ms"]["ttft"]["p99"]
+    rows = [row for number, row in enumerate(run.requests()) if number % 3]
+    return {**said, "honest": {honest.wrong(rows, stated_ms)}}
+
+
+def crowded(place: Path) -> Said:
+    """Let all that is hostile come at once beside honest streams."""
+    over = threading.Event()
+    with answering(place) as honest, ThreadPoolExecutor(1) as pool:
+        pages = pool.submit(lambda: asyncio.run(scraped(place, EXPECTED, None, over.is_set)))
+        try:
+            said = streamed(place, honest, list(REPLIES) * ROUNDS)
+        finally:
+            over.set()
+        return {**pages.result(), **said}
+
+
+def quiet(place: Path) -> Said:
+    """Send honest streams alone, as many as in a crowd."""
+    with answering(place) as honest:
+        return streamed(place, honest, ["honest"] * len(REPLIES) * ROUNDS)
+
+
 def fits(said: str, expected: str) -> bool:
     """Tell whether what is said begins as expected, and has the words that are expected behind it (...)."""
     beginning, *words = expected.split("...")
-    is_good = expected in ("ok", "a page", "200")
+    is_good = expected in ("ok", "a page", "200", "")
     return said == expected if is_good else said.startswith(beginning) and all(word in said for word in words)
+
+
+def staged(place: Path, how: str, side: str, rows: Container[str]) -> Said:
+    """Return what is said of these rows where they come so."""
+    if how in ("quiet", "crowd"):
+        return quiet(place) if how == "quiet" else crowded(place)
+    authority = certificates.established(place) if how == "tls" else None
+    if side == "reply":
+        return replies(place, rows, authority)
+    return asyncio.run(scraped(place, rows, authority, lambda: True))
 
 
 @contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
     @cache
-    def scene(is_run: bool) -> Said | str:
+    def scene(how: str, side: str, *, is_cut: bool) -> Said | str:
+        place = setting.place / f"{how}-{side}"
+        place.mkdir()
         try:
-            return replies(setting.place) if is_run else asyncio.run(_scraped(setting.place))
-        except AssertionError as error:
+            return staged(place, how, side, QUICK_OVER_TLS if is_cut else EXPECTED)
+        except (AssertionError, SubprocessError) as error:
             return str(error)
 
     def attempt(case: Case) -> str:
-        said = scene(case.row.startswith("reply:"))
+        how, row = case.row.split(":", 1) if case.row not in EXPECTED else ("", case.row)
+        side = "reply" if row.startswith("reply:") and how in ("", "tls") else "other"
+        said = scene(how, side, is_cut=how == "tls" and not setting.seconds and row in QUICK_OVER_TLS)
         if isinstance(said, str):
             return said
-        texts, expected = said.get(case.row, set()), EXPECTED[case.row]
-        if case.row.startswith("page:"):
+        expected = OVER_TLS.get(row, EXPECTED[row]) if how == "tls" else EXPECTED.get(row, "")
+        texts = said.get(row, set())
+        if row.startswith("page:"):
             # Of many scrapes some may come late on a busy machine, and of a silent page others are left out meanwhile.
             texts = {text for text in texts if text.startswith("timeout") == expected.startswith("timeout")}
         return "" if texts and all(fits(text, expected) for text in texts) else f"expected {expected!r}, and is {texts}"
@@ -198,9 +227,4 @@ def opened(setting: Setting) -> Iterator[Try]:
     yield attempt
 
 
-NETWORK = Kind(
-    name="network",
-    rows=dict.fromkeys(EXPECTED, 1),
-    opened=opened,
-    repeats=False,
-)
+NETWORK = Kind(name="network", rows=ROWS, opened=opened, repeats=False)

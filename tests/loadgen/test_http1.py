@@ -112,6 +112,16 @@ def test_a_body_in_pieces_is_dechunked_as_the_whole(body: list[bytes], at: list[
             assert piece[wire_start] == plain.data[data_start]
 
 
+@given(cuts)
+def test_a_chunk_size_line_has_a_bound(at: list[int]):
+    """Whether it comes in pieces or as a whole."""
+    line = b"5" + b";a=b" * 5_000 + b"\r\nhello\r\n"
+    body_end, dechunker = http1.BodyEnd(CHUNKED), http1.Dechunker()
+    for feed in (lambda piece: body_end.feed(piece, 0), dechunker.feed):
+        with pytest.raises(http1.ProtocolError, match="a chunk-size line without end"):
+            list(map(feed, _torn(line, at)))
+
+
 @given(pieces.filter(bool), cuts, st.sampled_from([b"XX", b"\n\n", b"\rX", b"X\n"]))
 def test_a_chunk_ends_with_crlf(body: list[bytes], at: list[int], end: bytes):
     """Bytes in its place are refused, wherever the body is torn, by who looks for its end and by who reads it."""

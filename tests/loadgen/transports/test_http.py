@@ -99,6 +99,10 @@ async def test_the_ways_a_body_may_end(serve: Serve, anchored: Clock, reply: byt
         (b"HTTP/1.1 101 Switching\r\n\r\n", "protocol: 101"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "protocol: not a chunk size"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "protocol: a response head longer than 64 KiB"),
+        (
+            b"HTTP/1.1 102 Processing\r\n\r\n" * 3_000 + OK,
+            "protocol: interim answers (1xx) of more than 64 KiB",
+        ),
     ],
 )
 async def test_a_broken_reply_is_an_error_with_its_kind(serve: Serve, anchored: Clock, reply: bytes, error: str):
@@ -354,6 +358,22 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
     async with Pool(origin_of(server.url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
         # TLS 1.3 refuses a client only after its handshake.
         assert (await _exchange(pool, anchored)).error
+
+
+async def test_a_tls_connection_may_end_without_a_word(serve: Serve, anchored: Clock, certificate: tuple[Path, Path]):
+    """Without TLS's own end: it was closed by the peer all the same."""
+    key, cert = map(str, certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    async def script(peer: Peer) -> None:
+        await peer.say(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello")
+        peer.writer.transport.abort()
+
+    server = await serve(script, ssl=context)
+    async with Pool(origin_of(server.url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
+        got = await _exchange(pool, anchored)
+    assert "reset: closed by the peer after 5 body bytes" == got.error
 
 
 @pytest.mark.parametrize("url", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h//v1/"])
