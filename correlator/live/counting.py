@@ -90,14 +90,15 @@ class RequestCount:
     def came(self, requests: Sequence[TracedRequest], now_ns: int) -> Iterator[TracedRequest]:
         """Take in requests that ended, and give those that may be counted: a late one if its first part was not yet."""
         for request in requests:
+            is_another = False
             if request.is_late:
-                first = next((self._by_span[key] for key in _keys(request) if key in self._by_span), None)
+                first = next((self._by_span[key] for key in span_keys(request) if key in self._by_span), None)
                 if first is None or self._parts[first].is_given:
                     continue
-                self._parts[first].is_another = True
-                self._settled(first)
-            elif not request.evicted and not _is_whole(request):
-                self._add(request, now_ns)
+                is_another = self._parts[first].is_another
+                self._forget(first)
+            if not request.evicted and not _is_whole(request):
+                self._add(request, now_ns, is_another=is_another)
             yield request
 
     def once(
@@ -106,7 +107,7 @@ class RequestCount:
         """Take in what was joined, or could not be, and give each request that is to be counted."""
         whole, broken = self.whole, self.broken.copy()
         for request in requests:
-            numbers = [self._by_span[key] for key in _keys(request) if key in self._by_span]
+            numbers = [self._by_span[key] for key in span_keys(request) if key in self._by_span]
             if request.joined != "trace":
                 self._count_break(request.ends_at, request.begins_at if request.is_root else "")
                 for number in numbers:
@@ -138,7 +139,7 @@ class RequestCount:
         whole = sum(whole for _, whole, _ in self._looks)
         return explain_breaks(broken, whole) if broken.total() >= LEAST_BROKEN else {}
 
-    def _add(self, request: TracedRequest, now_ns: int) -> None:
+    def _add(self, request: TracedRequest, now_ns: int, *, is_another: bool) -> None:
         client, engine = request.client, request.engine
         if client is not None:
             start_ns, end_ns, received_ns = client.start_ns, client.end_ns, client.received_ns
@@ -152,10 +153,11 @@ class RequestCount:
             start_ns=start_ns + moved_ns,
             end_ns=end_ns + moved_ns,
             came_ns=now_ns,
-            key=_keys(request)[-1],
+            key=span_keys(request)[-1],
             begins_at=request.begins_at if request.is_root else "",
             ends_at=request.ends_at,
             is_broken_down=client is not None and bool(engine) and client.first_s >= 0,
+            is_another=is_another,
         )
         self._last += 1
         self._parts[self._last] = part
@@ -234,10 +236,12 @@ def _is_whole(request: TracedRequest) -> bool:
     return request.client is not None and not request.client.serves and bool(request.engine)
 
 
-def _keys(request: TracedRequest) -> list[bytes]:
-    """Return what identifies the spans of a request: that of its client, and the first of its engine."""
+def span_keys(request: TracedRequest) -> list[bytes]:
+    """Return what identifies the spans of a request: that of its client, as it was given out and as it is, and the
+    first of its engine.
+    """
     client, engine = request.client, request.engine
-    keys = [request.trace_id + client.span_id] if client else []
+    keys = [request.trace_id + key for key in (request.given, client.span_id if client else b"") if key]
     return keys + [step.span.trace_id + step.span.span_id for step in engine[:1]]
 
 

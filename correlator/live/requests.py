@@ -17,7 +17,7 @@ from correlator.exact.spans import bearing_id, same_id
 from correlator.gateways import nested
 from correlator.live.breakdown import Ended, break_down_ended, estimated
 from correlator.live.client_spans import ClientSpan, request_log
-from correlator.live.counting import RequestCount
+from correlator.live.counting import RequestCount, span_keys
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
@@ -158,7 +158,14 @@ class Halves:
             half.held_ns += moved_ns
 
     def joined(self, finished: Sequence[TracedRequest], now_ns: int, *, all_of_it: bool) -> list[TracedRequest]:
-        """Take in requests; return those that are whole, those found to be one, and those that await nothing."""
+        """Take in requests; return those that are whole, those found to be one, and those that await nothing.
+
+        One that is late takes the place of its half.
+        """
+        for late in (request for request in finished if request.is_late):
+            keys = span_keys(late)
+            for half in (*self._clients, *self._engines):
+                half.is_open = half.is_open and set(keys).isdisjoint(span_keys(half.request))
         requests: list[TracedRequest] = []
         of_clients = [request for request in finished if not request.engine and not request.evicted]
         self._clients.extend(_Half(request, now_ns) for request in of_clients)

@@ -28,7 +28,8 @@ class TracedRequest:
 
     `client` is the outermost span that is of this request alone, `gateways` are those below it, outermost first, and
     it itself where it is a gateway's. `engine` are the spans of engines, several for several choices, with those of
-    their stages. `evicted`: it was not waited for. `is_late`: a half of it was given out before.
+    their stages. `evicted`: it was not waited for. `is_late`: a half of it was given out before, by itself; `given` is
+    its client's span there, b"" where that was only the engine's.
     `joined`: how the client's and the engine's spans were found to be of one request.
 
     Of a request that is not whole, or begins at a gateway, `begins_at` is the service of the outermost span above the
@@ -41,6 +42,7 @@ class TracedRequest:
     gateways: tuple[GatewaySpan, ...] = ()
     evicted: bool = False
     is_late: bool = False
+    given: bytes = b""
     begins_at: str = ""
     ends_at: str = ""
     is_root: bool = False
@@ -78,13 +80,15 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
     """Give the requests of a trace that were not given out yet: when the first span of each came, and if all came."""
     groups = _groups(trace)
     passed = Counter(member.span_id for group in groups for member in group.above)
-    below = {member.span_id for group in groups for member in (*group.above, *group.engine)}
+    taken = {member.span_id for group in groups for member in (*group.above, *group.engine)}
     for group in groups:
         client = _client(group.above, passed)
-        is_late = client is not None and client.span_id in trace.done  # it was given out before its engine's span came
+        # What is above was given out before its engine's span came: its client's, or a gateway's before that.
+        given = _given(trace, group.above) if client is not None else b""
+        is_late = bool(given)
         if group.engine[0].span_id in trace.done:
             # Its engine's span was given out, if without a client: that came since then.
-            if client is None or any(span.span_id in trace.done for span in group.above):
+            if client is None or given:
                 continue
             is_late = True
         members = [*group.engine, *([client] if client else [])]
@@ -92,13 +96,20 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
         engine = tuple(trace.engine[member.span_id] for member in group.engine)
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
         engine += _stages(trace, engine)
-        request = TracedRequest(client=client, engine=engine, is_late=is_late, trace_id=trace.trace_id)
+        request = TracedRequest(client=client, engine=engine, is_late=is_late, given=given, trace_id=trace.trace_id)
         yield request, min(member.received_ns for member in parts), is_whole
+    given_out = [trace.spans[key] for key in trace.done if key in trace.spans]
+    taken |= trace.done.union(member.span_id for span in given_out for member in chain(trace.spans, span)[0])
     for span in trace.spans.values():
-        if span.is_call and span.span_id not in below and span.span_id not in trace.done:
+        if span.is_call and span.span_id not in taken:
             above, _ = chain(trace.spans, span)
             if not any(member.is_call for member in above):
                 yield TracedRequest(client=span, engine=(), trace_id=trace.trace_id), span.received_ns, False
+
+
+def _given(trace: Trace, above: Sequence[ClientSpan]) -> bytes:
+    """Return the nearest of some spans that was given out, b"" for none."""
+    return next((span.span_id for span in above if span.span_id in trace.done), b"")
 
 
 def with_gateways(request: TracedRequest, gateways: tuple[GatewaySpan, ...]) -> TracedRequest:

@@ -8,9 +8,10 @@ from faults.disk import DISK
 from faults.fuzz import FUZZ
 from faults.logs import LOG_FAULTS
 from faults.network import NETWORK
+from faults.simulated import SIMULATED
 from faults.soak import SOAK
 from faults.watches import WATCHES
 
-KINDS = {kind.name: kind for kind in (CRASHES, WATCHES, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)}
+KINDS = {kind.name: kind for kind in (CRASHES, WATCHES, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)}
 # Of the time of a long run, how many parts each kind gets.
-SHARES = {"crash": 4, "watch": 2, "logs": 2, "fuzz": 2, "pages": 1, "network": 1, "disk": 2, "soak": 4}
+SHARES = {"crash": 4, "watch": 2, "time": 4, "logs": 2, "fuzz": 2, "pages": 1, "network": 1, "disk": 2, "soak": 4}

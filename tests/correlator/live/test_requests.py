@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate, permutations, product
 from operator import itemgetter
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from sent_spans import SERVER, S, call, engine, export, span
+from sent_spans import SERVER, S, call, engine, export, gateway, span
 
 from correlator.live import counting
 from correlator.live.requests import SpanRequests
@@ -297,3 +298,15 @@ def test_a_half_that_comes_late_in_the_same_trace(late_s: int, live: int, report
     assert (1, live) == (counts.requests, counts.sources["trace"])
     expected = report if is_client_late else live
     assert [expected] == [replayed(records).parts.source.tolist().count("trace")]
+
+
+@pytest.mark.parametrize("others", [("engine",), ("client",), ("client", "engine")], ids="-".join)
+def test_a_gateways_spans_and_those_around_and_behind_it_are_one_request_whenever_they_come(others: Sequence[str]):
+    """Also where one was given out before the next came: by itself, as it was then the outermost."""
+    spans = {"gateway": gateway("gate", "client"), "client": call(), "engine": engine(parent="gate")}
+    for order, gaps_s in product(permutations(("gateway", *others)), product((0, 4, 9, 20), repeat=len(others))):
+        times_s = accumulate(gaps_s, initial=1.0)
+        records = exports([(at_s, name, spans[name]) for at_s, name in zip(times_s, order, strict=True)])
+        assert 1 == counted(records).requests, (order, gaps_s)
+        watched = replayed(records)
+        assert 1 == max(len(watched.requests), sum(watched.missing.values())), (order, gaps_s)

@@ -1,0 +1,231 @@
+"""What must hold after every schedule, whatever went wrong in it.
+
+- each request of which a span was logged is counted once; each export that was taken is logged, none more often than it
+  was sent, and nothing else is
+- what is counted agrees with the logs: exports, spans, repeats, what was forwarded, dropped, or waits
+- the parts of a TTFT sum to it, and are the true ones where spans state them
+- a death costs a log the frame in hand at most; no task, connection or process is left, and nothing was a defect
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from faults.schedules.traffic import Request
+from faults.schedules.watching import Played, Watched
+
+from correlator.breakdown import TTFT_PARTS
+from rundir.frames import FrameTail, in_order
+from rundir.framing import Extent
+from scraper.spans.log import ExportRecord, StateRecord, decode
+from sidecar.run import open_run
+
+APART_S = 50.0  # between the spans of a request, which are then one
+SETTLED_S = 5.0  # within which what comes is of a request as it is counted
+STATED_S = 1e-5  # by which times that spans state may be off: a gateway's is rounded to 0.01 ms
+
+
+@dataclass(kw_only=True)
+class Log:
+    """One log of spans as it lies there."""
+
+    path: Path
+    extent: Extent
+    records: list[ExportRecord | StateRecord]
+
+    @property
+    def exports(self) -> list[ExportRecord]:
+        return [record for record in self.records if isinstance(record, ExportRecord)]
+
+
+@dataclass(kw_only=True)
+class Read:
+    """The logs of spans of a watch, and of each part of a request when it was logged, s."""
+
+    watch: Watched
+    logs: list[Log]
+    spans: list[tuple[int, str]] = field(default_factory=list)
+    firsts: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def exports(self) -> list[ExportRecord]:
+        return [export for log in self.logs for export in log.exports]
+
+
+def wrong_with(played: Played) -> str:
+    """Return what is wrong, "" for nothing."""
+    return next(_faults(played), "")
+
+
+def _faults(played: Played) -> Iterator[str]:
+    yield from _left_behind(played)
+    parts = {export.data: export.parts for export in played.schedule.exports}
+    reads = [_read(watch, parts) for watch in played.watches]
+    for read in reads:
+        yield from _logs(read, played)
+    yield from _exports(played, reads)
+    for read in reads:
+        if read.watch.process.code == 0:
+            yield from _counts(read)
+            yield from _requests(read)
+            yield from _breakdowns(read, {request.number: request for request in played.schedule.requests})
+    if played.schedule.forwards:
+        yield from _forwarded(played, reads)
+
+
+def _left_behind(played: Played) -> Iterator[str]:
+    yield from (f"a defect: {text}" for text in played.trouble)
+    yield from (f"a task is left: {text}" for text in played.left)
+    for watch in played.watches:
+        if watch.process.code not in (0, -9):
+            yield f"the watch ended with {watch.process.code}: {watch.process.errors}"
+    for receiver in played.receivers:
+        if receiver.code not in (0, -9) and not (receiver.code == 1 and played.disk.failures):
+            yield f"a receiver ended with {receiver.code}: {receiver.errors}"
+        if any("Error" in text for text in receiver.errors):
+            yield f"a receiver said: {receiver.errors}"
+
+
+def _read(watch: Watched, parts: Mapping[bytes, Sequence[tuple[int, str]]]) -> Read:
+    logs = []
+    for path in in_order((watch.path / "raw").glob("spans-*.log")):
+        with FrameTail(path) as tail:
+            payloads = list(iter_payloads(tail))
+            logs.append(Log(path=path, extent=tail.extent, records=[decode(payload) for payload in payloads]))
+    read = Read(watch=watch, logs=logs)
+    for export in read.exports:
+        for number, side in parts.get(export.body(), ()):
+            read.spans.append((number, side))
+            read.firsts.setdefault(number, {}).setdefault(side, export.received_ns / 1e9)
+    return read
+
+
+def iter_payloads(tail: FrameTail) -> Iterator[bytes]:
+    """Give the payloads of a log to its very end."""
+    while payloads := tail.read_block() or tail.read_rest():
+        yield from filter(None, payloads)
+
+
+def _logs(read: Read, played: Played) -> Iterator[str]:
+    """A receiver that was killed may leave a torn frame at the end of its log; one that ended states what it wrote."""
+    for log in read.logs:
+        extent = log.extent
+        if extent.lost_frames or extent.lost_bytes:
+            yield f"{log.path.name} is damaged: {extent}"
+        states = [record for record in log.records if isinstance(record, StateRecord)]
+        is_ended = bool(states) and states[-1].state == "ended"
+        if extent.torn_bytes and is_ended:
+            yield f"{log.path.name} is torn, though its receiver ended: {extent}"
+        if is_ended and extent.end is None and not played.disk.failures:
+            yield f"{log.path.name} has no end, though its receiver ended"
+    exports = spans = 0  # of a receiver, in all of its logs
+    for log in read.logs:
+        for record in log.records:
+            if isinstance(record, ExportRecord):
+                exports, spans = exports + 1, spans + sum(1 for _ in record.spans())
+                continue
+            if record.state == "started":
+                exports = spans = 0
+            if record.state != "continued" and (record.counts.exports, record.counts.spans) != (exports, spans):
+                yield f"{log.path.name}: {exports} exports of {spans} spans are logged, {record.counts} are counted"
+
+
+def _exports(played: Played, reads: Sequence[Read]) -> Iterator[str]:
+    logged = Counter(export.body() for read in reads for export in read.exports)
+    for export in played.schedule.exports:
+        times = logged.pop(export.data, 0)
+        most = sum(answer in ("taken", "") for _, answer in export.attempts)
+        if not export.taken <= times <= most:
+            yield f"export {export.number} is logged {times} times: {export.attempts}"
+    if logged:
+        yield f"{logged.total()} exports are logged that were not sent"
+
+
+def _counts(read: Read) -> Iterator[str]:
+    (view,) = read.watch.views
+    watch = view.snapshot(restarts=0).watch
+    assert watch is not None
+    if watch.errors:
+        yield f"{watch.errors} defects"
+    counted, logged = (watch.receiver["exports"], watch.receiver["spans"]), (len(read.exports), len(read.spans))
+    if counted != logged:
+        yield f"exports and spans: {counted} are counted, {logged} logged"
+    repeated = len(read.spans) - len(set(read.spans))
+    if watch.repeated != repeated:
+        yield f"{repeated} spans came again, {watch.repeated} are counted"
+    if watch.evicted or any(watch.sizes[name] for name in ("pending", "halves", "waiting")):
+        yield f"evicted or left: {watch.evicted}, {watch.sizes}"
+
+
+def _requests(read: Read) -> Iterator[str]:
+    """Each is counted once. Of those whose spans came far apart, both halves may be; and the halves of two that stand
+    for themselves, or came late, may be taken for one.
+    """
+    (view,) = read.watch.views
+    apart = sum(max(sides.values()) - min(sides.values()) > APART_S for sides in read.firsts.values())
+    late = [
+        {side for side in ("client", "engine") if sides.get(side, np.inf) > min(sides.values()) + SETTLED_S}
+        for sides in read.firsts.values()
+    ]
+    pairs = min(sum("engine" in sides for sides in late), sum("client" in sides for sides in late))
+    least, most = len(read.firsts) - pairs, len(read.firsts) + apart
+    counts = view.parts.requests
+    if not least <= sum(counts.values()) <= most:
+        yield f"{least} to {most} requests were logged, {dict(counts)} are counted"
+    if sum(view.parts.missing.values()) < counts["none"]:
+        yield f"{counts['none']} requests have no breakdown, but reasons are {dict(view.parts.missing)}"
+
+
+def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
+    """Those of the report, which reads the logs again."""
+    run = open_run(read.watch.path)
+    assert run.watched is not None
+    parts = run.watched.parts
+    columns = {part.name: getattr(parts, f"{part.name}_s") for part in TTFT_PARTS}
+    total_s = np.sum([np.nan_to_num(column) for column in columns.values()], axis=0)
+    off = np.flatnonzero(parts.covered & (np.abs(total_s - parts.ttft_s) > 1e-9))
+    if len(off):
+        yield f"parts that do not sum to their TTFT: {total_s[off]}, {parts.ttft_s[off]}"
+    numbers = [int(trace, 16) - 1 for trace in run.requests.trace_id]
+    if len(numbers) != len(set(numbers)):
+        yield f"requests that are in the report more than once: {Counter(numbers).most_common(3)}"
+    for row, number in enumerate(numbers):
+        sides = read.firsts[number].values()
+        if (
+            parts.source[row] == "trace"
+            and max(sides) - min(sides) < SETTLED_S
+            and len(sides) == len(requests[number].sides)
+        ):
+            true = requests[number]
+            stated_s = {
+                "queue": true.queue_ms, "prefill": true.prefill_ms, "network": true.network_ms,
+                "gateway": true.gateway_ms, "other": true.frontend_ms,
+            }  # fmt: skip
+            for name, ms in stated_s.items():
+                if not abs(np.nan_to_num(columns[name][row]) - ms / 1e3) <= STATED_S:
+                    yield f"request {number}: {name} is {columns[name][row]}, in truth {ms / 1e3}"
+
+
+def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
+    """All that was logged was taken by the next collector, once but where an answer was lost or a receiver died."""
+    logged = Counter(export.body() for read in reads for export in read.exports)
+    taken = Counter(played.collector.taken)
+    queues = [
+        record.queue for read in reads for log in read.logs for record in log.records if isinstance(record, StateRecord)
+    ]
+    last = queues[-1]
+    lost = (logged - taken).total()
+    if lost > last.dropped + last.exports:
+        yield f"{lost} exports were not forwarded, {last.dropped} are counted as dropped, {last.exports} wait"
+    again = (taken - logged).total()
+    weather, deaths = played.schedule.weather, sum(receiver.code == -9 for receiver in played.receivers)
+    if again > deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
+        yield f"{again} exports were forwarded again, after {deaths} deaths"
+    missing = logged.total() - (last.forwarded + last.dropped + last.exports)
+    # What a receiver forwarded on a full disk, and could write nowhere, is not known to those that follow it.
+    if len(reads) == 1 and (missing < 0 or (missing and not played.disk.failures)):
+        yield f"{logged.total()} exports are logged, of which {last} are counted"

@@ -1,0 +1,279 @@
+"""A watch in virtual time: its conductor and its receiver, clients and engines that send spans, and the next collector,
+in one process. What goes wrong, and when, a seed decides.
+
+The product's own code runs, but for what it starts and speaks through: processes, sockets, threads, disk and clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import aiohttp.connector
+from faults.schedules import calls, traffic
+from faults.schedules.collector import PORT, Collector
+from faults.schedules.disk import Death, Disk
+from faults.schedules.network import HOST, Network, NetworkLoop, Weather
+from faults.schedules.processes import Machine, Process, running
+from faults.schedules.virtual_time import Task, Time
+from grpc import aio
+
+from scraper import worker
+from sidecar.options.watch import WatchOptions, check_watch
+from sidecar.progress import Progress
+from sidecar.run import manifest
+from sidecar.watch import service
+from sidecar.watch.view import WatchView
+
+QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
+END_S = 60.0  # that a watch may take to end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """What happens: drawn once, before it begins."""
+
+    requests: list[traffic.Request]
+    exports: list[traffic.Export]
+    weather: Weather
+    kills: list[tuple[float, str]] = field(default_factory=list)  # when, and who
+    deaths: list[tuple[int, str]] = field(default_factory=list)  # of each receiver in turn: at which write, and how
+    full: list[tuple[float, float]] = field(default_factory=list)  # when the disk is
+    away: list[tuple[float, float]] = field(default_factory=list)  # when the collector is
+    busy: float = 0.0
+    forwards: bool = True
+
+
+class Said(Progress):
+    """What a watch says, without a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("quiet")
+        self.lines: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """One life of a watch: its directory, what it said and counted, and how its process ended."""
+
+    path: Path
+    process: Process
+    said: Said
+    views: list[WatchView] = field(default_factory=list)
+    line: str = ""
+
+
+@dataclass(kw_only=True)
+class Played:
+    """What came of a schedule."""
+
+    schedule: Schedule
+    watches: list[Watched]
+    receivers: list[Process]
+    collector: Collector
+    disk: Disk
+    trouble: list[str]
+    left: list[str]
+    seconds: float
+
+
+class Stage:
+    """Owns the virtual machine that a schedule is played on."""
+
+    def __init__(self, clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> None:
+        self.clock, self.schedule, self.place = clock, schedule, place
+        clock.reset()
+
+        def child() -> random.Random:
+            return random.Random(rng.getrandbits(64))
+
+        self.loop = NetworkLoop(clock, child())
+        self.network = Network(self.loop, child(), schedule.weather)
+        self.disk = Disk(clock, child())
+        self.machine = Machine(self.loop, {"scraper.worker": _scraper})
+        self.machine.born = self._born
+        self.collector = Collector(network=self.network, rng=child(), busy=schedule.busy)
+        self.exporter = traffic.Exporter(self.network, clock, child())
+        self.watches: list[Watched] = []
+        self._watch: Task | None = None
+        self._deaths = list(schedule.deaths)
+        self.disk.fails = lambda _: any(begin <= self._now_s() < end for begin, end in schedule.full)
+
+    def _now_s(self) -> float:
+        return traffic.now_ms(self.clock) / 1e3
+
+    def _born(self, process: Process) -> None:
+        process.at_death.append(lambda: self.disk.release(process))
+        if process.name == "scraper.worker" and self._deaths and not self.network.is_calm:
+            writes, how = self._deaths.pop(0)
+            self.disk.deaths[process] = Death(writes=writes, how=how)
+
+    @contextmanager
+    def installed(self) -> Iterator[list[str]]:
+        """Let the product meet this machine; give what it logs of defects."""
+        records: list[str] = []
+        heard = _Heard(records)
+        calls.Server.network = self.network
+        with ExitStack() as stack:
+            for target, name, stand_in in (
+                (socket, "create_server", self.network.listen),
+                (asyncio, "create_subprocess_exec", self.machine.spawn),
+                (aio, "server", calls.Server),
+                (aiohttp.connector.aiohappyeyeballs, "start_connection", self._connected),
+                (worker, "open_input", _input),
+                (worker, "read_spec", _spec),
+                (worker, "_say_if_read", worker.say),
+                (manifest, "LogSync", lambda _: nullcontext()),
+                (service, "WatchView", self._view),
+            ):
+                stack.enter_context(mock.patch.object(target, name, stand_in))
+            self.disk.install()
+            stack.callback(self.disk.uninstall)
+            root = logging.getLogger()
+            stack.enter_context(mock.patch.object(root, "handlers", [heard]))
+            yield records
+
+    async def _connected(self, *, addr_infos: Any, **_: Any) -> Any:
+        return await self.network.connect(addr_infos[0][4][1])
+
+    def _view(self, *arguments: Any, **named: Any) -> WatchView:
+        view = WatchView(*arguments, **named)
+        self.watches[-1].views.append(view)
+        return view
+
+    def begin_watch(self) -> None:
+        """Start a watch in a directory of its own."""
+        path, said = self.place / f"watch-{len(self.watches)}", Said()
+        options = check_watch(
+            WatchOptions(
+                otlp_listen=f"{HOST}:{traffic.GRPC_PORT}",
+                listen=f"{HOST}:9464",
+                otlp_forward=f"http://{HOST}:{PORT}" if self.schedule.forwards else None,
+                memory="100GB",
+                out=path,
+            )
+        )
+
+        async def main(_: Process) -> int:
+            watched.line, _ = await service.watch(options, command=[], progress=said, wall_ns=self.clock.wall_ns)
+            return 0
+
+        process, self._watch = self.machine.start("watch", main)
+        watched = Watched(path=path, process=process, said=said)
+        self.watches.append(watched)
+
+    async def play(self) -> None:
+        """Play the schedule to its end."""
+        await self.collector.come()
+        self.begin_watch()
+        async with asyncio.TaskGroup() as group:
+            for at_s, who in self.schedule.kills:
+                group.create_task(self._kill(at_s, who))
+            for begin_s, end_s in self.schedule.away:
+                group.create_task(self._away(begin_s, end_s))
+            await self.exporter.send_all(self.schedule.exports)
+        self.network.is_calm = True
+        self.disk.deaths.clear()
+        await asyncio.sleep(QUIET_S)
+        self.loop.signals[signal.SIGTERM]()
+        assert self._watch is not None
+        async with asyncio.timeout(END_S):
+            await self._watch
+
+    async def _kill(self, at_s: float, who: str) -> None:
+        await asyncio.sleep(at_s - self._now_s())
+        if who == "watch":
+            self.watches[-1].process.kill()
+            await asyncio.sleep(1.0)
+            self.begin_watch()
+            return
+        for process in self.machine.processes:
+            if process.name == "scraper.worker":
+                process.kill()
+
+    async def _away(self, begin_s: float, end_s: float) -> None:
+        await asyncio.sleep(begin_s - self._now_s())
+        self.collector.go()
+        await asyncio.sleep(end_s - begin_s)
+        await self.collector.come()
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged of defects, but for that of ghosts."""
+
+    def __init__(self, records: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._records = records
+        self.setFormatter(logging.Formatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = running.get()
+        if process is None or not process.is_dead:
+            self._records.append(self.format(record))
+
+
+async def _scraper(_: Process) -> int:
+    return await worker._main()
+
+
+async def _input() -> asyncio.StreamReader:
+    process = running.get()
+    assert process is not None
+    return process.standard_input
+
+
+async def _spec(lines: asyncio.StreamReader, decode: Callable[[bytes], Any]) -> Any:
+    return decode(await lines.readline())
+
+
+def play(clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> Played:
+    """Play a schedule; what is left behind of it is ended, and named."""
+    stage = Stage(clock, rng, schedule, place)
+    loop = stage.loop
+    with stage.installed() as records:
+        try:
+            loop.run_until_complete(stage.play())
+        finally:
+            stage.collector.go()
+            left = [repr(task.get_coro()) for task in asyncio.all_tasks(loop) if not loop.is_ghost(task)]
+            left += [f"connection of {name}" for name in stage.network.names()]
+            _end(loop)
+            seconds = stage._now_s()
+            loop.close()
+    receivers = [process for process in stage.machine.processes if process.name == "scraper.worker"]
+    return Played(
+        schedule=schedule,
+        watches=stage.watches,
+        receivers=receivers,
+        collector=stage.collector,
+        disk=stage.disk,
+        trouble=[*loop.trouble, *records],
+        left=left,
+        seconds=seconds,
+    )
+
+
+def _end(loop: NetworkLoop) -> None:
+    """End what ghosts still do, and what was left."""
+    for _ in range(20):
+        tasks = asyncio.all_tasks(loop)
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=30))
