@@ -1,7 +1,7 @@
 """Append-only logs of frames (`framing`): writing, rotation, following while they grow, and reading.
 
 What a killed process had written stays readable, up to the tear. A log that goes on for days is several files, so that
-the oldest can be deleted.
+the oldest can be deleted. A process that is to go on where the disk is full counts what it could not write.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ from rundir.files import NotRegular, mode_in, open_regular
 from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
 _BLOCK_BYTES = 1 << 18
+_SAY_EVERY_S = 1.0
+
+Record = TypeVar("Record")
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +85,51 @@ class FrameLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Unwritten:
+    """Counts the records of a process that could not be written, as on a full disk.
+
+    Says `unwritten`, once a second at most, and `written` when records are kept again.
+    """
+
+    def __init__(self, say: Callable[..., object]) -> None:
+        self.count = 0
+        self._say = say
+        self._said_s: float | None = None  # since records are kept
+
+    def add(self, error: OSError) -> None:
+        """Count one more."""
+        self.count += 1
+        now_s = time.monotonic()
+        if self._said_s is None or now_s >= self._said_s + _SAY_EVERY_S:
+            self._said_s = now_s
+            self._say("unwritten", count=self.count, reason=error.strerror or str(error))
+
+    def end(self) -> None:
+        """Note that there is room."""
+        if self._said_s is not None:
+            self._said_s = None
+            self._say("written", count=self.count)
+
+
+class PatientLog(Generic[Record]):
+    """A log that goes on where its disk is full; `written` counts the records that it has."""
+
+    def __init__(self, append: Callable[[Record], str | None], unwritten: Unwritten) -> None:
+        self.written = 0
+        self._append, self._unwritten = append, unwritten
+
+    def append(self, record: Record, /) -> str:
+        """Write a record, or count it; return what is wrong with it, as far as that is known."""
+        try:
+            fault = self._append(record)
+        except OSError as full:
+            self._unwritten.add(full)
+            return ""
+        self.written += 1
+        self._unwritten.end()
+        return fault or ""
 
 
 def _append(fd: int, size: int, data: bytes) -> None:

@@ -30,6 +30,7 @@ import msgspec
 
 from rundir.access import UnusableFile
 from rundir.child import commands, first_cause, open_input, read_spec, say
+from rundir.frames import PatientLog, Unwritten
 from rundir.printable.masking import register_url
 from rundir.process import limit_errors, raise_limit
 from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetTargets, Settle, Spec
@@ -41,7 +42,6 @@ from scraper.targets.fetch import Limits, open_session
 from scraper.targets.pool import ScrapePool
 from scraper.targets.scrape import clock_of
 from scraper.targets.target import ScrapeConfig
-from scraper.targets.unwritten import PatientLog, Unwritten
 
 if TYPE_CHECKING:
     from scraper.spans.receiver import Receiver
@@ -58,10 +58,10 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
     """
     unwritten = Unwritten(_say_if_read)
     with ExitStack() as logs:
-        log = PatientLog(logs.enter_context(closing(ScrapeLog(spec.out, spec.rotation))), unwritten)
+        log = PatientLog(logs.enter_context(closing(ScrapeLog(spec.out, spec.rotation))).append, unwritten)
         timings = None
         if any(map(clock_of, spec.targets)):
-            timings = PatientLog(logs.enter_context(closing(TimingLog(spec.timings_out))), unwritten)
+            timings = PatientLog(logs.enter_context(closing(TimingLog(spec.timings_out))).append, unwritten)
         async with open_session(spec.access) as session, _receiving(spec) as receiver:
             async with asyncio.TaskGroup() as group:
                 config = ScrapeConfig(
@@ -79,7 +79,7 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
                         spec.hardware_out,
                         clock_offset_ns=spec.clock_offset_ns,
                         stopping=stopping,
-                        unwritten=unwritten.add,
+                        unwritten=unwritten,
                     )
                     group.create_task(reading)
                 await first

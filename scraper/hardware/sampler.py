@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from rundir.frames import FrameLog
+from rundir.frames import FrameLog, PatientLog, Unwritten
 from rundir.stats import Missing
 from scraper.hardware.nvml import open_nvml
 from scraper.hardware.powermetrics import open_powermetrics
@@ -27,7 +27,7 @@ from scraper.hardware.records import (
     encode,
 )
 
-Append = Callable[[HardwareLogRecord], None]
+Append = Callable[[HardwareLogRecord], object]
 
 
 class Source(Protocol):
@@ -63,21 +63,24 @@ async def record(
     *,
     clock_offset_ns: int,
     stopping: asyncio.Event,
-    unwritten: Callable[[OSError], None],
+    unwritten: Unwritten,
 ) -> None:
-    """Sample what this machine has into a hardware log until `stopping` is set; `unwritten` is called with each reading
-    that cannot be written. Raises OSError where there can be no such log.
+    """Sample what this machine has into a hardware log until `stopping` is set; `unwritten` counts the readings that
+    cannot be written. Raises OSError where there can be no such log.
     """
     with FrameLog(path) as log:
 
         def append(record: HardwareLogRecord) -> None:
-            try:
-                log.append(encode(record))
-            except OSError as error:
-                unwritten(error)
+            log.append(encode(record))
 
         sources, absent = await asyncio.to_thread(open_sources)
-        await sample(sources, append, clock_offset_ns=clock_offset_ns, stopping=stopping, absent=absent)
+        await sample(
+            sources,
+            PatientLog(append, unwritten).append,
+            clock_offset_ns=clock_offset_ns,
+            stopping=stopping,
+            absent=absent,
+        )
 
 
 async def sample(

@@ -241,6 +241,27 @@ def test_what_does_not_fit_is_taken_back_and_the_log_goes_on(written: list[bytes
         assert (len(seen), 0, 0) == (end.frames, tail.extent.lost_frames, tail.extent.lost_bytes)
 
 
+def test_a_patient_log_counts_what_did_not_fit_and_goes_on():
+    """All patient logs of a process together say that the disk is full, and once that it is not."""
+    said: list[tuple[str, int]] = []
+    unwritten = frames.Unwritten(lambda event, *, count, **_: said.append((event, count)))
+    fits = iter([True, False, False, True, True])
+    written: list[int] = []
+
+    def append(record: int) -> str:
+        if not next(fits):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(record)
+        return "odd" if record % 2 else ""
+
+    first, second = frames.PatientLog(append, unwritten), frames.PatientLog(append, unwritten)
+    assert ["odd", "", "", "", "odd"] == [
+        log.append(n) for n, log in enumerate([first, second, first, second, first], 1)
+    ]
+    assert ([1, 4, 5], 2, 1, 2) == (written, first.written, second.written, unwritten.count)
+    assert [("unwritten", 1), ("written", 2)] == said
+
+
 def test_a_file_of_terabytes_of_nothing_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A hole costs nothing to make. What is behind so much is lost, and counted."""
     monkeypatch.setattr(framing, "_MOST_VAIN_BYTES", 1 << 20)

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import BOUND_S
 
-from rundir.frames import read_frames
+from rundir.frames import Unwritten, read_frames
 from rundir.stats import Missing
 from scraper.exposition import parse
 from scraper.hardware import dcgm
@@ -349,8 +349,10 @@ async def test_a_log_of_this_machine_names_every_source(tmp_path: Path):
     """Each source that was looked for stands in the log, with readings or with the reason why not."""
     stopping = asyncio.Event()
     stopping.set()
+    unwritten = Unwritten(print)
     async with asyncio.timeout(BOUND_S):
-        await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping, unwritten=[].append)
+        await record(tmp_path / "hardware.log", clock_offset_ns=0, stopping=stopping, unwritten=unwritten)
+    assert 0 == unwritten.count
     records = [decode(payload) for payload in read_frames(tmp_path / "hardware.log")]
     assert {"nvml", "rapl", "powermetrics"} == {record.source for record in records}
     assert all(record.reason for record in records if isinstance(record, HardwareAbsence))
