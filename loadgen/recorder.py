@@ -10,6 +10,7 @@ import os
 import time
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -17,7 +18,7 @@ from typing import Self
 from loadgen.records import UUID, RequestPart, WorkerStat, append_record
 from loadgen.timer import Alarm, wait_until
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
-from loadgen.transports.packing import NOTHING, pack
+from loadgen.transports.packing import NOTHING, Packed, pack
 from loadgen.transports.transport import Exchange
 from rundir.clock import Clock
 from rundir.frames import FrameLog
@@ -31,6 +32,9 @@ STAT_NS = 200_000_000
 # Requests tend to end together, and the next ones are to leave at once: last parts wait for a quieter moment.
 _MAX_ENDED = 512
 _ENDED_AT_ONCE = 2
+
+# Takes the texts out of a body; its reads may end elsewhere then.
+Hide = Callable[[bytes | bytearray, "array[int]"], tuple[bytes, "array[int]"]]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +51,8 @@ class _Open:
 class Recorder:
     """Appends parts and stats to one log; owns its file.
 
-    `in_flight` and `started` are the queue's statistics.
+    `in_flight` and `started` are the queue's statistics. `hide` takes the texts out of a reply, which is then logged
+    when it has ended, with its hash.
     """
 
     def __init__(
@@ -58,10 +63,10 @@ class Recorder:
         worker: int,
         stamps: ReceiveStamps,
         pauses: GcPauses,
-        without_texts: bool = False,
+        hide: Hide | None = None,
     ) -> None:
         self._log = FrameLog(path)
-        self._without_texts = without_texts
+        self._hide = hide
         self._clock = clock
         self._worker = worker
         self._stamps, self._pauses = stamps, pauses
@@ -87,7 +92,7 @@ class Recorder:
     def begin(self, exchange: Exchange, url: str) -> None:
         """Begin a request: from now on the flush writes what it does."""
         record = self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
-        if not self._without_texts:
+        if self._hide is None:
             exchange.flush = partial(self._write, record, last=False)
         self.started += 1
 
@@ -159,16 +164,15 @@ class Recorder:
 
     def _has_news(self, record: _Open) -> bool:
         exchange = record.exchange
-        return (bool(exchange.reads_ns) and not self._without_texts) or record.logged != (
+        return (bool(exchange.reads_ns) and self._hide is None) or record.logged != (
             exchange.connected_ns,
             exchange.submit_ns,
         )
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
-        is_held = self._without_texts and not last  # where a text ends shows at the end only
-        body, sha256 = (b"", "") if is_held else self._logged_body(exchange.body)
-        packed = NOTHING if is_held else pack(exchange.reads_ns, exchange.read_ends, body)
+        is_held = self._hide is not None and not last  # where a text ends shows at the end only
+        packed, sha256 = (NOTHING, "") if is_held else self._packed(exchange)
         part = RequestPart(
             index=exchange.index,
             seq=record.seq,
@@ -209,10 +213,10 @@ class Recorder:
         # New ones rather than cleared: a cleared bytearray keeps its size for as long as the request lives.
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
 
-    def _logged_body(self, body: bytearray) -> tuple[bytes | bytearray, str]:
-        """Return a body as it is logged, and the hash of one whose texts are left out."""
-        if not self._without_texts:
-            return blanked(body), ""
-        from loadgen.transports.redaction import hidden_reply  # noqa: PLC0415  few runs need it
-
-        return hidden_reply(blanked(body)), hashlib.sha256(body).hexdigest()
+    def _packed(self, exchange: Exchange) -> tuple[Packed, str]:
+        """Return what is logged of what was read, and the hash of a body whose texts are left out."""
+        body, read_ends = blanked(exchange.body), exchange.read_ends
+        if self._hide is None:
+            return pack(exchange.reads_ns, read_ends, body), ""
+        hidden, read_ends = self._hide(body, read_ends)
+        return pack(exchange.reads_ns, read_ends, hidden), hashlib.sha256(exchange.body).hexdigest()

@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
-from loadgen.recorder import Recorder
+from loadgen.recorder import Hide, Recorder
 from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
 from loadgen.timer import Alarm
 from loadgen.transports import open_transport
@@ -119,7 +119,7 @@ async def _main() -> int:
                 worker=spec.worker,
                 stamps=stamps,
                 pauses=pauses,
-                without_texts=spec.redact_bodies,
+                hide=_hide(spec) if spec.redact_bodies else None,
             )
             stack.enter_context(recorder)
         except (ValueError, OSError) as error:
@@ -152,6 +152,17 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     from loadgen.turns import next_turn  # noqa: PLC0415
 
     return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
+
+
+def _hide(spec: WorkerSpec) -> Hide:
+    """Return what takes the texts out of replies; few runs load it."""
+    if spec.transport == "grpc":
+        from loadgen.protocols.kserve import hidden_messages  # noqa: PLC0415
+
+        return hidden_messages
+    from loadgen.transports.redaction import hidden_reply  # noqa: PLC0415
+
+    return lambda body, read_ends: (hidden_reply(body), read_ends)
 
 
 class _TerminatedError(Exception):

@@ -20,7 +20,7 @@ from children import piped
 from waiting import BOUND_S, movable_time
 
 from loadgen import records
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols import PROTOCOLS, kserve
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.request import Prompt, Target
 from loadgen.requests import table as log
@@ -376,3 +376,17 @@ async def test_a_cancelled_stream_is_abandoned_by_the_server(protocol: str):
         assert "abort" == simulator.truth.records[0].finish_reason
     reply = reply_of(protocol, exchange)
     assert ("", False, "") == (reply.error, reply.complete, reply.finish_reason)
+
+
+async def test_a_reply_over_grpc_without_its_texts_is_counted_as_before(tmp_path: Path):
+    """The log has its tokens and their times, its hash, and nothing that is left to hide."""
+    async with simulated() as simulator:
+        got = await worked(tmp_path, simulator.grpc_url, "grpc", [planned("grpc", 0)], redact_bodies=True)
+    assert (["ok"], [TOKENS]) == (got.status.tolist(), got.output_tokens.tolist())
+    assert got.chunk_chars.all()
+    logged = records.read_log(tmp_path / "requests.log")
+    part = next(part for part in logged if isinstance(part, records.RequestPart) and part.last)
+    reads = log.unpack(part)
+    assert len(part.sha256) == 64
+    assert b"xx" in reads.body
+    assert reads.body == kserve.hidden_messages(reads.body, reads.ends.tolist())[0]

@@ -29,6 +29,9 @@ _NUMBERS = re.compile(rb'("(?:bytes|token_ids|prompt_token_ids|tokens|output_ids
 _CHARACTER = re.compile(
     rb"(%s)|\\u[0-9A-Fa-f]{4}|\\.|[\x00-\x7f]|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]...|." % _FRAMING, re.DOTALL
 )
+_PLAIN_CHARACTER = re.compile(
+    rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|.", re.DOTALL
+)
 # What stands for a character of so many bytes.
 _HIDDEN = {1: b"x", 2: "ñ".encode(), 3: "…".encode(), 4: "🞄".encode(), 6: rb"\u0078"}
 
@@ -37,6 +40,11 @@ def hidden_reply(body: bytes | bytearray) -> bytes:
     """Return the whole body of a reply, as long and with as many characters in each text, which are all the same."""
     without_texts = _TEXT.sub(_without_strings, _LIKELY.sub(_without_strings, bytes(body)))
     return _NUMBERS.sub(lambda match: match[1] + re.sub(rb"\d", b"1", match[2]), without_texts)
+
+
+def hidden_text(text: bytes) -> bytes:
+    """Return a text in UTF-8 that is as long and has as many characters."""
+    return _PLAIN_CHARACTER.sub(lambda match: _HIDDEN[len(match[0])], text)
 
 
 def hidden_request(planned: PlannedRequest) -> PlannedRequest:

@@ -258,8 +258,6 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
         yield f"{given} and --replay-requests exclude each other: saved requests have their lengths; leave one out"
     if options.replay_requests is not None and options.save_requests is not None:
         yield "--save-requests and --replay-requests exclude each other: replayed requests are saved already"
-    if options.redact_bodies and PROTOCOLS[options.endpoint].transport == "grpc":
-        yield f"--redact-bodies and --endpoint {options.endpoint} exclude each other: messages of gRPC stay whole"
     yield from _contradicting_prompts(options)
     if options.sessions and options.dataset is None and options.prompts is None:
         yield (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import accumulate
 
 import pytest
 
+from loadgen.protocols import kserve
 from loadgen.records import PlannedRequest
 from loadgen.transports.redaction import hidden_reply, hidden_request
 
@@ -43,6 +45,48 @@ def test_a_reply_keeps_its_form_and_no_text(body: str, hidden: str):
     assert hidden == hidden_reply(body.encode()).decode()
     assert len(body.encode()) == len(hidden.encode())
     assert len(body) == len(hidden)
+
+
+def tensors(*raw: bytes, **typed: bytes) -> bytes:
+    """Return a message as Triton streams it, with tensors of each kind that may hold texts."""
+    message = kserve._messages()["ModelStreamInferResponse"]()
+    response = message.infer_response
+    response.id = "r1"
+    response.parameters["triton_final_response"].bool_param = True
+    response.parameters["why"].string_param = typed["why"].decode()
+    for name, content in zip(("text_output", "num_output_tokens", "output_ids", "finish_reason"), raw, strict=True):
+        response.outputs.add(name=name, datatype="INT32" if len(content) == 4 else "BYTES")
+        response.raw_output_contents.append(content)
+    response.outputs.add(name="cum_text").contents.bytes_contents.append(typed["text"])
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def test_a_reply_over_grpc_keeps_its_counts_and_no_text():
+    """Each message's length too; errors stay, and what cannot be read still cannot."""
+    seven, stop = b"\7\0\0\0", b"\4\0\0\0stop"
+    error = kserve._messages()["ModelStreamInferResponse"](error_message="too long").SerializeToString()
+    messages = [
+        tensors("\7\0\0\0hush é".encode(), seven, b"\x39\x30\0\0", stop, text="hé\r\nA\r\n".encode(), why=b"hush"),
+        error,
+        b"hush",
+        b"",
+    ]
+    hidden = [
+        tensors("\7\0\0\0xxxxxñ".encode(), seven, bytes(4), stop, text="xñxxxxx".encode(), why=b"xxxx"),
+        error,
+        b"\xff" * 4,
+        b"",
+    ]
+    ends = list(accumulate(map(len, messages)))
+    got, got_ends = kserve.hidden_messages(b"".join(messages) + b"NOT_FOUND", ends)
+    assert (b"".join(hidden) + b"NOT_FOUND", ends) == (got, got_ends.tolist())
+
+
+def test_a_reply_over_grpc_loses_fields_that_are_not_known():
+    """They may hold anything; its messages end where they end then."""
+    known = tensors(b"\1\0\0\0x", bytes(4), bytes(4), bytes(4), text=b"x", why=b"x")
+    hidden, ends = kserve.hidden_messages(known + b"\x7a\4hush" + known, [len(known) + 6, 2 * len(known) + 6])
+    assert (2 * known, [len(known), 2 * len(known)]) == (hidden, ends.tolist())
 
 
 def test_a_planned_request_keeps_its_length_and_its_hash():
