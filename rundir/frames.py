@@ -195,8 +195,9 @@ def next_number(directory: Path, pattern: str) -> int:
 
 
 def number_of(path: Path) -> int:
-    """Return the number of a log that goes on in others."""
-    return int(path.stem.rpartition("-")[2])
+    """Return the number of a log that goes on in others; -1 of a file that only has such a name."""
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:

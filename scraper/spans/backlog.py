@@ -12,7 +12,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -24,6 +24,7 @@ from scraper.spans.spec import TRACES, ForwardKeep
 
 CURSOR = "forward.json"
 _LOGS = "spans-*.log"
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]  # others cannot be counted on in a log
 _NUMBERS_BYTES = 256  # of a cursor, without its URL
 
 
@@ -35,10 +36,10 @@ class Cursor(msgspec.Struct, kw_only=True):
     """
 
     url: str
-    log: int
-    records: int = 0
-    forwarded: int = 0
-    dropped: int = 0
+    log: Number
+    records: Number = 0
+    forwarded: Number = 0
+    dropped: Number = 0
 
 
 class Backlog:
@@ -227,12 +228,12 @@ def left_beside(log: Path) -> list[Path]:
 def _cursor(raw: Path) -> Cursor | None:
     try:
         return msgspec.json.decode(read_regular(raw / CURSOR), type=Cursor)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):  # others may have written it
         return None
 
 
 def _record(payload: bytes) -> ExportRecord | StateRecord | None:
     try:
         return decode(payload)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None

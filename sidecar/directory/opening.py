@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rundir.files import NotRegular, require_directory
-from rundir.frames import read_frames
+from rundir.frames import number_of, read_frames
 from scraper.series.log import FailureRecord, LogReader, Row
 from scraper.series.table import SeriesTable
 from sidecar.directory import (
@@ -72,7 +72,7 @@ class _WatchLogs(RunLogs):
         self._deaths_ns = [event.at_ns for event in on_last_clock(events) if event.name == "receiver_died"]
         logs = sorted(raw.glob(SPANS))
         self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
-        self._is_shortened = self._ahead > 0 or (bool(logs) and _number(logs[0]) > 0)
+        self._is_shortened = self._ahead > 0 or (bool(logs) and number_of(logs[0]) > 0)
         self._since_ns = _first_ns(logs, self._ahead) - _WINDOW_NS if self._ahead else 0
         self._watched: dict[str, Any] = {}
 
@@ -133,7 +133,7 @@ class _WatchLogs(RunLogs):
 
     def _moved_ns(self, log: Path) -> int:
         """Return what the stamps of a log lack for the last clock."""
-        return sum(int(step["moved_ns"]) for step in self._clock_steps if _number(log) < step["first_log"])
+        return sum(int(step["moved_ns"]) for step in self._clock_steps if number_of(log) < step["first_log"])
 
 
 def _events(log: Path) -> Iterator[Event]:
@@ -159,7 +159,3 @@ def _payloads(log: Path) -> Iterator[bytes]:
     """Give the payloads of a log; none of a link or a device, which is said where all logs are read."""
     with suppress(NotRegular):
         yield from read_frames(log)
-
-
-def _number(log: Path) -> int:
-    return int(log.stem.rpartition("-")[2])

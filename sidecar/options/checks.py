@@ -217,7 +217,7 @@ def extra_of(options: ContactOptions) -> dict[str, object]:
     text = options.extra_body
     try:
         fields = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"--extra-body: {error}; give a JSON object") from error
     if not isinstance(fields, dict):
         raise ConfigurationError("--extra-body: must be a JSON object, e.g. '{\"top_k\": 1}'")

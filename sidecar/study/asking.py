@@ -89,7 +89,7 @@ def _declared(text: str) -> dict[str, Any]:
     if text.startswith("{"):
         try:
             declared = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"--variant: {error}; give NAME=URL, or a mapping in --config") from error
         return {name: {"url": of} if isinstance(of, str) else of for name, of in declared.items()}
     name, equals, url = text.partition("=")

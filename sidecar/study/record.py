@@ -208,13 +208,14 @@ def _encoded(frame: Frame) -> bytes:
 def open_study(path: Path) -> Study:
     """Read what was asked, and every step that has a verdict. Raises ConfigurationError where there is no study."""
     frames: list[Frame] = []
-    damage = ""
     try:
         record = msgspec.json.decode(read_regular(path / STUDY), type=StudyRecord)
+        extent = Extent()
         with suppress(FileNotFoundError), FrameTail(path / LOG) as tail:
             while payloads := tail.read_block() or tail.read_rest():
                 frames += [_decode_frame(payload) for payload in payloads if payload is not GAP]
-            damage = _damage(tail.extent)
+            extent = tail.extent
+        damage = _damage(path, extent, frames)
     except FileNotFoundError:
         raise ConfigurationError(f"{path}: no {STUDY} here; give the directory of a study (its --out)") from None
     except OSError as error:
@@ -232,11 +233,14 @@ def open_whole(path: Path) -> Study:
     return study
 
 
-def _damage(extent: Extent) -> str:
+def _damage(path: Path, extent: Extent, frames: Sequence[Frame]) -> str:
     """Return that records of the log of steps are lost; half of one that a killed study left is none."""
-    if not extent.lost_frames:
-        return ""
-    return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
+    if extent.lost_frames:
+        return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
+    begun = {frame.run for frame in frames if isinstance(frame, Begun)}  # which is written before a run is
+    runs = sorted(f"{STEPS}/{each.parent.name}" for each in path.glob(f"{STEPS}/*/{MANIFEST}"))
+    unnamed = [run for run in runs if run not in begun and TORN not in run]
+    return f"{LOG} is damaged: it does not name {unnamed[0]}; restore it from a copy" if unnamed else ""
 
 
 def step_directory(study: Path, run: str, *, outside: bool = False) -> Path:

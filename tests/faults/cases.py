@@ -171,3 +171,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 def peak_mib() -> float:
     """Return the most memory that this process has held so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def held_mib() -> float:
+    """Return the memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20

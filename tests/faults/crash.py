@@ -1,4 +1,5 @@
-"""kill -9 of what a run consists of, at any moment of it, against the truth of the simulated engine.
+"""kill -9 of what a run consists of, at any moment of it and between any two writes, against the truth of the simulated
+engine.
 
 Whatever the engine had answered a second before the kill is in the report as answered, with its tokens, and nothing
 stands there that the engine denies; every process is gone, and with them their ports. A run whose scraper alone is
@@ -23,12 +24,15 @@ from typing import Any
 import processes
 from faults import logs
 from faults.cases import Case, Kind, Setting, Try
+from faults.injected.sitecustomize import DEADLY, Fault, environment
 from processes import QUIET, Ended, alive, children, ended, start, until
 
 LOST_NS = 1_000_000_000
 LOAD = ("--rate", "30", "--duration", "2", "--warmup", "0", "--scrape-interval", "0.1")
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
 MOST_ANSWERS = 60
+# A process that dies at its n-th call: how it is known among those of a command, and the most that n is.
+AT_CALL = {"conductor": ("sidecar", 60), "worker": ("loadgen.worker", 60), "scraper": ("scraper.worker", 40)}
 # Who is killed: the conductor, and the children whose command lines have these words. How the command then ends.
 VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
     "conductor": (True, (), (-signal.SIGKILL,)),
@@ -58,11 +62,8 @@ def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> K
     """Start a run and kill a part of it, after so many answers and a moment, or in its first second."""
     conductor, names, _ = VICTIMS[who]
     count, delay_s = rng.choice((0, rng.randrange(1, MOST_ANSWERS))), rng.uniform(0.0, 0.6)
-    spans = rng.choice(((), ("--otlp-listen", "127.0.0.1:0")))
-    workers = rng.choice(("1", "2"))
     began_ns = time.time_ns()
-    seed = str(rng.randrange(1000))
-    with start("run", url, *LOAD, *LENGTHS, *QUIET, *spans, "--workers", workers, "--seed", seed, "--out", path) as run:
+    with start(*command(url, path, rng)) as run:
         until(lambda: run.poll() is not None or len(answers(truth, began_ns)) >= count, f"{count} answers")
         time.sleep(delay_s)  # the moment that is drawn, not a wait for something
         until(lambda: run.poll() is not None or conductor or bool(_named(run, names)), "a process that is to be killed")
@@ -73,6 +74,36 @@ def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> K
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
         left = ended(run, path)
+    return Killed(left=left, killed_ns=killed_ns, descendants=descendants)
+
+
+def command(url: str, path: Path, rng: random.Random) -> list[str | Path]:
+    """Return the command of a run, with spans or without, of one worker or two."""
+    spans = rng.choice(((), ("--otlp-listen", "127.0.0.1:0")))
+    options = ("--workers", rng.choice(("1", "2")), "--seed", str(rng.randrange(1000)))
+    return ["run", url, *LOAD, *LENGTHS, *QUIET, *spans, *options, "--out", path]
+
+
+def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed:
+    """Run a load, one of whose processes dies before its n-th write, sync or rename, or in the middle of a write."""
+    process, most = AT_CALL[who]
+    fault = Fault(
+        under=str(path),
+        process=process,
+        call=rng.choice(("write", "write", "write", "fsync", "rename", "open")),
+        nth=round(most ** rng.random()),
+        error=rng.choice(DEADLY),
+        lasting=False,
+    )
+    fault.marker.unlink(missing_ok=True)
+    with start(*command(url, path, rng), **environment(fault)) as run:
+        descendants: list[int] = []
+        while run.poll() is None and not fault.marker.exists():
+            with suppress(FileNotFoundError):
+                descendants = list(children(run.pid)) or descendants
+            time.sleep(0.01)  # looks again, and waits for nothing else
+        left = ended(run, path)
+    killed_ns = fault.marker.stat().st_mtime_ns if fault.marker.exists() else 0
     return Killed(left=left, killed_ns=killed_ns, descendants=descendants)
 
 
@@ -115,14 +146,20 @@ def opened(setting: Setting) -> Iterator[Try]:
             path = setting.place / "run"
             shutil.rmtree(path, ignore_errors=True)
             since_ns = time.time_ns()
-            run = killed(url, truth, path, case.row, case.random())
+            who, _, at_call = case.row.partition(":")
+            if at_call:
+                run = killed_at_call(url, path, who, case.random())
+            else:
+                run = killed(url, truth, path, who, case.random())
             until(lambda: not any(map(alive, run.descendants)), "the processes of the run to end")
             if "Traceback" in run.left.err + run.left.out or logs.DEFECT in run.left.err:
                 return f"a defect: {run.left.err}"
-            codes = VICTIMS[case.row][2] if run.killed_ns else (0,)
+            codes = VICTIMS[who][2] if run.killed_ns else (0,)
+            if who == "scraper" and len(answers(truth, since_ns)) <= 1:  # that of the request before the load
+                codes = (0, 3)  # it died before it was ready
             if run.left.code not in codes and path.exists():
                 return f"exit {run.left.code}: {run.left.err.strip()}"
-            return evaluated(run, answers(truth, since_ns), is_cut=run.killed_ns > 0 and case.row != "scraper")
+            return evaluated(run, answers(truth, since_ns), is_cut=run.killed_ns > 0 and who != "scraper")
 
         yield attempt
 
@@ -145,6 +182,13 @@ def evaluated(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool, 
 
 CRASHES = Kind(
     name="crash",
-    rows={"conductor": 2, "worker": 1, "scraper": 1, "children": 1, "everything": 1},
+    rows={
+        "conductor": 2,
+        "worker": 1,
+        "scraper": 1,
+        "children": 1,
+        "everything": 1,
+        **{f"{who}:call": 1 for who in AT_CALL},
+    },
     opened=opened,
 )

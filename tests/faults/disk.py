@@ -1,4 +1,5 @@
-"""Disks that are full, broken or slow to take: the n-th call of a process that writes into the run directory fails.
+"""Disks that are full, broken or slow to take: the n-th call of a process that writes into the run directory fails, for
+every n up to the last; and disks of 64 kB to 2 MB.
 
 Whatever fails, a command ends with one line that says so and without a traceback; what it had written can be evaluated,
 and where it ends as if nothing had been, nothing is lost. Of a report, the files that were there before stay whole.
@@ -7,14 +8,16 @@ and where it ends as if nothing had been, nothing is lost. Of a report, the file
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import processes
-from faults import crash, logs
+from faults import bases, crash, logs
 from faults.cases import Case, Kind, Setting, Try
 from faults.injected.sitecustomize import Fault, environment, install
 from processes import QUIET, ended, start
@@ -35,22 +38,35 @@ ROWS = {
     "worker:open": 1,
     "scraper:write": 1,
     "scraper:open": 1,
+    "tmpfs": 0,  # which only root may mount
 }
-MOST_CALLS = {"report": 8, "conductor": 16, "worker": 24, "scraper": 24}
+LEAST_BYTES, MOST_BYTES = 64 << 10, 2 << 20
+# More calls than a run of ten requests has, on a slow machine too.
+MOST_CALLS = {
+    **dict.fromkeys(ROWS, 16),
+    "report:write": 24,
+    "conductor:write": 64,
+    "conductor:fsync": 64,
+    "conductor:open": 24,
+    "worker:write": 80,
+    "worker:open": 4,
+    "scraper:write": 96,
+    "scraper:open": 6,
+}
+MARGIN = 8  # calls that a run may have more than another one
+STRIDE = 0.382  # of all faults of a row: those that follow each other lie far apart
 
 
 def fault_of(case: Case, run: Path) -> Fault:
-    """Return the fault of a case: one number after another is one call after another."""
+    """Return the fault of a case: as many numbers in a row as a row has faults are all of them."""
     who, _, call = case.row.partition(":")
-    rng = case.random()
-    return Fault(
-        under=str(run),
-        process=PROCESSES.get(who, ""),
-        call=call,
-        nth=1 + case.number % MOST_CALLS[who] if call == "write" else 1 + case.number % 6,
-        error=rng.choice(CALLS[call]),
-        lasting=rng.random() < 0.5,
-    )
+    ways = [(error, lasting) for error in CALLS[call] for lasting in (False, True)]
+    size = MOST_CALLS[case.row] * len(ways)
+    stride = next(step for step in range(round(STRIDE * size), size) if math.gcd(step, size) == 1)
+    nth, way = divmod((case.number + 1) * stride % size, len(ways))
+    error, lasting = ways[way]
+    process = PROCESSES.get(who, "")
+    return Fault(under=str(run), process=process, call=call, nth=1 + nth, error=error, lasting=lasting)
 
 
 def reported(run: Path, fault: Fault) -> str:
@@ -74,33 +90,60 @@ def reported(run: Path, fault: Fault) -> str:
 
 
 @contextmanager
+def small_disk(path: Path, size: int) -> Iterator[None]:
+    """Mount a disk in memory of so many bytes."""
+    path.mkdir()
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["/bin/umount", path], check=True)
+
+
+def loaded(url: str, truth: Path, run: Path, variables: Mapping[str, str], *, may_fail_again: bool = False) -> str:
+    """Say what is wrong with a run one of whose processes cannot write; `may_fail_again`: nor may its report."""
+    since_ns = time.time_ns()
+    lengths = ("--input-tokens", "16", "--output-tokens", "8")
+    with start("run", url, *LOAD, *lengths, *QUIET, "--out", run, **variables) as process:
+        left = ended(process, run)
+    if "Traceback" in left.err + left.out or logs.DEFECT in left.err:
+        return f"a defect: {left.err}"
+    if left.code not in (0, 3) or (left.code and not left.err.rpartition("sidelight: ")[2]):
+        return f"exit {left.code}: {left.err}"
+    if not (run / "manifest.json").exists():
+        return "" if left.code == 3 else f"exit {left.code}, and no manifest"
+    killed = crash.Killed(left=left, killed_ns=0 if left.code == 0 else since_ns, descendants=())
+    codes = (0,) if left.code == 0 and not may_fail_again else (0, 2, 3)
+    return crash.evaluated(killed, crash.answers(truth, since_ns), is_cut=left.code != 0, codes=codes)
+
+
+@contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
     truth = setting.place / "truth.jsonl"
-    base = logs.recorded("vllm_spans", setting.place)
+    base = bases.recorded("vllm_spans", setting.place)
     logs.report(base)
+    last: dict[str, int] = {}  # by row, a number of calls that is surely not exceeded
     with processes.engine("--truth", truth) as (url, _):
 
         def attempt(case: Case) -> str:
             run = setting.place / "case/run"
             shutil.rmtree(run.parent, ignore_errors=True)
             run.parent.mkdir()
+            if case.row == "tmpfs":
+                size = round(LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** case.random().random())
+                with small_disk(run.parent / "disk", size):
+                    wrong = loaded(url, truth, run.parent / "disk/run", {}, may_fail_again=True)
+                return wrong and f"{size} bytes: {wrong}"
             fault = fault_of(case, run)
+            if fault.nth > last.get(case.row, fault.nth):
+                return ""
             if case.row.startswith("report"):
                 shutil.copytree(base, run)
-                return reported(run, fault)
-            since_ns = time.time_ns()
-            lengths = ("--input-tokens", "16", "--output-tokens", "8")
-            with start("run", url, *LOAD, *lengths, *QUIET, "--out", run, **environment(fault)) as process:
-                left = ended(process, run)
-            if "Traceback" in left.err + left.out or logs.DEFECT in left.err:
-                return f"{fault}: a defect: {left.err}"
-            if left.code not in (0, 3) or (left.code and not left.err.rpartition("sidelight: ")[2]):
-                return f"{fault}: exit {left.code}: {left.err}"
-            if not (run / "manifest.json").exists():
-                return "" if left.code == 3 else f"{fault}: exit {left.code}, and no manifest"
-            killed = crash.Killed(left=left, killed_ns=0 if left.code == 0 else since_ns, descendants=())
-            codes = (0,) if left.code == 0 else (0, 2, 3)
-            wrong = crash.evaluated(killed, crash.answers(truth, since_ns), is_cut=left.code != 0, codes=codes)
+                wrong = reported(run, fault)
+            else:
+                wrong = loaded(url, truth, run, environment(fault))
+            if not fault.marker.exists():
+                last[case.row] = min(last.get(case.row, fault.nth + MARGIN), fault.nth + MARGIN)
             return wrong and f"{fault}: {wrong}"
 
         yield attempt

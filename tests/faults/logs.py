@@ -1,49 +1,51 @@
-"""Damage to a run directory: what `sidelight report` says of logs that others tore, changed or forged.
+"""Damage to directories of runs, watches and studies: what is said of logs that others tore, changed or forged.
 
-- Of a run that ended by itself no damage is silent: exit 3, and the damaged log is named.
+- Of a run or a watch that ended by itself no damage is silent: exit 3, and the damaged log is named. So too of a study,
+  and of `compare`: a result that was complete stays what it was, or says that it is not.
 - Where only the payload of a record is another, with a right checksum of its frame, the end of the log knows better.
 - Where everything was forged, the end and the manifest too, no number can be right, but nothing is a defect of ours, no
-  report takes long or much memory, and nothing outside is read or written.
+  command takes long or much memory, and nothing outside is read or written. `--resume` trusts a study, and is held to
+  the same.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import shutil
+import sys
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from unittest import mock
 
-import msgspec
-from faults.cases import Case, Kind, Setting, TooLongError, Try, cpu_limit, peak_mib
-from golden_files import copied
+import processes
+from faults import bases
+from faults.cases import Case, Kind, Setting, TooLongError, Try, cpu_limit, held_mib, peak_mib
+from faults.damage import DAMAGE
 
-from loadgen.records import RequestPart
-from rundir.frames import FrameLog, read_frames
-from rundir.framing import Framer
-from scraper.series.log import LayoutRecord, RowRecord
-from scraper.spans.log import ExportRecord
+from rundir.frames import read_frames
 from sidecar import cli
-from sidecar.directory import LOGS, MANIFEST, RAW, log_ends, write_json
+from sidecar.directory import LOGS, RAW
+from sidecar.study import between, verb
+from sidecar.study.derive import RESULT
+from sidecar.study.record import LOG, STEPS, open_study
 
-BASES = ("vllm_spans", "two_engines", "sglang_trtllm")
+RESUMED = "ttft"  # the study that goes on; the other one is a comparison
+SHARE_CUT = 0.25  # of the studies, that were killed before they are damaged
+QUICK_OF_STUDIES = ("truncate", "flip", "delete", "special-file", "forge", "change-manifest")
 DEFECT = "this is a defect"
 DAMAGED = "recorded data are damaged"
-MOST_CPU_S = 20.0
-MOST_GROWTH_MIB = 300.0
-encode = msgspec.msgpack.Encoder().encode
+MOST_CPU_S = 5.0
+MOST_MIB = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How `sidelight report` ended, and what it took."""
+    """How a command that reads a directory ended, and what it took."""
 
     code: int
     out: str
@@ -52,248 +54,176 @@ class Report:
 
     @property
     def wrong(self) -> str:
-        """Return what no report may do, whatever lies in the directory."""
+        """Return what no command may do, whatever lies in the directory."""
         if DEFECT in self.err or "Traceback" in self.err + self.out:
             return f"a defect: {self.err.strip()}"
         if self.code == 2 and (self.err.count("\n") != 1 or not self.err.startswith("sidelight: ")):
             return f"not one line: {self.err}"
-        return f"{self.growth_mib:.0f} MiB" if self.growth_mib > MOST_GROWTH_MIB else ""
+        return f"{self.growth_mib:.0f} MiB" if self.growth_mib > MOST_MIB else ""
+
+    @property
+    def ending(self) -> str:
+        """Return how it ended, in words."""
+        return f"exit {self.code}: {self.err.strip() or 'silent'}"
 
 
-def report(path: Path) -> Report:
-    """Run `sidelight report` in this process. Raises TooLongError."""
-    out, err, before_mib = io.StringIO(), io.StringIO(), peak_mib()
-    code = -1
+def ran(*arguments: object) -> Report:
+    """Run a command in this process. Raises TooLongError."""
+    out, err, before_mib, peak_before_mib = io.StringIO(), io.StringIO(), held_mib(), peak_mib()
+    code, words = -1, list(map(str, arguments))
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), cpu_limit(MOST_CPU_S):
         warnings.simplefilter("default")  # as of a command: pytest makes errors of them
         try:
-            cli.main(["report", str(path), "--formats", "json,csv,text"])
+            with mock.patch.object(sys, "argv", ["sidelight", *words]):  # which is recorded
+                cli.main(words)
         except SystemExit as end:
             code = int(end.code or 0)
-    return Report(code=code, out=out.getvalue(), err=err.getvalue(), growth_mib=peak_mib() - before_mib)
+    growth_mib = peak_mib() - before_mib if peak_mib() > peak_before_mib else 0.0
+    return Report(code=code, out=out.getvalue(), err=err.getvalue(), growth_mib=growth_mib)
 
 
-def frame_logs(run: Path) -> list[Path]:
-    """Return the logs of a run that hold anything."""
-    return sorted(log for log in (run / RAW).glob(LOGS) if log.stat().st_size)
+def report(path: Path) -> Report:
+    """Run `sidelight report` of a run or a watch in this process. Raises TooLongError."""
+    return ran("report", path, "--formats", "json,csv,text")
 
 
-def rewrite(log: Path, payloads: list[bytes]) -> None:
-    """Write a log anew, numbers, checksums and end."""
-    log.unlink(missing_ok=True)
-    with FrameLog(log) as new:
-        new.append(*payloads)
-
-
-def state(run: Path) -> None:
-    """Let the manifest state the ends that the logs have now."""
-    manifest = json.loads((run / MANIFEST).read_text())
-    manifest["logs"] = {name: end and msgspec.structs.asdict(end) for name, end in log_ends(run).items()}
-    write_json(run / MANIFEST, manifest)
-
-
-def recorded(name: str, into: Path) -> Path:
-    """Copy a recorded run, its logs as they are written today: closed, and their ends in the manifest."""
-    run = copied(name, into)
-    for log in frame_logs(run):
-        rewrite(log, list(read_frames(log)))
-    state(run)
-    return run
-
-
-def changed(data: bytes, rng: random.Random) -> bytes:
-    """Change up to five bytes."""
-    new = bytearray(data)
-    while new == data:
-        for _ in range(rng.choice((1, 1, 2, 5))):
-            new[rng.randrange(len(new))] = rng.randrange(256)
-    return bytes(new)
-
-
-# Damage: each changes a run, and returns nothing.
-
-
-def truncate(run: Path, rng: random.Random) -> None:
-    log = rng.choice(frame_logs(run))
-    os.truncate(log, rng.randrange(log.stat().st_size))
-
-
-def flip(run: Path, rng: random.Random) -> None:
-    log = rng.choice(frame_logs(run))
-    data = bytearray(log.read_bytes())
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    log.write_bytes(data)
-
-
-def overwrite(run: Path, rng: random.Random) -> None:
-    """As a disk does that lost a sector, or found another's."""
-    log = rng.choice(frame_logs(run))
-    data = log.read_bytes()
-    at, size = rng.randrange(len(data)), rng.randrange(1, 512)
-    sector = rng.choice((bytes(size), rng.randbytes(size)))[: len(data) - at]
-    new = data[:at] + sector + data[at + len(sector) :]
-    log.write_bytes(new if new != data else data[:-1])
-
-
-def delete(run: Path, rng: random.Random) -> None:
-    rng.choice(frame_logs(run)).unlink()
-
-
-def swap(run: Path, rng: random.Random) -> None:
-    log, other = rng.sample(frame_logs(run), 2)
-    data = log.read_bytes()
-    log.write_bytes(other.read_bytes())
-    other.write_bytes(data)
-
-
-def drop_frame(run: Path, rng: random.Random) -> None:
-    log = rng.choice(frame_logs(run))
-    payloads = list(read_frames(log))
-    del payloads[rng.randrange(len(payloads))]
-    rewrite(log, payloads)
-
-
-def repeat_frame(run: Path, rng: random.Random) -> None:
-    log = rng.choice(frame_logs(run))
-    payloads = list(read_frames(log))
-    at = rng.randrange(len(payloads))
-    rewrite(log, [*payloads[:at], payloads[at], *payloads[at:]])
-
-
-def change_record(run: Path, rng: random.Random) -> None:
-    """Change a payload; the checksum of its frame, and the end of the log, are right for what is there now."""
-    log = rng.choice(frame_logs(run))
-    payloads = list(read_frames(log))
-    at = rng.randrange(len(payloads))
-    rewrite(log, [*payloads[:at], changed(payloads[at], rng), *payloads[at + 1 :]])
-
-
-def forge(run: Path, rng: random.Random) -> None:
-    """Change, repeat, exchange or leave out records; all checksums, ends and the manifest fit."""
-    rng.choice((change_record, change_record, change_record, drop_frame, repeat_frame, swap))(run, rng)
-    state(run)
-
-
-def change_manifest(run: Path, rng: random.Random) -> None:
-    """Put something else into a field of the manifest, take it away, or tear the file."""
-    path = run / MANIFEST
-    if rng.random() < 0.1:
-        os.truncate(path, rng.randrange(path.stat().st_size))
-        return
-    manifest = json.loads(path.read_text())
-    *above, last = rng.choice(list(_places(manifest)))
-    holder = manifest
-    for key in above:
-        holder = holder[key]
-    new = rng.choice((..., None, "x", "", -1, 0, 2**70, 10**400, 1e308, float("nan"), [], {}, [[]], True, "\x1b[2J"))
-    if new is ...:
-        del holder[last]
-    else:
-        holder[last] = new
-    path.write_text(json.dumps(manifest))
-
-
-def _places(value: object, above: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
-    """Give the place of every field and item of a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*above, key)
-        yield from _places(item, (*above, key))
-
-
-@cache
-def bomb() -> bytes:
-    """Return a quarter of a megabyte that unpacks to 256 MiB."""
-    packing = zlib.compressobj(1)
-    return b"".join(packing.compress(bytes(1 << 20)) for _ in range(256)) + packing.flush()
-
-
-def bombs(run: Path, rng: random.Random) -> None:
-    """Put what unpacks to more than a report may take into one log, forged throughout."""
-    at_ns = json.loads((run / MANIFEST).read_text())["started_ns"]
-    layout = LayoutRecord(id=0, url="http://x", series=bomb())
-    row = RowRecord(layout=0, tick_ns=at_ns, request_ns=at_ns, response_ns=at_ns + 1, delta=bomb())
-    part = RequestPart(index=0, seq=0, last=True, url="http://x/v1", status=200, head=b"HTTP/1.1 200 OK\r\n\r\n",
-                       body=bomb(), reads_ns=b"", read_ends=b"", packing=0)  # fmt: skip
-    huge = [encode(RequestPart(index=index, last=True, status=200, head=b"", end_ns=2**63 - 1, submit_ns=-(2**63)))
-            for index in (0, 2**62)]  # fmt: skip
-    name, payloads = rng.choice([
-        ("scrapes-0.log", [encode(layout)]), ("scrapes-0.log", [encode(row)]), ("requests-0.log", [encode(part)]),
-        ("spans-0.log", [encode(ExportRecord(received_ns=at_ns, via="grpc", packed=bomb()))]), ("requests-0.log", huge),
-    ])  # fmt: skip
-    log = run / RAW / name
-    before = list(read_frames(log)) if log.exists() else []
-    rewrite(log, [*before, *payloads])
-    state(run)
-
-
-def special_file(run: Path, rng: random.Random) -> None:
-    """Put a link, a pipe, a device or a directory in the place of a log, or of a file that is written."""
-    log = rng.choice(frame_logs(run))
-    kind = rng.choice(("zero", "outside", "fifo", "directory"))
-    log.unlink()
-    match kind:
-        case "zero":
-            log.symlink_to("/dev/zero")
-        case "outside":
-            log.symlink_to(run.parent / "outside")
-        case "fifo":
-            os.mkfifo(log)
-        case _:
-            log.mkdir()
-    (run / rng.choice(("summary.json", "report.txt"))).symlink_to(run.parent / "outside")
-
-
-def garbage(run: Path, rng: random.Random) -> None:
-    """Put arbitrary bytes, or what looks like the beginnings of frames, in the place of a log."""
-    log = rng.choice(frame_logs(run))
-    whole = Framer().frame(b"x" * 100)
-    log.write_bytes(rng.choice((rng.randbytes(5_000), whole[:4] * 50_000, whole[:-1] * 500)))
-
-
-# What is done, and how the report may end. Damage is said (3), and what is left is evaluated; of what no run can have
-# recorded nothing may be left (2); and what fits throughout may be believed (0).
-DAMAGE: dict[str, tuple[Callable[[Path, random.Random], None], tuple[int, ...]]] = {
-    "truncate": (truncate, (3,)),
-    "flip": (flip, (3,)),
-    "overwrite": (overwrite, (3,)),
-    "delete": (delete, (3,)),
-    "swap": (swap, (3,)),
-    "garbage": (garbage, (3,)),
-    "drop-frame": (drop_frame, (3,)),
-    "repeat-frame": (repeat_frame, (3,)),
-    "special-file": (special_file, (3,)),
-    "change-record": (change_record, (2, 3)),
-    "forge": (forge, (0, 2, 3)),
-    "change-manifest": (change_manifest, (0, 2, 3)),
-    "bomb": (bombs, (0, 2, 3)),
+# How the report of a run that was damaged so may end. Damage is said (3), and what is left is evaluated; of what no run
+# can have recorded nothing may be left (2); and what fits throughout may be believed (0).
+CODES: dict[str, tuple[int, ...]] = dict.fromkeys(DAMAGE, (3,)) | {
+    "special-file": (2, 3),
+    "change-record": (2, 3),
+    "forge": (0, 2, 3),
+    "change-manifest": (0, 2, 3),
+    "bomb": (0, 2, 3),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """What is damaged, each a copy: runs, a watch and studies; and a run that stays sound."""
+
+    runs: Mapping[str, Path]
+    watch: Path
+    studies: Mapping[str, Path]
+    sound: Path
+
+
+def of_run(run: Path, damage: str) -> str:
+    """Say what is wrong with the report of a run or a watch."""
+    result = report(run)
+    if result.wrong:
+        return result.wrong
+    if result.code not in CODES[damage] or (result.code == 3 and DAMAGED not in result.err):
+        return result.ending
+    return ""
+
+
+def of_study(study: Path, stand: Stand, damage: str, *, rests_on: Mapping[Path, bytes]) -> str:
+    """Say what is wrong with the report of a study, with its comparison to a sound run, and with what going on with it
+    does. Its result `rests_on` logs that held this before they were damaged.
+    """
+    forged = 0 in CODES[damage]
+    silent = (2, 3) if not forged and any(_holds(log) != data for log, data in rests_on.items()) else (0, 2, 3)
+    for arguments in (("report", study), ("compare", study, stand.sound, "--out", study.parent / "compared")):
+        result = ran(*arguments)
+        if result.wrong or result.code not in silent:
+            return f"{arguments[0]}: {result.wrong or result.ending}"
+        if arguments[0] == "report" and not result.code and not forged:
+            now, then = (json.loads((each / RESULT).read_text()) for each in (study, stand.studies[study.name]))
+            if now != then and now["status"] == "complete":
+                return "report: another result, and silent"
+    if study.name == RESUMED:
+        result = ran("test", RESUMED, "--resume", study, "--quiet")
+        if result.wrong or result.code not in (0, 2, 3):
+            return f"--resume: {result.wrong or result.ending}"
+    return ""
+
+
+def _holds(log: Path) -> bytes | None:
+    return log.read_bytes() if log.is_file() and not log.is_symlink() else None
+
+
+def cut(study: Path, rng: random.Random) -> None:
+    """Leave of a study what one that was killed would."""
+    payloads = list(read_frames(study / LOG))
+    bases.rewrite(study / LOG, payloads[: rng.randrange(1, len(payloads))])
+    begun = {each.run for each in open_study(study).begun.values()}
+    for run in (study / STEPS).iterdir():
+        if f"{STEPS}/{run.name}" not in begun:
+            shutil.rmtree(run)
+
+
+def damaged(case: Case, stand: Stand, work: Path) -> str:
+    """Damage a copy of a directory, and say what is wrong with what is said of it."""
+    of, _, damage = case.row.rpartition(":")
+    rng = case.random()
+    group = {"study": stand.studies, "watch": {"watch": stand.watch}}.get(of, stand.runs)
+    base = group[rng.choice(sorted(group))]
+    path = Path(shutil.copytree(base, work / base.name))
+    if of != "study":
+        DAMAGE[damage](path, rng)
+        return of_run(path, damage)
+    if rng.random() < SHARE_CUT:
+        cut(path, rng)
+    finished = [path / each.run / RAW for each in open_study(path).finished]
+    rests_on = {log: log.read_bytes() for raw in finished for log in raw.glob(LOGS)}
+    DAMAGE[damage](path, rng)
+    return of_study(path, stand, damage, rests_on=rests_on)
+
+
+def _require_sound(*commands: Sequence[object]) -> None:
+    """Raise AssertionError where a command ends otherwise than well: what is not damaged yet."""
+    for command in commands:
+        result = ran(*command)
+        assert result.code == 0, (command, result.ending)
+
+
+@contextmanager
+def standing(place: Path) -> Iterator[Stand]:
+    """Make what is damaged, and let steps of studies that go on be copies of a sound run."""
+    runs = {name: bases.recorded(name, place) for name in bases.RUNS}
+    sound = bases.recorded(bases.STEPS[0], place)
+    with processes.serving(processes.Script()) as server, mock.patch.object(between, "READY_S", 0.0):
+        studies = {
+            test: bases.study(place / "studies", f"{server}/plain/1", [sound, runs[bases.STEPS[1]]], test=test)
+            for test in (RESUMED, "compare")
+        }
+        watch = bases.watch(place)
+        with mock.patch.object(verb, "Conduct", bases.copying([sound])):
+            _require_sound(*(("report", path) for path in (*runs.values(), watch, *studies.values())))
+            _require_sound(("test", RESUMED, "--resume", studies[RESUMED], "--quiet"))
+            yield Stand(runs=runs, watch=watch, studies=studies, sound=sound)
 
 
 @contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
-    bases = {name: recorded(name, setting.place) for name in BASES}
+    with standing(setting.place) as stand:
 
-    def attempt(case: Case) -> str:
-        rng, work = case.random(), setting.place / "case"
-        shutil.rmtree(work, ignore_errors=True)
-        run = Path(shutil.copytree(bases[rng.choice(BASES)], work / "run"))
-        (work / "outside").write_text("untouched")
-        damage, codes = DAMAGE[case.row]
-        damage(run, rng)
-        try:
-            result = report(run)
-        except TooLongError as error:
-            return str(error)
-        if result.wrong:
-            return result.wrong
-        if (work / "outside").read_text() != "untouched":
-            return "a file outside of the directory was written"
-        if result.code not in codes or (result.code == 3 and DAMAGED not in result.err):
-            return f"exit {result.code}: {result.err.strip() or 'silent'}"
-        return ""
+        def attempt(case: Case) -> str:
+            work = setting.place / "case"
+            shutil.rmtree(work, ignore_errors=True)
+            (work / "here").mkdir(parents=True)
+            (work / "outside").write_text("untouched")
+            with chdir(work / "here"):
+                try:
+                    wrong = damaged(case, stand, work)
+                except TooLongError as error:
+                    return str(error)
+            if (work / "outside").read_text() != "untouched" or any((work / "here").iterdir()):
+                return "a file outside of the directory was written"
+            return wrong
 
-    yield attempt
+        yield attempt
 
 
-LOG_FAULTS = Kind(name="logs", rows=dict.fromkeys(DAMAGE, 4) | {"forge": 12, "change-manifest": 12}, opened=opened)
+LOG_FAULTS = Kind(
+    name="logs",
+    rows={
+        **dict.fromkeys(DAMAGE, 4),
+        "forge": 12,
+        "change-manifest": 12,
+        **{f"watch:{damage}": 1 for damage in DAMAGE},
+        **{f"study:{damage}": int(damage in QUICK_OF_STUDIES) for damage in DAMAGE},
+    },
+    opened=opened,
+)

@@ -6,44 +6,22 @@ from pathlib import Path
 
 import pytest
 from sent_spans import INTERNAL, NOON, S, call, engine, export, span
-from series import scraped
+from watch_directories import begin, fill
 
 from exporter.summary.watched import BrokenTraces
 from rundir.frames import FrameLog
-from scraper.series.log import ScrapeLog
-from scraper.spans.log import Counts, SpanLog, StateRecord
-from sidecar.directory import CLOCK_SET, Event, append_event, create, write_json
+from scraper.spans.log import SpanLog
+from sidecar.directory import CLOCK_SET, Event, append_event
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
 HOUR = 3600 * S
-URL = "http://127.0.0.1:8000/metrics"
-PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Path:
     """An empty watch that began at NOON."""
-    path = create(tmp_path / "watch")
-    config = {"keep": "1h", "keep_bytes": "1GB", "slice_duration": 10.0, "scrape_interval": 1.0, "metrics": [URL]}
-    manifest = {"run_id": "r", "tool": {"name": "sidelight", "version": "0"}, "config": config}
-    write_json(path / "manifest.json", {**manifest, "started_at": "2023-11-14T22:13:20.000Z", "started_ns": NOON})
-    append_event(path, Event(at_ns=NOON, name="phase_start", data={"phase": "measure"}))
-    return path
-
-
-def fill(path: Path, number: int, *, late_ns: int = 0, seconds: int = 10) -> None:
-    """Write logs of a request and a page each second, by a clock that is late."""
-    spans, pages = SpanLog(path / f"raw/spans-{number:06d}.log"), ScrapeLog(path / f"raw/scrapes-{number:06d}.log")
-    spans.append(StateRecord(at_ns=NOON - late_ns, state="started", counts=Counts()))
-    for second in range(seconds):
-        trace = (seconds * number + second + 1).to_bytes(16)
-        both = [engine(trace=trace, clock_ms=1e3 * second), call(trace=trace, clock_ms=1e3 * second)]
-        record = export(both, at_s=second + 1 - late_ns / S)
-        spans.append(record)
-        pages.append(scraped(NOON + second * S - late_ns, PAGE, url=URL))
-    spans.close()
-    pages.close()
+    return begin(tmp_path / "watch")
 
 
 def test_what_was_stamped_before_the_clock_was_set_is_moved_by_as_much(watched: Path):
@@ -85,6 +63,15 @@ def test_a_record_that_cannot_be_read_costs_no_other(watched: Path):
     assert 20 == summary.client.requests.ok
     assert any("raw/spans-000000.log: 1 records make no sense" in text for text in summary.warnings)
     assert "the watch goes on, or was killed; numbers cover what was recorded up to now" in summary.warnings
+
+
+def test_a_file_that_only_has_the_name_of_a_log_costs_no_other(watched: Path):
+    """As a copy that somebody made beside it; it is said that it makes no sense."""
+    fill(watched, 0)
+    (watched / "raw" / "spans-000000 (copy).log").write_bytes(b"no log")
+    summary = derive(watched).summary
+    assert 10 == summary.client.requests.ok
+    assert ["spans-000000 (copy).log"] == [log.log for log in summary.integrity.logs if log.lost_bytes]
 
 
 @pytest.mark.parametrize("name", ["events.log", "spans-000000.log"])

@@ -1,4 +1,4 @@
-"""Lets the n-th call of a process that writes below a directory fail, as a full or broken disk does.
+"""Lets the n-th call of a process that writes below a directory fail, as a full or broken disk does, or be its last.
 
 Python imports a module of this name first of all where it stands in PYTHONPATH, so that every child of a command has
 it; which process and which call is meant stands in FAULT_INJECTED, as JSON. It imports nothing of ours.
@@ -10,21 +10,23 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "FAULT_INJECTED"
+DEADLY = ("KILL", "TORN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Which call fails: the n-th, from 1, of its kind that writes below `under`, in the process of these arguments.
 
-    error     its errno, or "SHORT": only half of what is written
+    error     its errno; "SHORT": only half of what is written; "KILL": the process dies before it, and "TORN": in the
+              middle of it, and no other process does
     lasting   whether all calls after it fail, too
     """
 
@@ -73,8 +75,13 @@ def install(fault: Fault) -> Callable[[], None]:
             return False
         count += 1
         if count == fault.nth or (fault.lasting and count > fault.nth):
-            with suppress(OSError):
-                os.close(calls["open"](fault.marker, os.O_WRONLY | os.O_CREAT, 0o600))
+            dies = fault.error in DEADLY
+            try:
+                os.close(calls["open"](fault.marker, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if dies else 0), 0o600))
+            except OSError:
+                return not dies  # another process of these arguments has died
+            if dies and (fault.error == "KILL" or call != "write"):
+                os.kill(os.getpid(), signal.SIGKILL)
             return True
         return False
 
@@ -94,9 +101,12 @@ def install(fault: Fault) -> Callable[[], None]:
 
     def written(fd: int, data: Any) -> int:
         if is_below(fd) and fails("write"):
-            if fault.error != "SHORT":
+            if fault.error not in ("SHORT", "TORN"):
                 raise error()
             data = memoryview(data)[: max(1, len(data) // 2)]
+            if fault.error == "TORN":
+                calls["write"](fd, data)
+                os.kill(os.getpid(), signal.SIGKILL)
         return calls["write"](fd, data)
 
     def synced(fd: int) -> None:

@@ -22,6 +22,7 @@ from sidecar.study.record import (
     create,
     is_whole,
     open_study,
+    open_whole,
     set_aside,
 )
 
@@ -81,6 +82,20 @@ def test_a_damaged_log_is_refused(study: Study):
     append(study.path, *frames(2, run="steps/0002-open-1"))
     with pytest.raises(ConfigurationError, match=r"steps\.log: is damaged: verdicts of steps are missing"):
         open_study(study.path)
+
+
+def test_a_run_that_the_log_does_not_name_is_damage(study: Study):
+    """A run is begun once the log says so: where it does not, records are lost. Runs that were set aside are none."""
+    append(study.path, *frames(1))
+    for name in ("0001-open-1", "0002-open-1.torn", "0002-open-1"):
+        assert "" == open_study(study.path).damage
+        run = study.path / "steps" / name
+        run.mkdir()
+        (run / "manifest.json").touch()
+    assert open_study(study.path).damage.startswith("steps.log is damaged: it does not name steps/0002-open-1; restore")
+    (study.path / LOG).unlink()
+    with pytest.raises(ConfigurationError, match=r"steps\.log is damaged: it does not name steps/0001-open-1"):
+        open_whole(study.path)
 
 
 def test_what_is_not_a_step_is_not_moved(study: Study):
