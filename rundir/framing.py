@@ -20,7 +20,8 @@ import msgspec
 
 GAP = b""  # among payloads: here something was lost; no payload is empty
 MOST_BYTES = 64 * 1024 * 1024  # of a payload
-MOST_INFLATED_BYTES = 128 * 1024 * 1024  # of one part of a record
+MOST_INFLATED_BYTES = 64 * 1024 * 1024  # of one part of a record
+_INFLATED_AT_ONCE = 1024 * 1024
 _RECORD, _END = b"\xf5SLr", b"\xf5SLe"
 _MAGIC = _RECORD[:3]
 _HEAD = struct.Struct("<4sII")
@@ -39,16 +40,19 @@ def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
 
     Raises ValueError for what is larger, cut off, or not packed by zlib: a few kilobytes may unpack to gigabytes.
     """
-    inflating = zlib.decompressobj()
+    inflating, pieces, left_bytes = zlib.decompressobj(), list[bytes](), most_bytes
     try:
-        data = inflating.decompress(packed, most_bytes + 1)
+        # In pieces: as a whole, zlib would hold it twice before its size is known.
+        while not inflating.eof and (piece := inflating.decompress(packed, _INFLATED_AT_ONCE)):
+            pieces.append(piece)
+            packed, left_bytes = inflating.unconsumed_tail, left_bytes - len(piece)
+            if left_bytes < 0:
+                raise ValueError(f"unpacks to more than {most_bytes} bytes")
     except zlib.error as error:
         raise ValueError(f"cannot be unpacked: {error}") from None
-    if len(data) > most_bytes:
-        raise ValueError(f"unpacks to more than {most_bytes} bytes")
     if not inflating.eof:
         raise ValueError("cannot be unpacked: it is cut off")
-    return data
+    return b"".join(pieces)
 
 
 class LogEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,9 @@ from rundir.clock import Clock
 _READ_BYTES = 32_768
 # In one look: a peer that sends faster than we read must not hold up the rest.
 _LOOK_READS = 64
+# Under TLS uvloop reads 256 KiB at a time, and up to 32 times in one turn where as much is there: with less room in the
+# kernel it is not.
+_TLS_RECEIVE_BUFFER_BYTES = 65_536
 # Linux: ask for the time a segment came in (as struct timespec). Python has no name for it; the value is the one of all
 # architectures but parisc and sparc, where asking fails or is answered by nothing.
 _SO_TIMESTAMPNS = 35
@@ -177,10 +180,19 @@ async def connect_tls(
 ) -> Connection:
     """Connect and shake hands with `host`. Raises OSError."""
     connection = Connection(clock, stamps)
-    where = address[1]
-    _, wire = await asyncio.get_running_loop().create_connection(
-        lambda: StreamWire(connection, clock), str(where[0]), int(where[1]), ssl=tls, server_hostname=host
-    )
+    (family, where), loop = address, asyncio.get_running_loop()
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _TLS_RECEIVE_BUFFER_BYTES)
+        await loop.sock_connect(sock, where)
+        _, wire = await loop.create_connection(
+            lambda: StreamWire(connection, clock), sock=sock, ssl=tls, server_hostname=host
+        )
+    except BaseException:
+        sock.close()
+        raise
     connection.take_wire(wire)
     return connection
 

@@ -4,8 +4,9 @@ import errno
 import os
 import struct
 import tempfile
+import tracemalloc
 import zlib
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -282,3 +283,25 @@ def test_ids_are_functions_of_run_and_index():
     version, trace, span, flags = records.traceparent("run", 1).split("-")
     assert ("00", 32, 16, "01") == (version, len(trace), len(span), flags)
     assert (trace, span) == (records.trace_id("run", 1), records.span_id("run", 1))
+
+
+def test_what_unpacks_to_too_much_is_not_held_twice():
+    """Its size is known before it is put together, and so is that of what is as large as it may be."""
+    most_bytes = 16 << 20
+    for size, reason in ((4 * most_bytes, "unpacks to more than"), (most_bytes, "")):
+        packed = zlib.compress(bytes(size))
+        tracemalloc.start()
+        with pytest.raises(ValueError, match=reason) if reason else nullcontext():
+            assert size == len(framing.inflate(packed, most_bytes))
+        held_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert held_bytes < (1.5 if reason else 2.5) * most_bytes
+
+
+def test_what_is_cut_off_or_not_packed_is_said_to_be():
+    packed = zlib.compress(os.urandom(3 << 20))
+    assert 3 << 20 == len(framing.inflate(packed))
+    with pytest.raises(ValueError, match="it is cut off"):
+        framing.inflate(packed[:-1])
+    with pytest.raises(ValueError, match="cannot be unpacked: Error -3"):
+        framing.inflate(b"not packed")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+import uvloop
+from faults.servers import serving
 from waiting import BOUND_S, movable_time
 
 from loadgen.records import PlannedRequest
@@ -374,6 +376,35 @@ async def test_a_tls_connection_may_end_without_a_word(serve: Serve, anchored: C
     async with Pool(origin_of(server.url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
         got = await _exchange(pool, anchored)
     assert "reset: closed by the peer after 5 body bytes" == got.error
+
+
+def test_a_flood_over_tls_leaves_others_their_turn(certificate: tuple[Path, Path], anchored: Clock):
+    """However fast it comes: the worker's event loop takes no more of it in one turn than the kernel has room for."""
+    key, cert = map(str, certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
+    before, most = 0, 0
+
+    def turn() -> None:
+        nonlocal before, most
+        most, before = max(most, exchange.received_bytes - before), exchange.received_bytes
+        if exchange.end_ns < 0:
+            asyncio.get_running_loop().call_soon(turn)
+
+    async def load(url: str) -> None:
+        asyncio.get_running_loop().call_soon(turn)
+        async with Pool(origin_of(url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
+            await pool.perform(exchange, REQUEST, timeout_s=BOUND_S)
+
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n" + bytes(20_000_000)
+    with (
+        serving(lambda _: (reply,), tls=context) as url,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(load(url))
+    assert ("", 20_000_000) == (exchange.error, exchange.received_bytes)
+    assert most <= 512 * 1024
 
 
 @pytest.mark.parametrize("url", ["http://h", "http://h/", "http://h/v1", "http://h/v1/", "http://h//v1/"])
