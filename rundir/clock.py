@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 ANCHOR_TRIES = 25
 # Slewing moves both clocks alike; the wall clock is further from the monotonic one only when it was set, or after a
 # suspension of the machine, in which the monotonic clock stands still.
-STEP_NS = 1_000_000_000
+STEP_NS = 500_000_000
 _STEP_TRIES = 3
 
 
@@ -36,16 +36,36 @@ class Clock:
         return self.monotonic_ns() + self.offset_ns
 
 
-def anchor(wall_ns: Callable[[], int] = time.time_ns) -> Clock:
+def time_of_day_ns() -> int:
+    """Return the wall clock, ns since the Unix epoch; nothing else of ours reads it."""
+    return time.time_ns()
+
+
+def utc_now() -> datetime:
+    """Return the wall clock as a date."""
+    return datetime.fromtimestamp(time_of_day_ns() / 1e9, tz=UTC)
+
+
+def anchor(wall_ns: Callable[[], int] = time_of_day_ns) -> Clock:
     """Read the wall clock between two monotonic reads, several times, and keep the tightest."""
     width_ns, offset_ns = _offset_ns(ANCHOR_TRIES, wall_ns)
     return Clock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
 
 
-def step_ns(clock: Clock, wall_ns: Callable[[], int] = time.time_ns) -> int:
-    """Return by how much the wall clock was set since a clock was anchored to it, ns; 0 for up to STEP_NS."""
-    moved_ns = _offset_ns(_STEP_TRIES, wall_ns)[1] - clock.offset_ns
-    return moved_ns if abs(moved_ns) > STEP_NS else 0
+def step_ns(clock: Clock, wall_ns: Callable[[], int] = time_of_day_ns) -> int:
+    """Return by how much the wall clock was set since a clock was anchored to it, ns; 0 for up to STEP_NS.
+
+    What a process that waits for a processor reads may be off by half of what the reading took.
+    """
+    width_ns, offset_ns = _offset_ns(_STEP_TRIES, wall_ns)
+    moved_ns = offset_ns - clock.offset_ns
+    return moved_ns if abs(moved_ns) > STEP_NS + width_ns // 2 else 0
+
+
+def step_text(moved_ns: int) -> str:
+    """Return in words that the wall clock was set."""
+    where = "ahead" if moved_ns > 0 else "back"
+    return f"the clock of this machine was set {abs(moved_ns) / 1e9:.1f} s {where}, or it was suspended"
 
 
 def _offset_ns(tries: int, wall_ns: Callable[[], int]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
+from rundir.clock import time_of_day_ns
 from rundir.files import NotRegular, mode_in, open_regular
 from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
@@ -340,7 +341,7 @@ class LogTails:
         files = [path for pattern in patterns for path in in_order(self._directory.glob(pattern))]
         stats = {path: path.stat() for path in files}
         total = sum(stat.st_size for stat in stats.values())
-        old_s = time.time() - keep_s
+        old_s = time_of_day_ns() / 1e9 - keep_s
         for path in sorted(self._done & stats.keys(), key=lambda path: stats[path].st_mtime):
             if spared(path):
                 continue

@@ -250,6 +250,20 @@ def test_few_excepts_are_broad():
     assert len(broad) <= BROAD_EXCEPTS, broad
 
 
+def test_the_wall_clock_is_read_in_one_place():
+    """So that tests can set it for all processes."""
+    readers = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
+    read = [
+        module
+        for module, path in MODULES.items()
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in readers
+    ]
+    assert {"rundir.clock"} == set(read)
+
+
 def identifiers(tree: ast.Module) -> Iterator[str]:
     """Give the names that a module defines or binds: functions, classes, arguments, variables, attributes, errors."""
     for node in ast.walk(tree):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from rundir.clock import Clock
+from rundir.clock import Clock, time_of_day_ns
 
 # What the kernel gives: struct timespec; where it gives nothing, this.
 TIMESPEC = struct.Struct("@ll")
@@ -112,13 +112,14 @@ class ReceiveStamps:
 
     The kernel stamps by the wall clock. Its distance from the run's clock is measured anew several times a second, the
     tightest of a few readings. Stamps are moved up to a second after the read, in batches, so that the hot path need
-    not: where the wall clock has been stepped since, the read's own time stands.
+    not: where the wall clock has been stepped since the stamp, the read's own time stands.
     """
 
-    __slots__ = ("_anchored_ns", "_clock", "_offset_ns", "_stepped_ns", "counts", "max_ns", "seen")
+    __slots__ = ("_anchored_ns", "_clock", "_offset_ns", "_settled", "_stepped_ns", "counts", "max_ns", "seen")
 
     _ANCHOR_NS = 50_000_000
-    _STEP_NS = 1_000_000
+    _STEP_NS = 50_000  # beyond what readings may be off by; self_check.STAMP_MS
+    _LATE_NS = 1_000_000
     _TRIES = 3
 
     def __init__(self, clock: Clock) -> None:
@@ -126,8 +127,9 @@ class ReceiveStamps:
         self.max_ns = 0
         self.seen = False
         self._clock = clock
-        self._anchored_ns = self._stepped_ns = clock.now_ns()
-        self._offset_ns = self._measure()
+        self._anchored_ns, self._stepped_ns = clock.now_ns(), 0
+        self._settled = self._measure()
+        self._offset_ns = self._settled[1]
 
     def moved(self, stamps: bytes | bytearray, reads_ns: Sequence[int], *, floor_ns: int = -1) -> list[int]:
         """Return the kernel's stamps of reads (a TIMESPEC each, NO_STAMP where there is none) by the run's clock.
@@ -135,7 +137,7 @@ class ReceiveStamps:
         `reads_ns` is when each read returned: no stamp is later than that. None is earlier than the one before it, nor
         than `floor_ns`, which has precedence.
         """
-        self._look_for_steps()
+        self._look_for_steps(stamps, reads_ns)
         offset_ns, stepped_ns, counts, max_ns = self._offset_ns, self._stepped_ns, self.counts, self.max_ns
         moved = []
         for (seconds, nanoseconds), read_ns in zip(TIMESPEC.iter_unpack(stamps), reads_ns, strict=True):
@@ -144,29 +146,40 @@ class ReceiveStamps:
                 late_ns = read_ns - offset_ns - seconds * 1_000_000_000 - nanoseconds
                 if late_ns < 0:  # noqa: PLR1730  # max() costs five times as much, and this is done once a read
                     late_ns = 0
-                counts[_FINE[late_ns >> _FINE_BITS] if late_ns < _FINE_NS else bucket_index(late_ns)] += 1
-                if late_ns > max_ns:  # noqa: PLR1730  # as above
-                    max_ns = late_ns
-                self.seen = True
+                if late_ns > read_ns - stepped_ns:  # it came before the step
+                    late_ns = 0
+                else:
+                    counts[_FINE[late_ns >> _FINE_BITS] if late_ns < _FINE_NS else bucket_index(late_ns)] += 1
+                    if late_ns > max_ns:  # noqa: PLR1730  # as above
+                        max_ns = late_ns
+                    self.seen = True
             if read_ns - late_ns > floor_ns:  # noqa: PLR1730  # as above
                 floor_ns = read_ns - late_ns
             moved.append(floor_ns)
         self.max_ns = max_ns
         return moved
 
-    def _look_for_steps(self) -> None:
+    def _look_for_steps(self, stamps: bytes | bytearray, reads_ns: Sequence[int]) -> None:
+        """Measure anew where that is due, or the last read seems to have been so late that a step may be the reason."""
         now_ns = self._clock.now_ns()
-        if now_ns - self._anchored_ns > self._ANCHOR_NS:
-            before_ns, self._offset_ns, self._anchored_ns = self._offset_ns, self._measure(), now_ns
-            if abs(self._offset_ns - before_ns) > self._STEP_NS:
-                self._stepped_ns = self._clock.now_ns()
+        if now_ns - self._anchored_ns <= self._ANCHOR_NS:
+            seconds, nanoseconds = TIMESPEC.unpack_from(stamps, len(stamps) - TIMESPEC.size)
+            late_ns = reads_ns[-1] - self._offset_ns - seconds * 1_000_000_000 - nanoseconds
+            if not seconds or abs(late_ns) <= self._LATE_NS:
+                return
+        width_ns, self._offset_ns = measured = self._measure()
+        self._anchored_ns = now_ns
+        # Also by little steps one after another, of which stamps up to a second old have seen but some.
+        settled_width_ns, settled_ns = self._settled
+        if abs(self._offset_ns - settled_ns) > self._STEP_NS + (width_ns + settled_width_ns) // 2:
+            self._settled, self._stepped_ns = measured, self._clock.now_ns()
 
-    def _measure(self) -> int:
-        """Return the run's clock minus the wall clock, in nanoseconds."""
+    def _measure(self) -> tuple[int, int]:
+        """Return how long the tightest reading took, and the run's clock minus the wall clock by it, ns."""
         readings = []
         for _ in range(self._TRIES):
             before = self._clock.now_ns()
-            wall = time.time_ns()
+            wall = time_of_day_ns()
             after = self._clock.now_ns()
             readings.append((after - before, (before + after) // 2 - wall))
-        return min(readings)[1]
+        return min(readings)

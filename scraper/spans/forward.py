@@ -12,7 +12,6 @@ import gzip
 import io
 import math
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -31,6 +30,7 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
+from rundir.clock import time_of_day_ns
 from scraper.spans.backlog import Backlog, left_beside
 from scraper.spans.log import ForwardQueue
 from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, ForwardKeep, forward_parts
@@ -260,7 +260,7 @@ class Forwarder:
         queue_bytes: int = QUEUE_BYTES,
         log: Path | None = None,
         keep: ForwardKeep | None = None,
-        now_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = time_of_day_ns,
     ) -> None:
         """Read the URL. Raises ValueError for one that Wire cannot use."""
         self.sent: Counter[str] = Counter()  # exports by signal

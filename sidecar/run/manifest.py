@@ -10,14 +10,13 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
-from rundir.clock import Clock, iso_ms
+from rundir.clock import Clock, iso_ms, utc_now
 from sidecar import VERSION
 from sidecar.directory import MANIFEST, RAW, create, log_ends, write_json
 from sidecar.directory.syncing import LogSync
@@ -48,7 +47,7 @@ async def recorded(
 
     `about` describes the target, `decided` are options that were not given. Raises as `run.create`.
     """
-    run_id = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
+    run_id = f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
     path = create(out or Path("runs") / run_id, world_readable=options.world_readable)
     now_ns = clock.now_ns()
     manifest = {

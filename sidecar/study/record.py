@@ -12,7 +12,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from methodology.study.model import Asked, Finished, Outcome, Step
+from rundir.clock import utc_now
 from rundir.fields import NO_UNIT, StampNs, doc
 from rundir.files import make_directory, read_regular, require_directory, require_regular, sync
 from rundir.frames import FrameLog, FrameTail
@@ -125,7 +125,7 @@ class Study:
 
 def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
     """Return `study.json` of a study that begins now."""
-    now = datetime.now(tz=UTC)
+    now = utc_now()
     return StudyRecord(
         study_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
         tool={"name": "sidelight", "version": VERSION},
@@ -145,7 +145,7 @@ def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[s
 
 def directory_of(options: StudyOptions, name: str) -> Path:
     """Return where a study goes: --out, else into a directory of its own."""
-    return options.out or Path("runs") / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{name}"
+    return options.out or Path("runs") / f"{utc_now():%Y%m%d-%H%M%S}-{name}"
 
 
 def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> Study:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from rundir.clock import time_of_day_ns
 from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
 from simulator.engine.scheduler import Engine
 
@@ -16,7 +17,7 @@ _MOST_CAUGHT_UP_NS = 10_000_000
 
 def anchored_clock() -> Callable[[], int]:
     """Return a clock of int64 ns since the Unix epoch that is monotonic: its distance to the epoch is taken once."""
-    offset_ns = time.time_ns() - time.monotonic_ns()
+    offset_ns = time_of_day_ns() - time.monotonic_ns()
     return lambda: time.monotonic_ns() + offset_ns
 
 

@@ -116,7 +116,7 @@ def test_no_stamp_lies_before_the_one_before(machine: Machine):
 
 
 def test_what_was_read_before_a_step_of_the_wall_clock_keeps_its_own_time():
-    """Its stamp cannot be moved any more; what is read afterwards can."""
+    """Its stamp cannot be moved any more; that of what comes afterwards can."""
     stepped = Machine()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lateness.time, "time_ns", lambda: stepped.wall_ns)
@@ -125,8 +125,54 @@ def test_what_was_read_before_a_step_of_the_wall_clock_keeps_its_own_time():
         stepped.monotonic_ns += 10**8
         stepped.wall_ns += 10**8 - 10**9
         assert [read_ns] == stamps.moved(_timespec(before_ns), [read_ns])
-        later_ns = read_ns + 10**8
+        stepped.monotonic_ns += 2 * 10**7
+        stepped.wall_ns += 2 * 10**7
+        later_ns = read_ns + 10**8 + 2 * 10**7
         assert [later_ns - 10**7] == stamps.moved(_timespec(stepped.wall_ns - 10**7), [later_ns])
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Return a machine whose clocks this test alone moves."""
+    machine = Machine()
+    monkeypatch.setattr(lateness.time, "time_ns", lambda: machine.wall_ns)
+    return machine
+
+
+@pytest.mark.parametrize("step_ns", [-3600 * 10**9, -(10**9), -2_000_000, 2_000_000, 10**9, 3600 * 10**9])
+def test_a_read_right_after_a_step_of_the_wall_clock_keeps_its_own_time(watched: Machine, step_ns: int):
+    """Before the distance of the clocks was due to be measured again: the stamp was taken for that of a late read."""
+    stamps, begun_ns = watched.stamps(), watched.wall_ns
+    watched.monotonic_ns += 10**6
+    watched.wall_ns += 10**6 + step_ns
+    read_ns = begun_ns + 10**6
+    assert [read_ns] == stamps.moved(_timespec(watched.wall_ns), [read_ns])
+    assert 0 == stamps.max_ns
+
+
+def test_what_came_before_a_step_and_is_read_after_it_keeps_its_own_time(watched: Machine):
+    """The step ahead was noticed at another read: the stamp is an hour early by the new distance."""
+    stamps, begun_ns = watched.stamps(), watched.wall_ns
+    watched.monotonic_ns += 10**8
+    watched.wall_ns += 10**8 + 3600 * 10**9
+    noticed_ns = begun_ns + 10**8
+    stamps.moved(_timespec(watched.wall_ns), [noticed_ns])
+    assert [noticed_ns + 10**6] == stamps.moved(_timespec(begun_ns + 10**8 - 10**6), [noticed_ns + 10**6])
+    assert stamps.max_ns == 0
+
+
+def test_a_clock_that_drifts_fast_moves_no_stamp_by_more_than_a_millisecond(watched: Machine):
+    """1 % is half a millisecond each time that it is measured: those of the last second had added up to 10."""
+    stamps, begun_ns = watched.stamps(), watched.wall_ns
+    kernel, reads_ns = b"", []
+    for tick in range(1, 21):
+        watched.monotonic_ns += 50_000_001
+        watched.wall_ns += 50_500_001
+        reads_ns.append(begun_ns + tick * 50_000_001)
+        kernel += _timespec(watched.wall_ns)
+        stamps.moved(_timespec(watched.wall_ns), reads_ns[-1:])
+    moved_ns = stamps.moved(kernel, reads_ns)
+    assert max(abs(moved - read) for moved, read in zip(moved_ns, reads_ns, strict=True)) <= 1_000_000
 
 
 def test_pauses_of_the_garbage_collector_are_counted(monkeypatch: pytest.MonkeyPatch):
