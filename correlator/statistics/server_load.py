@@ -17,7 +17,7 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper.engines import CanonicalSource, canonical, detect, leading_engine
-from scraper.series.resets import Restarts, restarts_of, rising
+from scraper.series.resets import Restarts, restarts_of, rising, together
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import gauge_values
 
@@ -206,10 +206,9 @@ def _since(endpoint: EndpointSeries) -> Indices:
 
 def _increase(endpoint: EndpointSeries, source: CanonicalSource, since: Indices, restarts: Restarts) -> Floats:
     """Return by how much a counter rose [t] since some scrapes, all label sets; 0 for one that is not created yet."""
-    total = np.zeros(len(endpoint.values))
-    for column in source.columns:
-        total += rising(endpoint, column, restarts).values
-    return np.asarray(total - total[since])
+    columns = [rising(endpoint, column, restarts).values for column in source.columns]
+    total = together([np.zeros(len(endpoint.values)), *columns])
+    return together([total, -total[since]])
 
 
 def _how(name: str, groups: Sequence[tuple[Indices, list[int]]]) -> Literal["one", "own", "sum", "max", "ratio"]:

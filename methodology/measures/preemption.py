@@ -46,7 +46,7 @@ def preempted(data: StepData, preemptions: float | None) -> Preempted | None:
             # Of several engines the buckets are those of one version, or they say nothing together.
             total += float(shown.sum[-1] - shown.sum[row]) if bounds in ((), columns.bounds) else np.nan
             counts, bounds = (counts + buckets if len(counts) == len(buckets) else buckets), columns.bounds
-    if len(counts) and np.isfinite(total):
+    if len(counts) and np.isfinite([total, *counts]).all():
         low, high = several(np.asarray(bounds), counts, total)
         return Preempted(low=low, high=high, finished=float(counts.sum()), source="the engine's histogram")
     if preemptions is None:

@@ -13,7 +13,7 @@ from methodology.steady import SteadyWindow
 from methodology.study.model import Limit, Step, StepData
 from rundir.columns import Bools, Floats
 from rundir.stats import Missing
-from scraper.series.resets import START_TIME, restarts_of, rising
+from scraper.series.resets import START_TIME, restarts_of, rising, together
 from scraper.series.table import EndpointSeries
 
 SELDOM = 0.05  # share of the scrapes that saw requests wait
@@ -92,7 +92,7 @@ def cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | No
         return None
     restarts = restarts_of(page)
     columns = [rising(page, column, restarts).values for column in source.columns]
-    return np.sum(columns, axis=0) if columns else np.zeros(len(page.at_ns))
+    return together(columns) if columns else np.zeros(len(page.at_ns))
 
 
 def increase(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int = 0) -> float | None:

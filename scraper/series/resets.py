@@ -91,7 +91,7 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
     if columns.sum >= 0:
         total = without_resets(endpoint.values[:, [columns.sum]], resets)[:, 0]
     if columns.less >= 0:
-        total = total - without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]
+        total = together([total, -without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]])
     return RisingHistogram(count=counts[:, 0], buckets=counts[:, 1:], sum=total, resets=resets)
 
 
@@ -105,11 +105,23 @@ def alternates(endpoint: EndpointSeries) -> bool:
 
 
 def without_resets(values: Floats, resets: Bools) -> Floats:
-    """Make cumulative columns (float64[T, K]) go on across the given resets (bool[T])."""
+    """Make cumulative columns (float64[T, K]) go on across resets (bool[T]); NaN beyond the largest number."""
     filled = _filled(values, resets)
     lost = np.zeros(values.shape)
     lost[1:] = np.where(resets[1:, None], filled[:-1], 0.0)
-    return filled + np.cumsum(lost, axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _held(filled + np.cumsum(lost, axis=0))
+
+
+def together(columns: Sequence[Floats]) -> Floats:
+    """Return the sum of columns (float64[T] each, one at least); NaN beyond the largest number."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _held(np.sum(columns, axis=0))
+
+
+def _held(values: Floats) -> Floats:
+    """Let a value that no number can hold be missing."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def reset_rows(values: Floats, *restarts: Bools) -> Bools:

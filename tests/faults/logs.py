@@ -57,6 +57,8 @@ class Report:
         """Return what no command may do, whatever lies in the directory."""
         if DEFECT in self.err or "Traceback" in self.err + self.out:
             return f"a defect: {self.err.strip()}"
+        if "Warning: " in self.err:  # of Python or numpy
+            return f"not meant for users: {self.err.strip()}"
         if self.code == 2 and (self.err.count("\n") != 1 or not self.err.startswith("sidelight: ")):
             return f"not one line: {self.err}"
         return f"{self.growth_mib:.0f} MiB" if self.growth_mib > MOST_MIB else ""

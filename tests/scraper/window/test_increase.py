@@ -10,7 +10,7 @@ from series import endpoint_of_columns
 
 from rundir.stats import Missing
 from scraper.exposition import HistogramColumns, histograms, parse
-from scraper.series.resets import alternates, reset_rows, without_resets
+from scraper.series.resets import alternates, reset_rows, together, without_resets
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import CounterIncrease, HistogramIncrease, counter, gauge, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes, slice_of
@@ -37,6 +37,14 @@ def increase(series: EndpointSeries, cuts: ScrapeSelection) -> CounterIncrease:
     increased = counter(series, 0, cuts)
     assert isinstance(increased, CounterIncrease)
     return increased
+
+
+def test_a_counter_beyond_the_largest_number_is_missing():
+    """Of forged values, and without a warning of numpy on anybody's terminal."""
+    values = np.array([[1e308], [0.0], [1.7e308], [0.0], [5.0]])
+    risen = without_resets(values, reset_rows(values))
+    np.testing.assert_array_equal([1e308, 1e308, NAN, NAN, NAN], risen[:, 0])
+    np.testing.assert_array_equal([2.0, NAN], together([np.array([1.0, 1.7e308]), np.array([1.0, 1.7e308])]))
 
 
 def test_reference_is_the_last_scrape_complete_before_the_start():
