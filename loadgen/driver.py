@@ -23,6 +23,7 @@ from loadgen.records import PlannedRequest
 from loadgen.timer import Alarm, wait_until
 from rundir.clock import Clock
 
+_REST_S = 1.0  # for what is left of a plan to be counted
 # Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for so many
 # nanoseconds, and returns when it has ended: with the session's next turn and the moment when that is due, or with None
 # where nothing follows. A failed request raises nothing; a cancellation is recorded and raised again.
@@ -153,13 +154,15 @@ async def run_phase(
     clock: Clock,
     stop: Stop,
     alarm: Alarm | None = None,
+    overdue: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Drive one phase until all that it sent has ended; a wish to stop, or the drain bound, cancels the rest.
 
-    `alarm` wakes at a moment to within microseconds, where there is one and time is real. Whatever `send` raises ends
-    the phase and is raised, as an ExceptionGroup.
+    `alarm` wakes at a moment to within microseconds, where there is one and time is real. `overdue` is called with how
+    many requests of an open loop were due before its end and are not sent, because this process was late. Whatever
+    `send` raises ends the phase and is raised, as an ExceptionGroup.
     """
-    driving = asyncio.create_task(_drive(plan, order, send=send, clock=clock, stop=stop, alarm=alarm))
+    driving = asyncio.create_task(_drive(plan, order, send=send, clock=clock, stop=stop, alarm=alarm, overdue=overdue))
     wished = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({driving, wished}, return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +188,7 @@ class _Phase:
     send: Send
     clock: Clock
     alarm: Alarm | None
+    overdue: Callable[[int], None]
     group: asyncio.TaskGroup
     seats: Seats
     unfinished: int = 0
@@ -268,14 +272,30 @@ class _Phase:
 
 
 async def _drive(
-    plan: AsyncIterator[PlannedRequest], order: Order, *, send: Send, clock: Clock, stop: Stop, alarm: Alarm | None
+    plan: AsyncIterator[PlannedRequest],
+    order: Order,
+    *,
+    send: Send,
+    clock: Clock,
+    stop: Stop,
+    alarm: Alarm | None,
+    overdue: Callable[[int], None],
 ) -> None:
     loop = asyncio.get_running_loop()
     bound: asyncio.TimerHandle | None = None
     try:
         async with asyncio.TaskGroup() as group:
             seats = Seats(order.cap, clock)
-            phase = _Phase(plan=plan, order=order, send=send, clock=clock, alarm=alarm, group=group, seats=seats)
+            phase = _Phase(
+                plan=plan,
+                order=order,
+                send=send,
+                clock=clock,
+                alarm=alarm,
+                overdue=overdue,
+                group=group,
+                seats=seats,
+            )
             if order.concurrency is None:
                 over_ns = await _open_loop(phase)
             else:
@@ -300,9 +320,24 @@ async def _open_loop(phase: _Phase) -> int:
         await wait_until(clock, due_ns, phase.alarm)
         # Behind schedule at the phase's end, as when the machine was suspended: what was due is not sent any more.
         if phase.is_over():
+            phase.overdue(1)
             break
         phase.group.create_task(phase.submit(planned, due_ns))
+    if phase.is_over():
+        phase.overdue(await _due(phase))
     return clock.now_ns()
+
+
+async def _due(phase: _Phase) -> int:
+    """Return how many requests of the rest of the plan, as far as it is written, were due before the phase's end."""
+    count = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REST_S):
+            async for planned in phase.plan:
+                if phase.order.start_ns + planned.offset_ns >= (phase.order.until_ns or 0):
+                    break
+                count += 1
+    return count
 
 
 async def _closed_loop(phase: _Phase) -> int:

@@ -49,8 +49,12 @@ class _Tally:
     phase: str = ""
     started: int = 0
     finished: int = 0
+    overdue: int = 0
     first_ns: int = -1
     last_ns: int = -1
+
+    def add_overdue(self, count: int) -> None:
+        self.overdue += count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +234,15 @@ async def _run(command: Run, sender: _Sender) -> None:
             async with contextlib.aclosing(
                 _shard(tail, sender.tally, workers=workers, spec=spec, seats=command.cap)
             ) as plan:
-                await run_phase(plan, order, send=sender.send, clock=sender.clock, stop=sender.stop, alarm=sender.alarm)
+                await run_phase(
+                    plan,
+                    order,
+                    send=sender.send,
+                    clock=sender.clock,
+                    stop=sender.stop,
+                    alarm=sender.alarm,
+                    overdue=sender.tally.add_overdue,
+                )
     sender.recorder.settle()
     # A conductor that heard of a drained phase would take what SIGTERM cut short for its natural end.
     if sender.stop.reason != _SIGTERM:

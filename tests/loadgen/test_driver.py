@@ -42,6 +42,7 @@ class _Server:
         self.start_ns = self.clock.now_ns()
         self.sent: list[tuple[int, int, int]] = []
         self.cut: list[tuple[int, str, int]] = []
+        self.overdue: list[int] = []
 
     @property
     def indices(self) -> list[int]:
@@ -75,7 +76,8 @@ class _Server:
         """Drive a plan to its end; times count from when the server was made."""
         until_ns = None if until_ms is None else self.start_ns + until_ms * MS
         phase_order = Order(start_ns=self.start_ns + start_ms * MS, until_ns=until_ns, **order)
-        await run_phase(plan, phase_order, send=send or self.send, clock=self.clock, stop=self.stop)
+        send, overdue = send or self.send, self.overdue.append
+        await run_phase(plan, phase_order, send=send, clock=self.clock, stop=self.stop, overdue=overdue)
 
 
 def _near(*sent: tuple[int, int, int]) -> list[object]:
@@ -95,7 +97,21 @@ async def test_nothing_is_submitted_at_or_after_the_end():
     """Of offsets 0, 10, 20, 30 ms the last two are not before 20 ms."""
     server = _Server()
     await server.drive(_plan(0, 10 * MS, 20 * MS, 30 * MS), until_ms=20)
-    assert [0, 1] == server.indices
+    assert ([0, 1], 0) == (server.indices, sum(server.overdue))
+
+
+@pytest.mark.looptime
+async def test_what_was_due_while_the_process_stood_still_is_counted():
+    """It stands still while the first is sent, to behind the end of the phase; the last was not due before that."""
+    server = _Server()
+
+    async def stand_still(planned: PlannedRequest, due_ns: int, held_ns: int) -> None:
+        await server.send(planned, due_ns, held_ns)
+        for _ in range(100_000):
+            server.clock.now_ns()
+
+    await server.drive(_plan(0, 10 * MS, 20 * MS, 30 * MS), stand_still, until_ms=25)
+    assert ([0], 2) == (server.indices, sum(server.overdue))
 
 
 @pytest.mark.looptime
