@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+# Five minutes, not one: beside two processes that spin, at the lowest priority, a process takes 20 s to start, and a
+# closed loop of 4,000 requests as long. No test takes longer for it that does not hang.
 BOUND_S = 300.0
 
 

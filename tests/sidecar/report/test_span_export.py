@@ -15,6 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import Ended
 from sent_requests import parts, planned
+from waiting import BOUND_S
 
 from loadgen.records import append_record, plan_end, span_id, trace_id
 from rundir.frames import FrameLog
@@ -51,10 +52,10 @@ def collector() -> Iterator[tuple[Receiver, list[ExportTraceServiceRequest]]]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(BOUND_S)
     yield started[0], given
     loop.call_soon_threadsafe(ended.set)
-    thread.join(20)
+    thread.join(BOUND_S)
     loop.close()
 
 
