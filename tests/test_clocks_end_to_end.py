@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import Ended, engine, sidelight
+from relayed_spans import relayed
 
-from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
 
 LOAD = ("--rate", "20", "--requests", "40", "--warmup", "0", "--listen", "off", "--quiet")
 
 
-@asynccontextmanager
-async def shifted(address: str, ahead_s: float) -> AsyncIterator[str]:
-    """Take an engine's spans and pass them on to an address as if its clock were ahead of ours."""
-    host, _, port = address.rpartition(":")
-    url = f"http://{host}:{int(port) + 1}/v1/traces"
-
-    async def post(session: aiohttp.ClientSession, export: ExportTraceServiceRequest) -> None:
-        for resource in export.resource_spans:
-            for span in resource.scope_spans[0].spans:
-                span.start_time_unix_nano += round(ahead_s * 1e9)
-                span.end_time_unix_nano += round(ahead_s * 1e9)
-        # Nothing listens yet when the run first asks for a token.
-        with suppress(aiohttp.ClientConnectionError):
-            headers = {"Content-Type": "application/x-protobuf"}
-            await session.post(url, data=export.SerializeToString(), headers=headers)
-
-    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as posts:
-        spec = ReceiverSpec(grpc="127.0.0.1:0", http="")
-        said: list[str] = []
-        relay = Receiver(
-            spec, log=None, say=said.append, deliver=lambda _, export: posts.create_task(post(session, export))
-        )
-        async with relay:
-            yield f"http://127.0.0.1:{relay.grpc_port}"
-
-
 async def run(path: Path, ahead_s: tuple[float, float]) -> Ended:
     """Run against two engines with such clocks."""
     address = free_pair()
-    async with shifted(address, ahead_s[0]) as first, shifted(address, ahead_s[1]) as second:
+    near, far = (round(each * 1e9) for each in ahead_s)
+    async with relayed(address, lambda _: near) as first, relayed(address, lambda _: far) as second:
         with engine("--otlp-endpoint", first) as (first_url, _), engine("--otlp-endpoint", second) as (other, _):
             urls = ("--url", first_url, "--url", other)
             return await asyncio.to_thread(

@@ -151,9 +151,9 @@ def now_ms() -> float:
     return (time.time_ns() - NOON) / MS
 
 
-def request(number: int) -> list[Span]:
+def request(number: int, clock_ms: float | None = None) -> list[Span]:
     """Spans of a request, ms: 40 network, 60 gateway, 50 in the engine's front end, 50 queue, 100 prefill."""
-    trace, clock_ms = number.to_bytes(16), now_ms()
+    trace, clock_ms = number.to_bytes(16), now_ms() if clock_ms is None else clock_ms
     return [
         call(first_ms=300, trace=trace, clock_ms=clock_ms),
         gateway("gate", "client", first_ms=260, trace=trace, clock_ms=clock_ms + 5000),

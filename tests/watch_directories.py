@@ -37,14 +37,18 @@ def fill(
     seconds: int = 10,
     rotation: Rotation | None = None,
     ends: bool = False,
+    is_here: bool = False,
 ) -> None:
-    """Write logs of a request and a page each second, by a clock that is late; `ends`: of a receiver that has ended."""
+    """Write logs of a request and a page each second, by a clock that is late; `ends`: of a receiver that has ended;
+    `is_here`: spans are by that clock, too.
+    """
     spans = SpanLog(path / f"{RAW}/spans-{number:06d}.log", rotation)
     pages = ScrapeLog(path / f"{RAW}/scrapes-{number:06d}.log", rotation)
     spans.append(StateRecord(at_ns=NOON - late_ns, state="started", counts=Counts()))
     for second in range(seconds):
         trace = (seconds * number + second + 1).to_bytes(16)
-        both = [engine(trace=trace, clock_ms=1e3 * second), call(trace=trace, clock_ms=1e3 * second)]
+        clock_ms = 1e3 * second - late_ns / 1e6 * is_here
+        both = [engine(trace=trace, clock_ms=clock_ms), call(trace=trace, clock_ms=clock_ms)]
         record = export(both, at_s=second + 1 - late_ns / S)
         spans.append(record)
         pages.append(scraped(NOON + second * S - late_ns, PAGE, url=URL))

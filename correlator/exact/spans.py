@@ -16,6 +16,7 @@ from correlator.exact.table import ALL_TIMES, ExactTimes
 from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
 from scraper import engines
+from scraper.spans.received import OFF_CLOCK_S
 from scraper.spans.requests import EngineSpans
 
 # Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.
@@ -115,8 +116,12 @@ def _of_spans(
         yield row, times
         return
     off_s = np.fmax.reduce(np.abs(spans.off_clock_s[list(places)]))
-    off = f"its span was stamped by a clock {off_s / 60:.0f} min off ours: refused"
-    why[row].append("its span tells neither queue nor prefill" if np.isnan(off_s) else off)
+    if np.isnan(off_s):
+        why[row].append("its span tells neither queue nor prefill")
+    elif off_s > OFF_CLOCK_S:
+        why[row].append(f"its span was stamped by a clock {off_s / 60:.0f} min off ours: refused")
+    else:
+        why[row].append("its span ends before it begins, as where a clock is set back: refused")
 
 
 def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> list[int]:

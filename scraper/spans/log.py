@@ -92,7 +92,21 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
             request = ExportTraceServiceRequest.FromString(self.body())
         except (DecodeError, ValueError) as error:
             raise ValueError(f"not an export: {error}") from error
-        return received_spans(request, self.received_ns)
+        return received_spans(request, self.received_ns, self._moved_ns)
+
+    @property
+    def _moved_ns(self) -> int:
+        return 0
+
+
+class MovedExport(ExportRecord, frozen=True, kw_only=True):
+    """An export whose stamp was moved by so much (ns), because the clock was set after it had come; in no log."""
+
+    moved_ns: int
+
+    @property
+    def _moved_ns(self) -> int:
+        return self.moved_ns
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):

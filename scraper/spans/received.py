@@ -22,6 +22,7 @@ from scraper.gateways import FirstOutput, gateway, gateway_names
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
 OFF_CLOCK = "stamped by another clock than ours"
+BACKWARDS = "an end before its start"  # as where its sender's clock is set back meanwhile
 OPERATIONS = ("chat", "text_completion", "generate_content")
 PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
 _OPERATION = "gen_ai.operation.name"
@@ -96,22 +97,24 @@ class ReceivedSpan:
         return next(stated, "")
 
 
-def received_spans(export: ExportTraceServiceRequest, received_ns: int) -> Iterator[ReceivedSpan]:
-    """Give each span of an export."""
+def received_spans(export: ExportTraceServiceRequest, received_ns: int, moved_ns: int = 0) -> Iterator[ReceivedSpan]:
+    """Give each span of an export; when it came was moved by `moved_ns` for a clock that was set since."""
     for sender in export.resource_spans:
         service = service_of(sender.resource)
         for scope in sender.scope_spans:
             for span in scope.spans:
-                yield received(span, scope.scope.name, received_ns, sender.resource, service)
+                yield received(span, scope.scope.name, received_ns, sender.resource, service, moved_ns)
 
 
-def received(span: Span, scope: str, received_ns: int, resource: Resource, service: str = "") -> ReceivedSpan:
+def received(
+    span: Span, scope: str, received_ns: int, resource: Resource, service: str = "", moved_ns: int = 0
+) -> ReceivedSpan:
     """Look at one span; `scope` is the name of its scope."""
     return ReceivedSpan(
         received_ns=received_ns,
         span=span,
         kind=classify(span, scope),
-        fault=fault(span, received_ns),
+        fault=fault(span, received_ns, moved_ns),
         resource=resource,
         service=service,
     )
@@ -150,13 +153,13 @@ def classify(span: Span, scope: str) -> SpanKind:
     return _CALL if is_call else OTHER
 
 
-def fault(span: Span, received_ns: int) -> str:
+def fault(span: Span, received_ns: int, moved_ns: int = 0) -> str:
     """Return why a span that came at `received_ns` is not used, '' if it is: it is counted, but not read.
 
     - ids that are not 16 and 8 bytes, or all zero
     - an end before the start, or no stamps at all
     - more than MAX_ATTRIBUTES attributes
-    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came
+    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came, by the clock of now and by that of then
     """
     if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
         return "no valid trace id"
@@ -166,10 +169,11 @@ def fault(span: Span, received_ns: int) -> str:
         return "no valid parent span id"
     # No column can hold more than int64, and there is not such a year.
     if not 0 < span.start_time_unix_nano <= span.end_time_unix_nano < 2**63:
-        return "an end before its start"
+        return BACKWARDS
     if len(span.attributes) > MAX_ATTRIBUTES:
         return f"more than {MAX_ATTRIBUTES} attributes"
-    return OFF_CLOCK if abs(span.end_time_unix_nano - received_ns) / 1e9 > OFF_CLOCK_S else ""
+    off_ns = span.end_time_unix_nano - received_ns
+    return OFF_CLOCK if min(abs(off_ns), abs(off_ns + moved_ns)) / 1e9 > OFF_CLOCK_S else ""
 
 
 def plain(value: AnyValue) -> str | float:

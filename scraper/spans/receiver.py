@@ -30,7 +30,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import connection_problem, server_context
-from rundir.clock import anchor, step_ns
+from rundir.clock import anchor, step_ns, time_of_day_ns
 from rundir.process import MemoryLimit
 from scraper.spans.export import (
     AGAIN_S,
@@ -48,7 +48,7 @@ from scraper.spans.intake.admission import Reading, Readings, Turns
 from scraper.spans.intake.connections import HEAD_S, Connections, connection_of
 from scraper.spans.intake.looked import Awaited, Looked, look_through
 from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, packed
-from scraper.spans.received import OFF_CLOCK, classify
+from scraper.spans.received import OFF_CLOCK, OFF_CLOCK_S, classify
 from scraper.spans.spec import (
     LOGS,
     METRICS,
@@ -84,7 +84,7 @@ class Receiver:
         log: SpanLog | None,
         say: Callable[[str], None],
         deliver: Deliver | None = None,
-        wall_ns: Callable[[], int] = time.time_ns,
+        wall_ns: Callable[[], int] = time_of_day_ns,
     ) -> None:
         """Read the addresses. Raises ValueError for an invalid one, or an invalid forwarding URL."""
         for address in (spec.grpc, spec.http):
@@ -371,12 +371,16 @@ class Receiver:
             self._say_once(fault, f"{whose} are not used: {why}")
 
     def _whose_clock(self, off_s: float) -> str:
-        """Return whose clock is to be set right: the sender's only where ours was not set meanwhile."""
-        if moved_ns := step_ns(self._begun, self._wall_ns):
+        """Return whose clock is to be set right: the sender's only where it is not off by what ours was set."""
+        moved_ns = step_ns(self._begun, self._wall_ns)
+        if moved_ns and abs(off_s - moved_ns / 1e9) < OFF_CLOCK_S:
             return (
                 f"the clock of this machine was set by {moved_ns / 1e9:+.0f} s since the receiver began, and its "
                 "stamps are by the time before; start again"
             )
+        steps = self._spec.forward_keep.clock_steps if self._spec.forward_keep else ()
+        if any(abs(off_s + by_ns / 1e9) < OFF_CLOCK_S for _, by_ns in steps[-1:]):
+            return "they are from before the clock of this machine was set"
         where = "ahead of" if off_s > 0 else "behind"
         return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from rundir.columns import Floats, Ints, Texts
 from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
-from scraper.spans.received import OFF_CLOCK, ReceivedSpan, plain
+from scraper.spans.received import BACKWARDS, OFF_CLOCK, ReceivedSpan, plain
 
 # One may be what is left of another before it.
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
@@ -48,8 +48,9 @@ class EngineSpans:
     queue_s, prefill_s, decode_s, scheduler_intake_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the
                             first and last token. As the engine states them, to the bit, where it states them itself
     input_tokens, output_tokens  int64, -1 where it does not state them
-    off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, else NaN: its ids
-                            are here, so that its request can say why, but no times, and -1 for its stamps
+    off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, or because it ends
+                            before its start, else NaN: its ids are here, so that its request can say why, but no times,
+                            and -1 for its stamps
     refused                 spans not used, by reason; `repeated` of them were the same span sent again
     """
 
@@ -99,7 +100,8 @@ class _Stage:
 class RequestSpans:
     """The spans of engines' requests as they come, each with the stages below it.
 
-    - a span that came twice counts once; one with a `fault` or an impossible time is refused
+    - a span that came twice counts once; one with a `fault` or an impossible time is refused, and of those with an odd
+      clock the ids are kept
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
     - other spans are passed over, and those of health probes counted
     """
@@ -117,9 +119,12 @@ class RequestSpans:
         reason = received.fault or ("repeated" if key in self._parents else "")
         if reason:
             self._refused[reason] += 1
-        if reason not in ("", OFF_CLOCK):
+        if reason not in ("", OFF_CLOCK, BACKWARDS):
             return
-        self._parents[key] = span.parent_span_id
+        if reason != BACKWARDS:  # the same span may follow as it should be
+            self._parents[key] = span.parent_span_id
+        elif key in self._requests:
+            return
         if kind.spans is not None:
             times = kind.spans.times.values()
             wanted = {kind.spans.request_id, *(way.attribute for ways in times for way in ways)}
@@ -127,8 +132,8 @@ class RequestSpans:
             self._requests[key] = _Request(
                 trace_id=span.trace_id,
                 span_id=span.span_id,
-                begin_ns=span.start_time_unix_nano,
-                end_ns=span.end_time_unix_nano,
+                begin_ns=-1 if reason else span.start_time_unix_nano,
+                end_ns=-1 if reason else span.end_time_unix_nano,
                 engine=kind.engine,
                 spans=kind.spans,
                 attributes={
@@ -250,20 +255,18 @@ def _between(stages: Sequence[_Stage], way: SpanTime) -> float | None:
 
 
 def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
-    off_clock_s = np.fromiter((request.off_clock_s for request, _ in rows), np.float64)
-    used = np.isnan(off_clock_s)
     return EngineSpans(
         trace_id=_texts(request.trace_id.hex() for request, _ in rows),
         span_id=_texts(request.span_id.hex() for request, _ in rows),
         request_id=_texts(_text(request.attributes.get(request.spans.request_id, "")) for request, _ in rows),
         clock=_texts(request.clock for request, _ in rows),
         engine=_texts(request.engine for request, _ in rows),
-        arrival_ns=np.where(used, np.fromiter((request.begin_ns for request, _ in rows), np.int64), -1),
-        end_ns=np.where(used, np.fromiter((request.end_ns for request, _ in rows), np.int64), -1),
+        arrival_ns=np.fromiter((request.begin_ns for request, _ in rows), np.int64),
+        end_ns=np.fromiter((request.end_ns for request, _ in rows), np.int64),
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
         input_tokens=np.fromiter((_tokens(request, _INPUT_TOKENS) for request, _ in rows), np.int64),
         output_tokens=np.fromiter((_tokens(request, _OUTPUT_TOKENS) for request, _ in rows), np.int64),
-        off_clock_s=off_clock_s,
+        off_clock_s=np.fromiter((request.off_clock_s for request, _ in rows), np.float64),
         refused=dict(refused),
     )
 

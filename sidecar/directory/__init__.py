@@ -46,6 +46,7 @@ RAW = "raw"
 SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
+CLOCK_LEFT = "clock_left"  # an event: the wall clock was set by `moved_ns`, and stamps go on by the time before
 WRITING = "prometheus_writing"  # an event: a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # an event: up to when a server has the series of the run, sent while it went
 SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events: of a run's scraper

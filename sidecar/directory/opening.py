@@ -106,7 +106,7 @@ class _WatchLogs(RunLogs):
         return []
 
     def _take_record(self, path: Path, payload: bytes) -> SpanLogRecord | None:
-        from scraper.spans.log import StateRecord, decode  # noqa: PLC0415  as above
+        from scraper.spans.log import MovedExport, StateRecord, decode  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
         record, moved_ns = self._timely(decode(payload)), self._moved_ns(path)
@@ -114,7 +114,11 @@ class _WatchLogs(RunLogs):
             return msgspec.structs.replace(record, at_ns=record.at_ns + moved_ns)
         if self._ahead >= 0:
             return None
-        return msgspec.structs.replace(record, received_ns=record.received_ns + moved_ns)
+        if not moved_ns:
+            return record
+        return MovedExport(
+            received_ns=record.received_ns + moved_ns, via=record.via, packed=record.packed, moved_ns=moved_ns
+        )
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
         scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))

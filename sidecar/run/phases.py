@@ -14,7 +14,7 @@ import signal
 import stat
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -25,10 +25,10 @@ from loadgen.driver import Run, StopNow
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
-from rundir.clock import Clock
+from rundir.clock import Clock, step_ns, step_text
 from rundir.columns import take
 from scraper.spans.spec import SETTLE_S
-from sidecar.directory import RAW, SCRAPES, Event, append_event
+from sidecar.directory import CLOCK_LEFT, RAW, SCRAPES, Event, append_event
 from sidecar.directory.counts import SCRAPED
 from sidecar.errors import Interrupted, WorkerDied
 from sidecar.progress import Progress
@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
 STOP_TIMEOUT_S = 10.0
+OVERDUE_RATIO = 0.01  # of what was due: fewer is no other load
 WATCH_EVERY_S = 0.5
 AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, all have their spans
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -106,15 +107,21 @@ async def run_phase(
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
     for worker in session.workers:
         await worker.send(command)
-    started = await _drained(session)
+    started, overdue = await _drained(session)
     session.live.leave()
     machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
-    record(session, "phase_end", phase=name, started=started, machine=machine)
+    record(session, "phase_end", phase=name, started=started, overdue=overdue, machine=machine)
+    if overdue > max(1.0, OVERDUE_RATIO * (started + overdue)):
+        warn_and_record(
+            session,
+            f"{overdue} requests were due before the end of the load and were not sent: the load generator stood still "
+            "or had no processor there, and less load was sent than was asked for",
+        )
 
 
-async def _drained(session: Session) -> int:
+async def _drained(session: Session) -> tuple[int, int]:
     """Wait until all workers have sent and recorded what they had, or until the user stops them; return how many
-    requests they have sent.
+    requests they have sent, and how many they were too late for.
     """
     drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
     stopped = asyncio.ensure_future(session.stop.wait())
@@ -125,7 +132,7 @@ async def _drained(session: Session) -> int:
             for worker in session.workers:
                 await worker.send(StopNow())
         tallies = await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
-        return sum(int(tally["started"]) for tally in tallies)
+        return sum(int(tally["started"]) for tally in tallies), sum(int(tally["overdue"]) for tally in tallies)
     except TimeoutError:
         raise WorkerDied(f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
     finally:
@@ -216,12 +223,13 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
 
 @asynccontextmanager
 async def watching(session: Session) -> AsyncIterator[None]:
-    """Show the run while the block goes on."""
-    warned = False
+    """Show the run while the block goes on, and see whether the wall clock is set."""
+    warned, wall = False, session.clock
     session.live.shows_parts = session.progress.mode in ("panel", "json")
 
     def look() -> None:
-        nonlocal warned
+        nonlocal warned, wall
+        wall = _followed(session, wall)
         session.live.poll()
         with session.live.failures.guard():
             session.progress.update(session.live.view())
@@ -247,6 +255,16 @@ async def watching(session: Session) -> AsyncIterator[None]:
         session.progress.close()
         with suppress(asyncio.CancelledError):
             await watching
+
+
+def _followed(session: Session, wall: Clock) -> Clock:
+    """Return the clock by the wall clock of now; say and record it where that was set since `wall` was anchored."""
+    if moved_ns := step_ns(wall):
+        text = f"{step_text(moved_ns)}; this run goes on by the time before, and spans of this machine may not fit it"
+        with suppress(OSError):  # a full disk or a terminal that is gone ends nothing
+            record(session, CLOCK_LEFT, moved_ns=moved_ns)
+            warn_and_record(session, text)
+    return replace(wall, offset_ns=wall.offset_ns + moved_ns)
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T:

@@ -24,7 +24,7 @@ from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
-from rundir.clock import Clock, anchor, step_ns
+from rundir.clock import Clock, anchor, step_ns, step_text, time_of_day_ns
 from rundir.frames import Rotation, next_number
 from rundir.process import raise_limit
 from scraper.commands import SetTargets, Spec
@@ -79,7 +79,7 @@ class Watch:
     page: LivePage
     columns: LiveColumns
     begun_ns: int
-    wall_ns: Callable[[], int] = time.time_ns
+    wall_ns: Callable[[], int] = time_of_day_ns
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     reload: asyncio.Event = field(default_factory=asyncio.Event)
@@ -105,7 +105,7 @@ async def watch(
     *,
     command: Sequence[str],
     progress: Progress,
-    wall_ns: Callable[[], int] = time.time_ns,
+    wall_ns: Callable[[], int] = time_of_day_ns,
 ) -> tuple[str, Path]:
     """Watch until SIGTERM or SIGINT; return its result in a line, and the directory. SIGHUP reads --config again.
 
@@ -325,8 +325,7 @@ async def _set_clock(shared: Watch, moved_ns: int) -> None:
     step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
     record_if_possible(shared, run_directory.CLOCK_SET, **step)
     shared.warn_and_record(
-        f"the clock of this machine was set {abs(moved_ns) / 1e9:.1f} s {'ahead' if moved_ns > 0 else 'back'}, or it "
-        "was suspended; stamps are by the new time from here on, and earlier ones are moved by as much"
+        f"{step_text(moved_ns)}; stamps are by the new time from here on, and earlier ones are moved by as much"
     )
 
 

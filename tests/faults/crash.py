@@ -113,8 +113,11 @@ def _named(run: subprocess.Popen[str], names: Sequence[str]) -> list[int]:
     return []
 
 
-def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool) -> str:
-    """Say what requests.parquet lacks or has otherwise than the engine; `is_cut`: what came late may be missing."""
+def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool, within_ns: int = 0) -> str:
+    """Say what requests.parquet lacks or has otherwise than the engine; `is_cut`: what came late may be missing.
+
+    No stamp of ours may lie before its cause by more than `within_ns`.
+    """
     rows = {row["request_id"]: row for row in run.left.requests()}
     known = {record["request_id"]: record for record in truth}
     first_ns = min((row["submit_ns"] for row in rows.values() if row["submit_ns"] > 0), default=run.killed_ns)
@@ -125,16 +128,18 @@ def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool)
     # The one request before the load, which finds out whether the engine answers, stands in no log.
     lost = [key for key in due if key not in rows or rows[key]["status"] != "ok"]
     answered = [row for row in rows.values() if row["status"] == "ok"]
-    false = [row for row in answered if not agrees(row, known.get(row["request_id"]))]
+    false = [row for row in answered if not agrees(row, known.get(row["request_id"]), within_ns)]
     if lost:
         return f"{len(lost)} of {len(due)} answers are lost, {lost[0]} among them"
     return f"{len(false)} of {len(answered)} rows are not what the engine did: {false[0]}" if false else ""
 
 
-def agrees(row: Mapping[str, Any], record: Mapping[str, Any] | None) -> bool:
+def agrees(row: Mapping[str, Any], record: Mapping[str, Any] | None, within_ns: int = 0) -> bool:
     if record is None or record["finish_reason"] == "abort" or row["output_tokens"] != record["tokens"]:
         return False
-    return bool(row["submit_ns"] <= record["arrival_ns"] and record["first_token_ns"] <= row["first_token_ns"])
+    causes = (row["submit_ns"], record["first_token_ns"], record["finished_ns"])
+    effects = (record["arrival_ns"], row["first_token_ns"], row["end_ns"])
+    return all(cause <= effect + within_ns for cause, effect in zip(causes, effects, strict=True))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from faults.clock import CLOCK
 from faults.crash import CRASHES
 from faults.differential import DIFFERENTIAL
 from faults.disk import DISK
@@ -12,6 +13,20 @@ from faults.simulated import SIMULATED
 from faults.soak import SOAK
 from faults.watches import WATCHES
 
-KINDS = {kind.name: kind for kind in (CRASHES, WATCHES, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)}
+KINDS = {
+    kind.name: kind
+    for kind in (CRASHES, WATCHES, CLOCK, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)
+}
 # Of the time of a long run, how many parts each kind gets.
-SHARES = {"crash": 4, "watch": 2, "time": 4, "logs": 2, "fuzz": 2, "pages": 1, "network": 1, "disk": 2, "soak": 4}
+SHARES = {
+    "crash": 4,
+    "watch": 2,
+    "clock": 2,
+    "time": 4,
+    "logs": 2,
+    "fuzz": 2,
+    "pages": 1,
+    "network": 1,
+    "disk": 2,
+    "soak": 4,
+}

@@ -24,9 +24,12 @@ def watched(tmp_path: Path) -> Path:
     return begin(tmp_path / "watch")
 
 
-def test_what_was_stamped_before_the_clock_was_set_is_moved_by_as_much(watched: Path):
-    """An hour slow at first: the spans that were refused then are used, and no page is an hour away."""
-    fill(watched, 0, late_ns=HOUR)
+@pytest.mark.parametrize("is_here", [False, True])
+def test_what_was_stamped_before_the_clock_was_set_is_moved_by_as_much(watched: Path, is_here: bool):
+    """An hour slow at first: the spans that were refused then are used, and no page is an hour away. Those of senders
+    that went by that clock as well are used as before: by the new time alone they were an hour off.
+    """
+    fill(watched, 0, late_ns=HOUR, is_here=is_here)
     step = {"moved_ns": HOUR, "first_log": 1, "offset_ns": 0}
     append_event(watched, Event(at_ns=NOON + 10 * S, name=CLOCK_SET, data=step))
     fill(watched, 1)

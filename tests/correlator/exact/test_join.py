@@ -287,6 +287,13 @@ def test_nothing_is_joined_with_nothing():
     assert ("trace", "request id", "response", "span by time", "record by time", "none") == SOURCES
 
 
+def test_a_request_whose_span_ends_before_it_begins_has_that_reason():
+    """It was told that no span had come."""
+    backwards = {"trace_id": "a", "arrival_ns": -1, "end_ns": -1, "off_clock_s": -0.9}
+    joined = join(requests({"trace_id": "a", "request_id": "r"}), engine(backwards))
+    assert joined.reason[0].startswith("its span ends before it begins, as where a clock is set back: refused;")
+
+
 @pytest.mark.parametrize("ids", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
 def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dict[str, str]):
     """By whichever id it would have been joined; another of its spans that was not refused still joins it."""

@@ -7,6 +7,7 @@ it; which process and which call is meant stands in FAULT_INJECTED, as JSON. It 
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -145,3 +146,5 @@ def _install_where_asked() -> None:
 
 
 _install_where_asked()
+if "CLOCK_INJECTED" in os.environ:
+    importlib.import_module("wall_clock").install_where_asked()

@@ -42,7 +42,7 @@ from scraper.spans.log import (
 from scraper.spans.received import OFF_CLOCK
 from scraper.spans.receiver import Receiver
 from scraper.spans.requests import engine_spans
-from scraper.spans.spec import CannotListen, ReceiverSpec
+from scraper.spans.spec import CannotListen, ForwardKeep, ReceiverSpec
 
 MB = 1 << 20
 
@@ -296,6 +296,22 @@ async def test_no_sender_is_blamed_where_our_own_clock_was_set(tmp_path: Path):
     assert 1 == listener.receiver.counts().off_clock
     (said,) = listener.said
     assert "are not used: the clock of this machine was set by +3600 s since the receiver began" in said
+
+
+@pytest.mark.parametrize(
+    ("off_s", "why"),
+    [
+        (7200, "their clock is 7200 s ahead of ours; set it right"),
+        (-3600, "they are from before the clock of this machine"),
+    ],
+)
+async def test_a_sender_is_blamed_for_what_no_step_of_ours_explains(tmp_path: Path, off_s: int, why: str):
+    """Our clock was set by an hour before this receiver began: what spans made before that lack is ours."""
+    keep = ForwardKeep(seconds=1.0, most_bytes=1, clock_steps=((1, 3600 * 10**9),))
+    async with listening(tmp_path, forward_keep=keep) as listener:
+        stamp_ns = 10**18 + off_s * 10**9
+        await listener.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
+    assert f"are not used: {why}" in listener.said[0]
 
 
 async def test_exports_are_turned_away_until_a_receiver_with_the_new_time_is_there(tmp_path: Path):

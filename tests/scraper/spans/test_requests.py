@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from scraper.spans.log import ExportRecord, decode, packed
-from scraper.spans.received import OFF_CLOCK, classify
+from scraper.spans.received import BACKWARDS, OFF_CLOCK, classify
 from scraper.spans.requests import IMPOSSIBLE, PROBE, EngineSpans, RequestSpans, engine_spans
 
 MS = 10**6
@@ -140,6 +140,18 @@ def test_of_a_span_off_our_clock_only_the_ids_are_used():
         "attributes": {"method": "POST", "uri": "/v1/chat/completions", "x_request_id": "1"},
     }
     assert {OFF_CLOCK: 1} == engine_spans([record(gone, received_ns=START_NS + hour_ns)]).refused
+
+
+def test_of_a_span_that_ends_before_its_start_only_the_ids_are_used():
+    """As of one that was under way when the clock of its engine was set back: that it came is known."""
+    backwards = engine_spans([record({"name": "llm_request", "to_ms": -900}, scope="vllm.x")])
+    assert ([(-1.0,) * 4], [TRACE.hex()], [-1], [-1]) == (
+        times(backwards),
+        list(backwards.trace_id),
+        backwards.arrival_ns.tolist(),
+        backwards.end_ns.tolist(),
+    )
+    assert {BACKWARDS: 1} == backwards.refused
 
 
 def sglang(stages: Sequence[tuple[str, int, int]], *, parent: bytes = b"thread00") -> Iterator[dict[str, Any]]:
