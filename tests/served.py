@@ -26,7 +26,7 @@ def answer(body: str | bytes = b"", kind: str = TEXT, status: int = 200, **heade
 
 @asynccontextmanager
 async def collector(
-    *answers: tuple[int, dict[str, str]], text: str = "", sock: socket.socket | None = None
+    *answers: tuple[int, dict[str, str]], text: str = "", sock: socket.socket | None = None, path: str = "/v1/traces"
 ) -> AsyncIterator[tuple[str, list[tuple[Mapping[str, str], bytes]]]]:
     """Answer exports of spans over HTTP, each with the next status and headers; give the URL, headers and bodies.
 
@@ -40,7 +40,7 @@ async def collector(
         return web.Response(status=status, headers=headers, text=text)
 
     app = web.Application()
-    app.router.add_post("/v1/traces", take)
+    app.router.add_post(path, take)
     runner = web.AppRunner(app, auto_decompress=False)
     await runner.setup()
     await (web.SockSite(runner, sock) if sock else web.TCPSite(runner, "127.0.0.1", 0)).start()

@@ -10,7 +10,7 @@ from series import scraped
 
 from rundir.frames import Rotation
 from scraper.series.log import ScrapeLog
-from scraper.spans.backlog import CURSOR, Cursor
+from scraper.spans.backlog import CURSOR, Cursor, Place
 from scraper.spans.log import Counts, SpanLog, StateRecord
 from sidecar.directory import MANIFEST, RAW, Event, append_event, create, log_ends, read_manifest, write_json
 
@@ -64,7 +64,9 @@ def whole(path: Path, *, seconds: int = 40) -> Path:
     begin(path)
     fill(path, 0, seconds=seconds, rotation=Rotation(most_bytes=4000, most_s=1e9), ends=True)
     append_event(path, Event(at_ns=NOON + seconds * S, name="phase_end", data={"phase": "measure"}))
-    (path / RAW / CURSOR).write_bytes(msgspec.json.encode(Cursor(url=COLLECTOR, log=1, records=2)))
+    (path / RAW / CURSOR).write_bytes(
+        msgspec.json.encode(Cursor(url=COLLECTOR, spans=Place(log=1, records=2), others=Place()))
+    )
     ends = {name: end and msgspec.structs.asdict(end) for name, end in log_ends(path).items()}
     about = {"status": "complete", "ended_at": "2023-11-14T22:14:00.000Z", "ended_ns": NOON + seconds * S, "logs": ends}
     write_json(path / MANIFEST, read_manifest(path) | about)

@@ -1,219 +1,290 @@
-"""The exports of spans that wait for the next collector: they lie in the logs of spans, behind a cursor.
+"""What waits for the next collector: exports in files of a run directory, behind a cursor, and nowhere else.
 
-A receiver that was killed is followed by one that goes on there, and a watch by the next watch of the same folder. The
-cursor is a file beside the logs, written as each export leaves; it is there while exports may wait, and locked by the
-process that passes them on. Who starts such processes holds a lock on the folder of the logs (`claimed`).
+Exports of spans wait in the logs in which they are anyway. Those of other signals, which no log has, wait in a queue
+beside them, whose files are deleted as their exports leave. A receiver that was killed is followed by one that goes on
+there, and a watch by the next watch of the same folder. The cursor is a file, written as each export leaves; it is
+there while exports may wait. Processes that write such files hold a lock on their directory (`claimed`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import math
 import os
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
 
 from rundir.files import read_regular
-from rundir.frames import LogTails, in_order, number_of, read_frames
-from rundir.framing import GAP
-from scraper.spans.log import ExportRecord, ForwardQueue, StateRecord, decode
-from scraper.spans.spec import TRACES, ForwardKeep
+from rundir.frames import FrameLog, LogTails, Rotation, next_number, number_of
+from rundir.framing import GAP, inflate
+from scraper.spans.log import BODY_BYTES, ExportRecord, ForwardQueue, StateRecord
+from scraper.spans.spec import TRACES
 
 CURSOR = "forward.json"
-_LOGS = "spans-*.log"
 Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]  # others cannot be counted on in a log
-_NUMBERS_BYTES = 256  # of a cursor, without its URL
+SPANS, OTHERS = "spans-*.log", "others-*.queue"
+_FILES = 8  # of a full queue of other signals, so that an eighth of it is deleted at a time
+_NUMBERS_BYTES = 512  # of a cursor, without its URL
+
+
+class Place(msgspec.Struct, order=True):
+    """Up to where exports have left: earlier files, and the first `records` of the file of this number."""
+
+    log: Number = 0
+    records: Number = 0
 
 
 class Cursor(msgspec.Struct, kw_only=True):
-    """Up to where exports have left: earlier logs, and the first `records` of the log of this number.
+    """The places of a directory's two queues.
 
     url is that of the collector, masked; "" where only receivers of this directory go on from here. `forwarded` and
-    `dropped` are all exports of spans that have left since the directory was made.
+    `dropped` are the exports of spans that receivers of this directory have passed on, and have given up.
     """
 
     url: str
-    log: Number
-    records: Number = 0
+    spans: Place
+    others: Place
     forwarded: Number = 0
     dropped: Number = 0
 
 
-class Backlog:
-    """Owns a cursor and the reading of the logs behind it: exports in the order in which they came.
+class SignalRecord(msgspec.Struct, tag="signal", array_like=True, frozen=True, kw_only=True):
+    """One export of another signal than spans, otherwise as ExportRecord has it."""
 
-    `exports` wait, of `size_bytes` as they are logged. `unrecorded` are those forwarded and dropped of which no state
-    in the log says so, because its receiver was killed.
+    received_ns: int
+    signal: str
+    packed: bytes
+
+
+QueueRecord = ExportRecord | StateRecord | SignalRecord
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[QueueRecord] = msgspec.msgpack.Decoder(QueueRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """One export that waits: when it came, its bytes, and how many these are in its file."""
+
+    signal: str
+    received_ns: int
+    body: bytes
+    size: int
+
+
+class Queue:
+    """The exports in files of a pattern, behind a place, in the order in which they came; owns the open files.
+
+    `exports` wait, by signal, of `size_bytes` in their files; `most_bytes` may. `filled` is set as some come.
+    `recorded` is what the last state in the files says of forwarding, once they were surveyed.
     """
 
-    def __init__(self, raw: Path, cursor: Cursor, keep: ForwardKeep | None, *fds: int) -> None:
-        self.exports = self.size_bytes = 0
-        self.unrecorded = (0, 0)
-        self._raw, self._cursor, self._keep, self._fds = raw, cursor, keep, fds
-        self._width = _NUMBERS_BYTES + len(msgspec.json.encode(cursor.url))
-        self._tails = LogTails(raw, first=cursor.log)
-        self._number, self._records = cursor.log, 0  # up to where it was read
-        self._reading = self._read()
-        self._head: tuple[ExportRecord, bytes] | None = None
-
-    @classmethod
-    def resume(cls, log: Path, url: str, keep: ForwardKeep | None) -> Self:
-        """Go on where the last receiver of a directory was; the first begins at its own log.
-
-        Raises OSError where the cursor cannot be made.
-        """
-        path = log.parent / CURSOR
-        is_first = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with suppress(OSError):  # without locks, no other watch goes on with what this one leaves
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        begin = Cursor(url=url if keep else "", log=number_of(log) if is_first else 0)
-        backlog = cls(log.parent, _cursor(log.parent) or begin, keep, fd)
-        backlog.count()
-        return backlog
-
-    @classmethod
-    def take_over(cls, raw: Path, url: str, keep: ForwardKeep) -> Self | None:
-        """Go on with what a watch that is dead has left for this collector; None where there is no such thing."""
-        cursor, fds = _cursor(raw), list[int]()
-        if cursor is None or cursor.url != url:
-            return None
-        try:
-            for path, flags in ((raw, os.O_RDONLY | os.O_DIRECTORY), (raw / CURSOR, os.O_RDWR)):
-                fds.append(os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC))
-                fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            cursor = _cursor(raw)  # as its process has left it
-            if cursor is not None and os.fstat(fds[0]).st_uid == os.geteuid():
-                backlog = cls(raw, cursor, keep, *reversed(fds))
-                fds.clear()
-                return backlog
-        except OSError:  # its process lives, or there are no locks here
-            return None
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return None
+    def __init__(self, raw: Path, pattern: str, place: Place, *, most_bytes: int) -> None:
+        self.exports, self.size_bytes, self.most_bytes = Counter[str](), 0, most_bytes
+        self.place, self.filled = place, asyncio.Event()
+        self.recorded: ForwardQueue | None = None
+        self._raw, self._pattern = raw, pattern
+        self._tails, self._at = LogTails(raw, first=place.log), Place(log=place.log)
+        self._reading: Iterator[QueueRecord] = iter(())
+        self._head: Waiting | None = None
 
     def survey(self) -> None:
-        """Count what waits. All of it is read, once; it may be done in a thread."""
-        recorded: ForwardQueue | None = None
-        for path in in_order(self._raw.glob(_LOGS)):
-            behind = self._cursor.records if number_of(path) == self._cursor.log else 0
-            with suppress(OSError):  # it was deleted, or is a link
-                frames = read_frames(path) if number_of(path) >= self._cursor.log else ()
-                for number, record in enumerate(map(_record, frames)):
-                    if isinstance(record, StateRecord):
-                        recorded = record.queue
-                    elif record is not None and number >= behind:
-                        self.logged(len(record.packed))
-        if recorded is not None:
-            forwarded, dropped = self._cursor.forwarded - recorded.forwarded, self._cursor.dropped - recorded.dropped
-            self.unrecorded = max(0, forwarded), max(0, dropped)
+        """Count what waits. All of it is read; that may be done in a thread."""
+        with LogTails(self._raw, first=self.place.log) as tails:
+            for record in self._read(tails, Place(log=self.place.log)):
+                if isinstance(record, StateRecord):
+                    self.recorded = record.queue
+                else:
+                    self.add(_signal(record), len(record.packed))
 
-    def logged(self, size: int) -> None:
-        """Note that an export of so many bytes is in the log."""
-        self.exports += 1
+    def add(self, signal: str, size: int) -> None:
+        """Note that an export of so many bytes is in the files."""
+        self.exports[signal] += 1
         self.size_bytes += size
 
-    def head(self) -> tuple[str, bytes] | None:
-        """Return the export that waits longest, with its signal; None where there is none in the logs.
+    def head(self) -> Waiting | None:
+        """Return the export that waits longest; None where there is none in the files.
 
         Raises OSError where they cannot be read; it can be tried again.
         """
-        try:
-            while self._head is None and self.exports and (record := next(self._reading)) is not None:
+        while self._head is None and self.exports.total() and (record := self._next()):
+            if not isinstance(record, StateRecord):
                 with suppress(ValueError):  # no receiver has written it
-                    self._head = record, record.body()
-        except OSError:
-            self._reading = self._read()  # it goes on behind what it has given
-            raise
-        return None if self._head is None else (TRACES, self._head[1])
+                    self._head = Waiting(
+                        signal=_signal(record),
+                        received_ns=record.received_ns,
+                        body=inflate(record.packed, BODY_BYTES),
+                        size=len(record.packed),
+                    )
+        return self._head
 
-    def is_outdated(self, now_ns: int) -> bool:
-        """Tell whether the head has waited for too long, or too much waits."""
-        if self._head is None or self._keep is None:
-            return False
-        came_ns = self._head[0].received_ns
-        came_ns += sum(moved_ns for first_log, moved_ns in self._keep.clock_steps if self._number < first_log)
-        return now_ns - came_ns > self._keep.seconds * 1e9 or self.size_bytes > self._keep.most_bytes
-
-    def leave(self, *, forwarded: bool) -> None:
+    def leave(self) -> None:
         """Take the head out of what waits."""
         if self._head is None:
             raise ValueError("nothing is at the head")
-        self.exports -= 1
-        self.size_bytes -= len(self._head[0].packed)
+        self.exports[self._head.signal] -= 1
+        self.size_bytes -= self._head.size
         self._head = None
-        self._cursor.log, self._cursor.records = self._number, self._records
-        self.count(forwarded=int(forwarded), dropped=int(not forwarded))
+        self.place.log, self.place.records = self._at.log, self._at.records
 
-    def give_up(self) -> int:
-        """Take all out of what waits, and return how many exports that is."""
-        exports, self.exports, self.size_bytes, self._head = self.exports, 0, 0, None
-        self.count(dropped=exports)
+    def give_up(self) -> Counter[str]:
+        """Take all out of what waits, and return how many exports that is, by signal."""
+        exports, self.exports, self.size_bytes, self._head = self.exports, Counter(), 0, None
         return exports
 
-    def count(self, *, forwarded: int = 0, dropped: int = 0) -> None:
-        """Count exports that have left, and write the cursor.
+    def close(self) -> None:
+        """Close the files."""
+        self._tails.__exit__()
+
+    def _next(self) -> QueueRecord | None:
+        record = next(self._reading, None)
+        if record is None:  # the files may have grown
+            self._reading = self._read(self._tails, self._at)
+            record = next(self._reading, None)
+        return record
+
+    def _read(self, tails: LogTails, at: Place) -> Iterator[QueueRecord]:
+        """Yield what the files have gained: exports behind the place, and all states. `at` is where the reading is."""
+        for path, payload in tails.news(self._pattern, in_turn=True):
+            if number_of(path) != at.log:
+                at.log, at.records = number_of(path), 0
+            if payload is GAP:
+                continue
+            at.records += 1
+            with suppress(ValueError, RecursionError):
+                record = _decoder.decode(payload)
+                if at > self.place or isinstance(record, StateRecord):
+                    yield record
+
+
+class Backlog:
+    """Owns the cursor of a directory and its lock, and both queues behind the cursor."""
+
+    def __init__(self, raw: Path, cursor: Cursor, lock: int, *, most_bytes: int, most_other_bytes: int) -> None:
+        """Go on from a cursor. Raises OSError where it cannot be opened."""
+        self.spans = Queue(raw, SPANS, cursor.spans, most_bytes=most_bytes)
+        self.others = Queue(raw, OTHERS, cursor.others, most_bytes=most_other_bytes)
+        self.cursor = cursor
+        self._raw, self._lock = raw, lock
+        self._writing: FrameLog | None = None
+        self._width = _NUMBERS_BYTES + len(msgspec.json.encode(cursor.url))
+        self._fd = os.open(raw / CURSOR, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.save()
+
+    @classmethod
+    def resume(cls, log: Path, url: str, **limits: int) -> Self:
+        """Go on where the last receiver of a directory was; the first begins at its own log.
+
+        Raises OSError where there can be no cursor.
+        """
+        raw, lock = log.parent, _folder(log.parent)
+        with suppress(OSError):  # without locks, no other watch goes on with what this one leaves
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        try:
+            number = 0 if (raw / CURSOR).exists() else number_of(log)
+            return cls(raw, _cursor(raw) or Cursor(url=url, spans=Place(log=number), others=Place()), lock, **limits)
+        except OSError:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def take_over(cls, raw: Path, url: str, **limits: int) -> Self | None:
+        """Go on with what a watch that is dead has left for this collector; None where there is no such thing."""
+        cursor = _cursor(raw)
+        if cursor is None or cursor.url != url:
+            return None
+        lock = -1
+        with suppress(OSError):  # a process of it lives, or there are no locks here
+            lock = _folder(raw)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            cursor = _cursor(raw)  # as its processes have left it
+            if cursor is not None and os.fstat(lock).st_uid == os.geteuid():
+                return cls(raw, cursor, lock, **limits)
+        if lock >= 0:
+            os.close(lock)
+        return None
+
+    @property
+    def queues(self) -> tuple[Queue, Queue]:
+        """Return that of spans, and that of other signals."""
+        return self.spans, self.others
+
+    def survey(self) -> None:
+        """Count what waits, as Queue.survey does."""
+        for queue in self.queues:
+            queue.survey()
+
+    def unrecorded(self) -> tuple[int, int]:
+        """Return how many exports of spans were forwarded and dropped of which no surveyed state says so, because its
+        receiver was killed.
+        """
+        recorded = self.spans.recorded or self.cursor
+        return max(0, self.cursor.forwarded - recorded.forwarded), max(0, self.cursor.dropped - recorded.dropped)
+
+    def put(self, signal: str, packed: bytes, now_ns: int) -> bool:
+        """Queue an export that no log has; return whether it fits. Raises OSError where it cannot be written."""
+        if self.others.size_bytes + len(packed) > self.others.most_bytes:
+            return False
+        if self._writing is None:
+            number = max(next_number(self._raw, OTHERS), self.others.place.log + 1)
+            path = self._raw / OTHERS.replace("*", f"{number:06d}")
+            rotation = Rotation(most_bytes=self.others.most_bytes // _FILES, most_s=math.inf)
+            self._writing = FrameLog(path, rotation)
+        self._writing.rotate()
+        self._writing.append(_encode(SignalRecord(received_ns=now_ns, signal=signal, packed=packed)))
+        self.others.add(signal, len(packed))
+        self.others.filled.set()
+        return True
+
+    def leave(self, queue: Queue) -> None:
+        """Take the head of a queue out of what waits; what is done with it is then counted, and saved."""
+        number = queue.place.log
+        queue.leave()
+        if queue is self.others and queue.place.log != number:
+            self._delete(before=queue.place.log)
+
+    def save(self) -> None:
+        """Write the cursor.
 
         Where that cannot be done, as on a full disk, a receiver that follows a killed one sends some again.
         """
-        self._cursor.forwarded += forwarded
-        self._cursor.dropped += dropped
         with suppress(OSError):
-            os.pwrite(self._fds[0], msgspec.json.encode(self._cursor).ljust(self._width), 0)
-
-    def queue(self) -> ForwardQueue:
-        """Return what waits and what has left, as a state records it."""
-        return ForwardQueue(
-            exports=self.exports,
-            size_bytes=self.size_bytes,
-            limit_bytes=self._keep.most_bytes if self._keep else 0,
-            first_log=self._cursor.log,
-            forwarded=self._cursor.forwarded,
-            dropped=self._cursor.dropped,
-        )
+            os.pwrite(self._fd, msgspec.json.encode(self.cursor).ljust(self._width), 0)
 
     def close(self) -> None:
-        """Leave the cursor to who comes next where something waits, else remove it."""
-        if not self.exports:
+        """Leave all to who comes next where something waits, else remove the cursor, and the queue's files."""
+        if self._writing is not None:
+            self._writing.close()
+        if not self.others.exports.total():
+            self._delete()
+        if not any(queue.exports.total() for queue in self.queues):
             with suppress(OSError):  # one that stays costs the next a look
                 (self._raw / CURSOR).unlink()
-        self._reading.close()
-        self._tails.__exit__()
-        for fd in self._fds:
+        for queue in self.queues:
+            queue.close()
+        for fd in (self._fd, self._lock):
             os.close(fd)
 
-    def _read(self) -> Generator[ExportRecord | None]:
-        """Give the exports behind the cursor, and None whenever the logs have no more."""
-        while True:
-            is_end = True
-            for path, payload in self._tails.news(_LOGS, in_turn=True):
-                is_end = False
-                if number_of(path) != self._number:
-                    self._number, self._records = number_of(path), 0
-                if payload is GAP:
-                    continue
-                self._records += 1
-                if self._number == self._cursor.log and self._records <= self._cursor.records:
-                    continue
-                record = _record(payload)
-                if isinstance(record, ExportRecord):
-                    yield record
-            if is_end:
-                yield None
+    def _delete(self, *, before: float = math.inf) -> None:
+        for path in self._raw.glob(OTHERS):
+            if number_of(path) < before:
+                with suppress(OSError):  # it is passed over
+                    path.unlink()
 
 
 @contextmanager
 def claimed(raw: Path) -> Iterator[None]:
     """Keep other watches from what waits in a folder of logs, for as long as the block lasts."""
-    fd = os.open(raw, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = _folder(raw)
     try:
         with suppress(OSError):  # without locks, no other watch goes on with anything
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
     finally:
         os.close(fd)
@@ -225,6 +296,10 @@ def left_beside(log: Path) -> list[Path]:
     return sorted(path.parent for path in raw.parent.parent.glob(f"*/{raw.name}/{CURSOR}") if path.parent != raw)
 
 
+def _folder(raw: Path) -> int:
+    return os.open(raw, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def _cursor(raw: Path) -> Cursor | None:
     try:
         return msgspec.json.decode(read_regular(raw / CURSOR), type=Cursor)
@@ -232,8 +307,5 @@ def _cursor(raw: Path) -> Cursor | None:
         return None
 
 
-def _record(payload: bytes) -> ExportRecord | StateRecord | None:
-    try:
-        return decode(payload)
-    except (ValueError, RecursionError):
-        return None
+def _signal(record: ExportRecord | SignalRecord) -> str:
+    return record.signal if isinstance(record, SignalRecord) else TRACES

@@ -1,8 +1,8 @@
 """Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
 
 What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals, while
-exports of spans wait in their logs (`backlog`) and others in memory; what waits for too long, or no longer fits, is
-dropped and counted, and nothing else waits for it.
+exports wait in files (`backlog`), and only the one that is on its way in memory; what waits for too long, or no longer
+fits, is dropped and counted, and nothing else waits for it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import gzip
 import io
 import math
 import os
-from collections import Counter, deque
+import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 # Read on import; else each failed connection is written to standard error.
@@ -24,14 +25,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import aiohttp
 import grpc
-import msgspec
 from google.protobuf.message import DecodeError
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
 from rundir.clock import time_of_day_ns
-from scraper.spans.backlog import Backlog, left_beside
+from scraper.spans.backlog import Backlog, Queue, Waiting, left_beside
 from scraper.spans.log import ForwardQueue
 from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, ForwardKeep, forward_parts
 
@@ -205,50 +205,12 @@ class Wire:
         return aio.secure_channel(parts.netloc, credentials, options=options)
 
 
-class Waiting(Protocol):
-    """Exports that wait for the next collector."""
-
-    exports: int
-    size_bytes: int
-
-    def head(self) -> tuple[str, bytes] | None:
-        """Return the export that waits longest, with its signal; None where none is there."""
-
-    def is_outdated(self, now_ns: int, /) -> bool:
-        """Tell whether it is not to wait any longer."""
-
-    def leave(self, *, forwarded: bool) -> None:
-        """Take it out."""
-
-
-class _Memory:
-    """Exports of other signals than spans, which are not logged."""
-
-    def __init__(self) -> None:
-        self.exports = self.size_bytes = 0
-        self._queue: deque[tuple[str, bytes]] = deque()
-
-    def put(self, signal: str, body: bytes) -> None:
-        self._queue.append((signal, body))
-        self.exports += 1
-        self.size_bytes += len(body)
-
-    def head(self) -> tuple[str, bytes] | None:
-        return self._queue[0] if self._queue else None
-
-    def is_outdated(self, _: int, /) -> bool:
-        return False
-
-    def leave(self, *, forwarded: bool) -> None:  # noqa: ARG002  the cursor of a Backlog counts it
-        self.exports -= 1
-        self.size_bytes -= len(self._queue.popleft()[1])
-
-
 class Forwarder:
     """Owns what waits for the next collector and the connection to it; an async context manager.
 
-    Exports of spans wait in their `log`, those of other signals in memory. What waits at the end is left there for
-    another process where there is a `keep`, which then also says for how long; else it is dropped.
+    Exports of spans wait in their `log`, those of other signals beside it, `queue_bytes` of them at most. What waits at
+    the end is left there for another process where there is a `keep`, which then also says for how long; else it is
+    dropped.
     """
 
     def __init__(
@@ -256,9 +218,9 @@ class Forwarder:
         url: str,
         access: Access,
         *,
+        log: Path,
         say: Callable[[str], None],
         queue_bytes: int = QUEUE_BYTES,
-        log: Path | None = None,
         keep: ForwardKeep | None = None,
         now_ns: Callable[[], int] = time_of_day_ns,
     ) -> None:
@@ -268,10 +230,9 @@ class Forwarder:
         self._url, self._say = url, say
         self._wire = Wire(url, access)
         self._log, self._keep, self._now_ns = log, keep, now_ns
-        self._memory, self._queue_bytes = _Memory(), queue_bytes
-        self._spans: Backlog | None = None
+        self._limits = {"most_bytes": keep.most_bytes if keep else sys.maxsize, "most_other_bytes": queue_bytes}
         self._earlier: list[Backlog] = []
-        self._memory_filled, self._log_filled, self._emptied = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._emptied = asyncio.Event()
         self._is_away = False
         self._said: set[str] = set()
 
@@ -279,22 +240,19 @@ class Forwarder:
         """Open the connection and begin to send. Raises what Wire does, and OSError where no cursor can be written."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._wire)
+            self._backlog = Backlog.resume(self._log, masked(self._url) if self._keep else "", **self._limits)
             stack.callback(self._close)
-            if self._log is not None:
-                self._spans = Backlog.resume(self._log, masked(self._url), self._keep)
-                await asyncio.to_thread(self._spans.survey)
-                self.sent[TRACES], self.dropped[TRACES] = self._spans.unrecorded
+            await asyncio.to_thread(self._backlog.survey)
+            self.sent[TRACES], self.dropped[TRACES] = self._backlog.unrecorded()
             group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._tasks = [group.create_task(self._send_on(self._memory, self._memory_filled))]
-            if self._spans is not None:
-                self._tasks.append(group.create_task(self._send_on(self._spans, self._log_filled)))
-            if self._log is not None and self._keep is not None:
-                self._tasks.append(group.create_task(self._take_over_on(self._log, self._keep)))
+            self._tasks = [group.create_task(self._send_on(queue)) for queue in self._backlog.queues]
+            if self._keep is not None:
+                self._tasks.append(group.create_task(self._take_over_on()))
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send what is queued within FLUSH_S seconds; the rest stays in the logs or counts as dropped."""
+        """Send what waits within FLUSH_S seconds; the rest is left, or counts as dropped."""
         try:
             async with asyncio.timeout(FLUSH_S):
                 while self.queue.exports:
@@ -310,100 +268,110 @@ class Forwarder:
     @property
     def queue(self) -> ForwardQueue:
         """Return what waits now."""
-        spans = self._spans.queue() if self._spans else ForwardQueue()
-        others: list[Waiting] = [self._memory, *self._earlier]
-        return msgspec.structs.replace(
-            spans,
-            exports=spans.exports + sum(waiting.exports for waiting in others),
-            size_bytes=spans.size_bytes + sum(waiting.size_bytes for waiting in others),
-            limit_bytes=spans.limit_bytes + self._queue_bytes,
+        queues = [queue for backlog in (self._backlog, *self._earlier) for queue in backlog.queues]
+        cursor = self._backlog.cursor
+        return ForwardQueue(
+            exports=sum(queue.exports.total() for queue in queues),
+            size_bytes=sum(queue.size_bytes for queue in queues),
+            limit_bytes=self._limits["most_other_bytes"] + (self._keep.most_bytes if self._keep else 0),
+            first_log=cursor.spans.log,
+            forwarded=cursor.forwarded,
+            dropped=cursor.dropped,
         )
-
-    def offer(self, body: bytes, signal: str = TRACES) -> None:
-        """Queue an export that is not logged; never waits. One that does not fit is dropped and counted."""
-        if self._memory.size_bytes + len(body) > self._queue_bytes:
-            self.dropped[signal] += 1
-            return
-        self._memory.put(signal, body)
-        self._memory_filled.set()
 
     def logged(self, size: int) -> None:
         """Note that an export of spans of so many bytes is in the log."""
-        if self._spans is not None:
-            self._spans.logged(size)
-            self._log_filled.set()
+        self._backlog.spans.add(TRACES, size)
+        self._backlog.spans.filled.set()
 
-    async def _send_on(self, waiting: Waiting, filled: asyncio.Event) -> None:
+    def offer(self, packed: bytes, signal: str) -> None:
+        """Queue an export that is not logged, as `log.compressed` packs it. One that does not fit is dropped and
+        counted. Raises OSError where it cannot be written.
+        """
+        if not self._backlog.put(signal, packed, self._now_ns()):
+            self._count(self._backlog, Counter([signal]), forwarded=False)
+
+    async def _send_on(self, queue: Queue) -> None:
         while True:
-            filled.clear()
-            await self._send_all(waiting)
-            await filled.wait()
+            queue.filled.clear()
+            await self._send_all(self._backlog, queue)
+            await queue.filled.wait()
 
-    async def _send_all(self, waiting: Waiting) -> None:
+    async def _send_all(self, backlog: Backlog, queue: Queue) -> None:
         """Send what waits, until nothing does."""
-        while await again_while_away(lambda: self._send_next(waiting), on_away=self._note_away):
+        while await again_while_away(lambda: self._send_next(backlog, queue), on_away=self._note_away):
             pass
 
-    async def _send_next(self, waiting: Waiting) -> bool:
+    async def _send_next(self, backlog: Backlog, queue: Queue) -> bool:
         """Try to send what waits longest; return False where nothing waits. Raises Unavailable."""
-        while (head := _head(waiting)) and waiting.is_outdated(self._now_ns()):
-            self._leave(waiting, head[0], forwarded=False)
+        while (head := _head(queue)) and self._is_outdated(queue, head):
+            self._leave(backlog, queue, head, forwarded=False)
             self._say_once(
                 "outdated", f"exports that wait too long, or are too many, for {masked(self._url)} are dropped"
             )
             await asyncio.sleep(0)
         if head is None:
-            if isinstance(waiting, Backlog) and waiting.exports:  # they were deleted from the logs, or are damaged
-                self._give_up(waiting)
+            if queue.exports.total():  # they were deleted from the files, or are damaged
+                self._count(backlog, queue.give_up(), forwarded=False)
             return False
-        signal, body = head
         try:
-            await self._wire.send(body, signal)
+            await self._wire.send(head.body, head.signal)
         except Rejected as refused:
-            self._leave(waiting, signal, forwarded=False)
-            self._say_once(signal, f"{masked(self._url)} refuses {'spans' if signal == TRACES else signal}: {refused}")
+            self._leave(backlog, queue, head, forwarded=False)
+            what = "spans" if head.signal == TRACES else head.signal
+            self._say_once(head.signal, f"{masked(self._url)} refuses {what}: {refused}")
             return True
-        self._leave(waiting, signal, forwarded=True)
+        self._leave(backlog, queue, head, forwarded=True)
         if self._is_away:
             self._say(f"spans are forwarded to {masked(self._url)} again")
         self._is_away = False
         return True
 
-    def _leave(self, waiting: Waiting, signal: str, *, forwarded: bool) -> None:
-        waiting.leave(forwarded=forwarded)
-        self._count(waiting, signal, forwarded=int(forwarded), dropped=int(not forwarded))
+    def _is_outdated(self, queue: Queue, head: Waiting) -> bool:
+        """Tell whether an export has waited for too long, or too much waits."""
+        is_old = self._keep is not None and self._keep.is_over(head.received_ns, self._now_ns())
+        return is_old or queue.size_bytes > queue.most_bytes
 
-    def _give_up(self, backlog: Backlog) -> None:
-        self._count(backlog, TRACES, dropped=backlog.give_up())
+    def _leave(self, backlog: Backlog, queue: Queue, head: Waiting, *, forwarded: bool) -> None:
+        backlog.leave(queue)
+        self._count(backlog, Counter([head.signal]), forwarded=forwarded)
 
-    def _count(self, waiting: Waiting, signal: str, *, forwarded: int = 0, dropped: int = 0) -> None:
-        self.sent[signal] += forwarded
-        self.dropped[signal] += dropped
-        if self._spans is not None and waiting in self._earlier:
-            self._spans.count(forwarded=forwarded, dropped=dropped)
+    def _count(self, backlog: Backlog, exports: Counter[str], *, forwarded: bool) -> None:
+        """Count exports that have left a backlog, and write down that they have."""
+        cursor = self._backlog.cursor
+        if forwarded:
+            self.sent += exports
+            cursor.forwarded += exports[TRACES]
+        else:
+            self.dropped += exports
+            cursor.dropped += exports[TRACES]
+        backlog.save()
+        if backlog is not self._backlog:
+            self._backlog.save()
         self._emptied.set()
 
-    async def _take_over_on(self, log: Path, keep: ForwardKeep) -> None:
+    async def _take_over_on(self) -> None:
         """Send what watches that are dead have left beside this one, now and again."""
         while True:
-            for raw in left_beside(log):
-                backlog = Backlog.take_over(raw, masked(self._url), keep)
+            for raw in left_beside(self._log):
+                backlog = Backlog.take_over(raw, masked(self._url), **self._limits)
                 if backlog is not None:
                     self._earlier.append(backlog)
                     await asyncio.to_thread(backlog.survey)
-                    self._say(f"{backlog.exports} exports that {raw} has left are forwarded to {masked(self._url)}")
+                    count = sum(queue.exports.total() for queue in backlog.queues)
+                    self._say(f"{count} exports that {raw} has left are forwarded to {masked(self._url)}")
             while self._earlier:
-                await self._send_all(self._earlier[0])
+                for queue in self._earlier[0].queues:
+                    await self._send_all(self._earlier[0], queue)
                 self._earlier.pop(0).close()
             await asyncio.sleep(TAKE_OVER_EVERY_S)
 
     def _close(self) -> None:
-        """Drop what waits in memory; leave what waits in logs, if another process may go on with it."""
-        while head := self._memory.head():
-            self._leave(self._memory, head[0], forwarded=False)
-        if self._spans is not None and self._keep is None:
-            self._give_up(self._spans)
-        for backlog in (*self._earlier, *filter(None, [self._spans])):
+        """Leave what waits, if another process may go on with it, else drop it."""
+        if self._keep is None:
+            for queue in self._backlog.queues:
+                self._count(self._backlog, queue.give_up(), forwarded=False)
+        for backlog in (*self._earlier, self._backlog):
             backlog.close()
 
     def _note_away(self, away: Unavailable) -> None:
@@ -417,10 +385,10 @@ class Forwarder:
             self._say(text)
 
 
-def _head(waiting: Waiting) -> tuple[str, bytes] | None:
+def _head(queue: Queue) -> Waiting | None:
     """Return what waits longest. Raises Unavailable where it cannot be read, as without a free descriptor."""
     try:
-        return waiting.head()
+        return queue.head()
     except OSError as error:
         raise Unavailable(f"{error.filename or 'a log'}: {error.strerror}") from error
 

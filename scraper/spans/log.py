@@ -21,7 +21,7 @@ from rundir.printable.masking import blanked
 from scraper.spans.received import ReceivedSpan, received_spans
 
 _COMPRESSION_LEVEL = 1
-_BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB
+BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -35,8 +35,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     no_memory       exports that had to come again because the receiver was at its limit of memory
     unauthorized    exports without the token that is asked for
     cut_connections connections that sent no request in time, or had to make room for others
-    logs, metrics   exports of other signals, which are passed on and not kept; of them `_dropped`, those that were not
-                    passed on, for want of a next collector too
+    logs, metrics   exports of other signals, which are passed on and then not kept; of them `_dropped`, those that were
+                    not passed on, for want of a next collector too
     """
 
     exports: int = 0
@@ -60,8 +60,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded).
 
-    Exports of spans wait in the logs, from the log of the number `first_log` on (-1: in none). `forwarded` and
-    `dropped` of them have left since the directory was made.
+    Those of spans wait in the logs, from the log of the number `first_log` on (-1: in none). `forwarded` and `dropped`
+    are those that receivers of the directory have passed on, and have given up.
     """
 
     exports: int = 0
@@ -81,7 +81,7 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
     def body(self) -> bytes:
         """Return the bytes of the ExportTraceServiceRequest."""
-        return inflate(self.packed, _BODY_BYTES)
+        return inflate(self.packed, BODY_BYTES)
 
     def spans(self) -> Iterator[ReceivedSpan]:
         """Inflate and parse the export, and give each of its spans.
@@ -148,7 +148,12 @@ class SpanLog:
 
 def packed(received_ns: int, via: str, body: bytes) -> ExportRecord:
     """Return the record of an export's bytes."""
-    return ExportRecord(received_ns=received_ns, via=via, packed=zlib.compress(blanked(body), _COMPRESSION_LEVEL))
+    return ExportRecord(received_ns=received_ns, via=via, packed=compressed(body))
+
+
+def compressed(body: bytes) -> bytes:
+    """Return an export's bytes as they are kept: without secrets, in zlib."""
+    return zlib.compress(blanked(body), _COMPRESSION_LEVEL)
 
 
 def decode(payload: bytes) -> SpanLogRecord:

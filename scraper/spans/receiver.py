@@ -1,7 +1,7 @@
 """The OTLP receiver: engines and gateways send their spans here, over gRPC or HTTP/protobuf.
 
 Each export is checked, logged as it came and, on request, forwarded. What spans tell is left to `requests`. Logs and
-metrics, which some send to the same address, are forwarded or dropped, and counted.
+metrics, which some send to the same address, are counted, and forwarded or dropped: none stays in a log.
 Imported only where it is chosen, because grpcio is heavy.
 """
 
@@ -47,7 +47,7 @@ from scraper.spans.forward import PROTOBUF, Forwarder
 from scraper.spans.intake.admission import Reading, Readings, Turns
 from scraper.spans.intake.connections import HEAD_S, Connections, connection_of
 from scraper.spans.intake.looked import Awaited, Looked, look_through
-from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, packed
+from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, compressed
 from scraper.spans.received import OFF_CLOCK, OFF_CLOCK_S, classify
 from scraper.spans.spec import (
     LOGS,
@@ -93,18 +93,7 @@ class Receiver:
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
         self._wall_ns, self._begun = wall_ns, anchor(wall_ns)
-        self._forwarder = (
-            Forwarder(
-                spec.forward,
-                spec.access,
-                say=say,
-                log=log.path if log else None,
-                keep=spec.forward_keep,
-                now_ns=self._now_ns,
-            )
-            if spec.forward
-            else None
-        )
+        self._forwarder = self._forwarding() if spec.forward else None
         self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
         self._said: set[str] = set()
         self._turns, self._memory = Turns(), MemoryLimit(spec.memory_bytes)
@@ -114,6 +103,14 @@ class Receiver:
         self._connections: Connections | None = None
         self._awaited = Awaited()
         self._stack = AsyncExitStack()
+
+    def _forwarding(self) -> Forwarder:
+        spec = self._spec
+        if self._log is None:
+            raise ValueError("what is forwarded waits in a log, and there is none")
+        return Forwarder(
+            spec.forward, spec.access, log=self._log.path, say=self._say, keep=spec.forward_keep, now_ns=self._now_ns
+        )
 
     async def __aenter__(self) -> Self:
         """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (an unwritable log)."""
@@ -329,7 +326,9 @@ class Receiver:
         looked = Looked()
         look = look_through(body, received_ns, looked, is_awaited=self._spec.is_awaited)
         await self._turns.in_slices(look)
-        record = await self._record(via, body, received_ns)
+        record = None
+        if self._log is not None:
+            record = ExportRecord(received_ns=received_ns, via=via, packed=await self._packed(body))
         if self._spec.restarts_at_clock_step and step_ns(self._begun, self._wall_ns):
             raise turned_away("the clock of this machine was just set; the receiver starts again by the new time")
         self._keep(record)
@@ -337,8 +336,6 @@ class Receiver:
         self._count_spans(via, looked)
         if self._deliver:
             self._deliver(received_ns, looked.request)
-        if self._forwarder and self._log is None:
-            self._forwarder.offer(body)
         self._awaited.note(looked)
         reply = ExportTraceServiceResponse()
         if looked.faults:
@@ -349,9 +346,13 @@ class Receiver:
     async def _pass_on(self, signal: str, body: bytes) -> bytes:
         """Count and queue an export of what is not read here; return the empty reply that all was taken."""
         await self._turns.in_slices(checked(body, signal))
-        self._totals[signal] += 1
         if self._forwarder:
-            self._forwarder.offer(body, signal)
+            packed = await self._packed(body)
+            try:
+                self._forwarder.offer(packed, signal)
+            except OSError as error:
+                raise turned_away(f"it cannot be queued: {error.strerror}") from error
+        self._totals[signal] += 1
         return b""
 
     def _count_spans(self, via: str, looked: Looked) -> None:
@@ -384,12 +385,9 @@ class Receiver:
         where = "ahead of" if off_s > 0 else "behind"
         return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
 
-    async def _record(self, via: str, body: bytes, received_ns: int) -> ExportRecord | None:
-        """Return what is logged of an export."""
-        if self._log is None:
-            return None
-        small = len(body) <= _INLINE_BYTES
-        return packed(received_ns, via, body) if small else await asyncio.to_thread(packed, received_ns, via, body)
+    async def _packed(self, body: bytes) -> bytes:
+        """Return what is kept of an export."""
+        return compressed(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(compressed, body)
 
     def _keep(self, record: ExportRecord | None) -> None:
         """Log an export before it is acknowledged. Raises Refusal."""

@@ -30,14 +30,21 @@ SIGNALS = {
 
 
 class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long exports of spans wait for the next collector: for so many seconds, and so many bytes of the logs.
+    """How long exports wait for the next collector: for so many seconds, and of spans so many bytes of the logs.
 
-    clock_steps: of logs with a number below the first, the stamps are by a clock that was set by the second (ns) since.
+    clock_steps: when the clock was set, ns by the time before, and by how much, in turn.
     """
 
     seconds: float
     most_bytes: int
     clock_steps: tuple[tuple[int, int], ...] = ()
+
+    def is_over(self, came_ns: int, now_ns: int) -> bool:
+        """Tell whether what came then has waited for too long now."""
+        for at_ns, moved_ns in self.clock_steps:
+            if came_ns <= at_ns and moved_ns > 0:  # what came since a clock was set back may bear stamps as early
+                came_ns += moved_ns
+        return now_ns - came_ns > self.seconds * 1e9
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

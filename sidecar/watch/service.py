@@ -63,8 +63,8 @@ class Watch:
     """What the tasks of one watch share.
 
     `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
-    `looked_s` is when the logs were looked at last, by the monotonic clock. `clock_steps` has the number of the first
-    log by each later time, and by how much that was set. `lives` counts receivers that came up, `restarts` those that
+    `looked_s` is when the logs were looked at last, by the monotonic clock. `clock_steps` has when the wall clock was
+    set, by the time before, and by how much. `lives` counts receivers that came up, `restarts` those that
     died; `receiver` is None while there is none, and `down_ns` then says since when. `unwritten` scrapes could not be
     kept, `unwritten_before` of them by receivers that ended. `not_ready` is what /readyz answers: why there is no
     receiver, why not all that came is counted, and why it cannot be written; each empty where that is not so.
@@ -318,10 +318,10 @@ async def _set_clock(shared: Watch, moved_ns: int) -> None:
     """Go on by the new time, once all that is stamped by the old one has been read; no receiver runs meanwhile."""
     async with shared.looking:
         await asyncio.to_thread(_look_through, shared)
+        shared.clock_steps += ((shared.clock.now_ns(), moved_ns),)
         shared.clock = anchor(shared.wall_ns)
         shared.begun_ns += moved_ns
         shared.view.clock_moved(moved_ns)
-    shared.clock_steps += ((_next_log(shared), moved_ns),)
     step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
     record_if_possible(shared, run_directory.CLOCK_SET, **step)
     shared.warn_and_record(

@@ -136,13 +136,15 @@ def cursor(data: bytes, _: random.Random, place: Path) -> None:
     if not raw.exists():
         whole(place / "watch", seconds=5)
     (raw / CURSOR).write_bytes(data)
-    backlog = Backlog.take_over(raw, COLLECTOR, KEEP)
+    backlog = Backlog.take_over(raw, COLLECTOR, most_bytes=KEEP.most_bytes, most_other_bytes=KEEP.most_bytes)
     if backlog is not None:
         backlog.survey()
-        while backlog.head() is not None:
-            backlog.is_outdated(NOW_NS)
-            backlog.leave(forwarded=True)
-        msgspec.msgpack.encode(backlog.queue())
+        for queue in backlog.queues:
+            while head := queue.head():
+                KEEP.is_over(head.received_ns, NOW_NS)
+                backlog.leave(queue)
+        backlog.unrecorded()
+        backlog.save()
         backlog.close()
 
 

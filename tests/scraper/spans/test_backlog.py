@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from odd_exports import odd_export, over_grpc
 from served import collector
 from waiting import BOUND_S
@@ -22,9 +22,9 @@ from waiting import BOUND_S
 from rundir.access import Access
 from rundir.files import open_regular
 from rundir.frames import Rotation
-from scraper.spans.backlog import CURSOR, claimed, left_beside
+from scraper.spans.backlog import CURSOR, OTHERS, claimed, left_beside
 from scraper.spans.forward import Forwarder
-from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord, last_counts, packed, read_log
+from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord, compressed, last_counts, packed, read_log
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ForwardKeep, ReceiverSpec
 
@@ -41,6 +41,10 @@ def bodies(*numbers: int) -> list[bytes]:
 def raw(path: Path, name: str) -> Path:
     (path / name / "raw").mkdir(parents=True, exist_ok=True)
     return path / name / "raw"
+
+
+def names(folder: Path, pattern: str = "*") -> set[str]:
+    return {path.name for path in folder.glob(pattern)}
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +96,13 @@ async def passing(
     *,
     now_ns: int = NOW_NS,
     rotation: Rotation | None = None,
+    queue_bytes: int = 1000,
 ) -> AsyncIterator[Passing]:
     with closing(SpanLog(log, rotation)) as spans:
         said: list[str] = []
-        forwarder = Forwarder(url, Access(), say=said.append, log=log, keep=keep, now_ns=lambda: now_ns)
+        forwarder = Forwarder(
+            url, Access(), log=log, say=said.append, queue_bytes=queue_bytes, keep=keep, now_ns=lambda: now_ns
+        )
         async with forwarder:
             state = StateRecord(at_ns=now_ns, state="started", counts=Counts(), queue=forwarder.queue)
             spans.append(state)
@@ -154,19 +161,66 @@ async def test_the_next_watch_sends_what_a_dead_one_has_left(tmp_path: Path, mon
         for number, (name, collector_url) in enumerate(urls.items(), 1):
             await left(raw(tmp_path / f"of-{name}", name) / "spans-0.log", collector_url, bodies(number))
             (tmp_path / f"of-{name}" / name).rename(tmp_path / name)
-        cursor = os.open(tmp_path / "receives/raw" / CURSOR, os.O_RDWR)
-        fcntl.flock(cursor, fcntl.LOCK_EX)
-        with claimed(tmp_path / "alive/raw"):
+        with claimed(tmp_path / "alive/raw"), ExitStack() as receiving:
+            receiving.enter_context(claimed(tmp_path / "receives/raw"))
             async with (
                 collector((200, {}), sock=reserved) as (_, exports),
                 passing(raw(tmp_path, "ours") / "spans-0.log", url) as ours,
             ):
                 await ours.until(1, 0, 0)
-                os.close(cursor)
+                receiving.close()
                 await ours.until(2, 0, 0)
     assert bodies(1, 3) == [body for _, body in exports]
     there = [folder.parent.name for folder in left_beside(tmp_path / "nothing/raw/spans-0.log")]
     assert ["alive", "other"] == there
+
+
+async def test_logs_and_metrics_wait_for_who_comes_next_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next receiver, and the next watch: in files that go as they leave, and that no log of spans holds up."""
+    monkeypatch.setattr("scraper.spans.forward.TAKE_OVER_EVERY_S", 0.02)
+    folder, others = raw(tmp_path, "dead"), [b"\x0a\x02\x12\x00" * number for number in (1, 2, 3, 4)]
+    with nowhere() as (url, reserved):
+        for number, name in enumerate(("logs", "metrics")):
+            async with passing(folder / f"spans-{number}.log", url, queue_bytes=100) as killed:
+                killed.log_exports(bodies(number))
+                killed.forwarder.offer(compressed(others[number]), name)
+                await killed.until(0, 0, 2 * number + 2)
+                left_files = {path: path.read_bytes() for path in folder.iterdir()}
+            for path, content in left_files.items():  # as a kill leaves them
+                path.write_bytes(content)
+        async with passing(folder / "spans-2.log", url, queue_bytes=100) as last:
+            last.forwarder.offer(compressed(others[2]), "logs")
+            await last.until(0, 0, 5)
+        assert {f"others-{number:06d}.queue" for number in (1, 2, 3)} == names(folder, OTHERS)
+        async with (
+            collector((200, {}), sock=reserved, path="/v1/{signal}") as (_, exports),
+            passing(raw(tmp_path, "ours") / "spans-0.log", url) as ours,
+        ):
+            ours.forwarder.offer(compressed(others[3]), "metrics")
+            await ours.until(6, 0, 0)
+            assert {"logs": 2, "metrics": 2, "traces": 2} == ours.forwarder.sent
+            await until(lambda: not names(folder, OTHERS))
+    taken = [body for _, body in exports]
+    assert others[:3] == [body for body in taken if body in others[:3]]
+    assert sorted([*others, *bodies(0, 1)]) == sorted(taken)
+    assert {"spans-0.log"} == names(folder.parents[1] / "ours/raw")
+    assert {f"spans-{number}.log" for number in range(3)} == names(folder)
+
+
+async def test_a_signal_that_the_collector_wants_later_holds_no_other_up(tmp_path: Path):
+    """Spans go out while logs wait."""
+
+    async def take(request: web.Request) -> web.Response:
+        return web.Response(status=503 if request.path == "/v1/logs" else 200)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", take)
+    folder = raw(tmp_path, "watch")
+    async with TestServer(app) as server, passing(folder / "spans-0.log", f"http://127.0.0.1:{server.port}") as partly:
+        partly.forwarder.offer(compressed(b"logs"), "logs")
+        partly.log_exports(bodies(1))
+        await partly.until(1, 0, 1)
+        assert {"traces": 1} == partly.forwarder.sent
 
 
 async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
@@ -181,7 +235,7 @@ async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
             late.log_exports(bodies(3), at_ns=NOW_NS + 20 * S)
             await late.until(0, 1, 2)
         assert f"exports that wait too long, or are too many, for {url} are dropped" in late.said
-        set_ahead = ForwardKeep(seconds=3600, most_bytes=10**6, clock_steps=((2, 7200 * S),))
+        set_ahead = ForwardKeep(seconds=3600, most_bytes=10**6, clock_steps=((NOW_NS + 30 * S, 7200 * S),))
         async with passing(folder / "spans-2.log", url, set_ahead, now_ns=NOW_NS + 7230 * S) as last:
             await last.until(0, 0, 2)
         async with passing(folder / "spans-3.log", url, now_ns=NOW_NS + 7230 * S) as last:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,8 +15,9 @@ from served import collector
 from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
+from scraper.spans.backlog import OTHERS
 from scraper.spans.forward import Forwarder, Rejected, Unavailable, Wire, http_url
-from scraper.spans.log import ForwardQueue
+from scraper.spans.log import ForwardQueue, SpanLog, compressed
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.cli import free_pair
@@ -44,55 +47,66 @@ async def receiving(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Rece
         yield receiver, given
 
 
+def files(folder: Path, pattern: str = "*") -> dict[str, int]:
+    """Return the files of a folder with their sizes."""
+    return {path.name: path.stat().st_size for path in folder.glob(pattern)}
+
+
+def queue(forwarder: Forwarder, bodies: list[bytes]) -> None:
+    for body in bodies:
+        forwarder.offer(compressed(body), "traces")
+
+
 async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
     async with asyncio.timeout(BOUND_S):
         return [await given.get() for _ in range(count)]
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
-async def test_what_came_is_passed_on(wire: str):
+async def test_what_came_is_passed_on(wire: str, tmp_path: Path):
     """Byte for byte and in order, over either wire; what is queued at the end is still sent, and all is counted."""
     said: list[str] = []
     async with receiving() as (receiver, given):
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
-        async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.append) as forwarder:
-            for body in EXPORTS:
-                forwarder.offer(body)
+        url = f"{wire}://127.0.0.1:{port}"
+        async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.append) as forwarder:
+            queue(forwarder, EXPORTS)
         assert EXPORTS == await take(given, 3)
+    assert {} == files(tmp_path)
     assert (3, 0, []) == (forwarder.sent.total(), forwarder.dropped.total(), said)
 
 
-async def test_a_receiver_passes_on_what_it_takes():
+async def test_a_receiver_passes_on_what_it_takes(tmp_path: Path):
     """It counts what the next collector took."""
     async with receiving() as (behind, given):
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=f"http://127.0.0.1:{behind.http_port}/v1/traces")
-        async with Receiver(spec, log=None, say=print) as before:
-            feeding = Forwarder(f"grpc://127.0.0.1:{before.grpc_port}", Access(), say=print)
-            async with feeding:
-                feeding.offer(EXPORTS[1])
-            assert [EXPORTS[1]] == await take(given, 1)
+        with closing(SpanLog(tmp_path / "spans-0.log")) as log:
+            async with Receiver(spec, log=log, say=print) as before:
+                async with Wire(f"grpc://127.0.0.1:{before.grpc_port}", Access()) as wire:
+                    await wire.send(EXPORTS[1])
+                assert [EXPORTS[1]] == await take(given, 1)
     counts = before.counts()
     assert (1, 1, 0) == (counts.exports, counts.forwarded, counts.forward_dropped)
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
-async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
+async def test_a_collector_that_comes_back_gets_what_waited(wire: str, tmp_path: Path):
     """It is said once that it is away and once that it is back; nothing that fits the queue is lost."""
     said: asyncio.Queue[str] = asyncio.Queue()
     port = int(free_pair().rpartition(":")[2])
-    async with Forwarder(f"{wire}://127.0.0.1:{port}", Access(), say=said.put_nowait) as forwarder:
-        for body in EXPORTS:
-            forwarder.offer(body)
+    url = f"{wire}://127.0.0.1:{port}"
+    async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.put_nowait) as forwarder:
+        queue(forwarder, EXPORTS)
         async with asyncio.timeout(BOUND_S):
-            assert (await said.get()).startswith(f"spans cannot be forwarded to {wire}://127.0.0.1:{port}: ")
+            assert (await said.get()).startswith(f"spans cannot be forwarded to {url}: ")
         async with receiving(**{wire: port}) as (_, given):
             assert EXPORTS == await take(given, 3)
             async with asyncio.timeout(BOUND_S):
-                assert f"spans are forwarded to {wire}://127.0.0.1:{port} again" == await said.get()
+                assert f"spans are forwarded to {url} again" == await said.get()
     assert (3, 0) == (forwarder.sent.total(), forwarder.dropped.total())
 
 
-async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch):
+async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """What no longer fits is dropped and counted at once, and the rest when the time to send it is over."""
     monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.0)
     said: list[str] = []
@@ -102,29 +116,34 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
         said.append(text)
         tried.set()
 
+    noise = compressed(random.Random(7).randbytes(400))
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
-        async with Forwarder(url, Access(), say=say, queue_bytes=1000) as forwarder:
+        path = tmp_path / "spans-0.log"
+        async with Forwarder(url, Access(), log=path, say=say, queue_bytes=1000) as forwarder:
             for _ in range(5):
-                forwarder.offer(bytes(400))
-            assert 3 == forwarder.dropped.total()
-            assert ForwardQueue(exports=2, size_bytes=800, limit_bytes=1000) == forwarder.queue
+                forwarder.offer(noise, "logs")
+            assert 3 == forwarder.dropped["logs"]
+            size = 2 * len(noise)
+            assert ForwardQueue(exports=2, size_bytes=size, limit_bytes=1000, first_log=0) == forwarder.queue
+            assert size < sum(files(tmp_path, OTHERS).values()) < 1000
             await asyncio.wait_for(tried.wait(), BOUND_S)
-    assert (0, 5) == (forwarder.sent.total(), forwarder.dropped.total())
+    assert {} == files(tmp_path)
+    assert (0, 5) == (forwarder.sent.total(), forwarder.dropped["logs"])
     assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
     assert [f"2 exports did not reach {url}"] == said[1:]
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 307])
-async def test_what_the_collector_refuses_is_not_sent_again(status: int):
+async def test_what_the_collector_refuses_is_not_sent_again(status: int, tmp_path: Path):
     """It is dropped, counted, and said once; a password in the URL goes there, and is not shown."""
     said: list[str] = []
     async with collector((status, {})) as (url, exports):
         with_password = url.replace("//", "//me:secret@")
-        async with Forwarder(with_password, Access(headers={"X-Key": "k"}), say=said.append) as forwarder:
-            for body in EXPORTS:
-                forwarder.offer(body)
+        access = Access(headers={"X-Key": "k"})
+        async with Forwarder(with_password, access, log=tmp_path / "spans-0.log", say=said.append) as forwarder:
+            queue(forwarder, EXPORTS)
         sent = [(headers["X-Key"], headers["Authorization"]) for headers, _ in exports]
         assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
     assert (0, 3) == (forwarder.sent.total(), forwarder.dropped.total())
@@ -182,20 +201,21 @@ async def test_what_is_no_http_and_no_grpc_is_shown_as_it_answers():
 def test_an_invalid_url_is_refused_at_once(url: str, reason: str):
     """In one line, before anything runs; a password in it is not shown."""
     with pytest.raises(ValueError, match=r".") as refused:
-        Forwarder(url, Access(), say=print)
+        Forwarder(url, Access(), log=Path("spans-0.log"), say=print)
     assert reason == str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:4318", "grpcs://127.0.0.1:4317"])
-async def test_a_certificate_that_cannot_be_read_is_said_before_anything_runs(url: str):
+async def test_a_certificate_that_cannot_be_read_is_said_before_anything_runs(url: str, tmp_path: Path):
     """Over either wire."""
     with pytest.raises(UnusableFile, match="ca: No such file"):
-        async with Forwarder(url, Access(ca="absent.pem"), say=print):
+        async with Forwarder(url, Access(ca="absent.pem"), log=tmp_path / "spans-0.log", say=print):
             pass
 
 
-async def test_grpc_takes_no_certificate_unchecked():
+async def test_grpc_takes_no_certificate_unchecked(tmp_path: Path):
     """grpcio cannot, so it is not pretended."""
+    access = Access(insecure=True)
     with pytest.raises(ValueError, match="gRPC takes no certificate unchecked"):
-        async with Forwarder("grpcs://127.0.0.1:4317", Access(insecure=True), say=print):
+        async with Forwarder("grpcs://127.0.0.1:4317", access, log=tmp_path / "spans-0.log", say=print):
             pass
