@@ -125,10 +125,10 @@ def of_study(study: Path, stand: Stand, damage: str, *, rests_on: Mapping[Path, 
     does. Its result `rests_on` logs that held this before they were damaged.
     """
     forged = 0 in CODES[damage]
-    silent = (2, 3) if not forged and any(_holds(log) != data for log, data in rests_on.items()) else (0, 2, 3)
+    codes = (2, 3) if not forged and any(_holds(log) != data for log, data in rests_on.items()) else (0, 2, 3)
     for arguments in (("report", study), ("compare", study, stand.sound, "--out", study.parent / "compared")):
         result = ran(*arguments)
-        if result.wrong or result.code not in silent:
+        if result.wrong or result.code not in codes:
             return f"{arguments[0]}: {result.wrong or result.ending}"
         if arguments[0] == "report" and not result.code and not forged:
             now, then = (json.loads((each / RESULT).read_text()) for each in (study, stand.studies[study.name]))

@@ -40,14 +40,15 @@ from sidecar.directory import read_manifest
 from sidecar.errors import ConfigurationError
 from sidecar.options import config
 from sidecar.options.load import RunOptions
-from sidecar.options.study import StudyOptions
-from sidecar.options.watch import WatchOptions
+from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
+from sidecar.options.watch import ScrapeOptions, WatchOptions
 from sidecar.study.record import StudyRecord, create, open_study
 
 CORPUS = REPOSITORY / "tests/data/faults"
 DATA = REPOSITORY / "tests/data"
 MOST_BYTES = 1 << 20
 SECOND_NS = 10**9
+OF_FILES = (RunOptions, WatchOptions, StudyOptions, ScrapeOptions, CompareOptions, SweepOptions)
 TEXT, OPENMETRICS = "text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"
 HEADS = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -283,7 +284,7 @@ PARSERS: dict[str, Parser] = {
     "config": Parser(
         corpus=files("configs"), declared=(ConfigurationError,),
         read=lambda data, rng, place: file_of(
-            ".yaml", read=lambda path: config.load_yaml(path, rng.choice((RunOptions, WatchOptions, StudyOptions)))
+            ".yaml", read=lambda path: config.load_yaml(path, rng.choice(OF_FILES))
         )(data, rng, place),
     ),
     "system": Parser(
