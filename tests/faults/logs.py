@@ -37,6 +37,7 @@ from sidecar.study.record import LOG, STEPS, open_study
 RESUMED = "ttft"  # the study that goes on; the other one is a comparison
 SHARE_CUT = 0.25  # of the studies, that were killed before they are damaged
 QUICK_OF_STUDIES = ("truncate", "flip", "delete", "special-file", "forge", "change-manifest")
+REWRITTEN = ("drop-frame", "repeat-frame", "change-record")  # a log of steps so is forged: nothing else states its end
 DEFECT = "this is a defect"
 DAMAGED = "recorded data are damaged"
 MOST_CPU_S = 5.0
@@ -124,8 +125,9 @@ def of_study(study: Path, stand: Stand, damage: str, *, rests_on: Mapping[Path, 
     """Say what is wrong with the report of a study, with its comparison to a sound run, and with what going on with it
     does. Its result `rests_on` logs that held this before they were damaged.
     """
-    forged = 0 in CODES[damage]
-    codes = (2, 3) if not forged and any(_holds(log) != data for log, data in rests_on.items()) else (0, 2, 3)
+    is_changed = any(_holds(log) != data for log, data in rests_on.items())
+    forged = 0 in CODES[damage] or (damage in REWRITTEN and not is_changed)
+    codes = (2, 3) if is_changed and not forged else (0, 2, 3)
     for arguments in (("report", study), ("compare", study, stand.sound, "--out", study.parent / "compared")):
         result = ran(*arguments)
         if result.wrong or result.code not in codes:
