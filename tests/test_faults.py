@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.cases import Case, Kind, Outcome, Setting, TooLongError, cpu_limit, quick, table_of
+from faults.simulated import player
 from faults.suite import KINDS
 
 SEED = 0
@@ -27,6 +28,18 @@ def test_a_case_draws_the_same_on_every_machine():
     """By its name alone, so that a case of last night can be replayed."""
     assert 0.0014508609666886718 == Case("logs", "flip", 17).random().random()
     assert Case("logs", "flip", 17) == Case.parse("logs/flip/17")
+
+
+def test_a_schedule_in_virtual_time_is_the_same_again_to_the_byte(tmp_path: Path):
+    """What was logged, with its stamps, what was forwarded and said: in another process too."""
+
+    def digest() -> str:
+        with player(tmp_path) as play:
+            wrong, played = play(Case("time", "all", 1))
+        assert "" == wrong
+        return played
+
+    assert digest() == digest() != ""
 
 
 def test_what_goes_wrong_is_named_with_what_replays_it():

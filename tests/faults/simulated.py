@@ -11,43 +11,51 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from faults.cases import REPOSITORY, Case, Kind, Setting, Try
 from waiting import BOUND_S
 
+Play = Callable[[Case], tuple[str, str]]  # what is wrong with what came of a case, and a digest of it
+
 
 @contextmanager
-def opened(setting: Setting) -> Iterator[Try]:
+def player(place: Path) -> Iterator[Play]:
+    """Start the process that plays cases."""
     paths = os.pathsep.join((str(REPOSITORY / "tests"), str(REPOSITORY)))
     with subprocess.Popen(
-        [sys.executable, "-m", "faults.schedules", str(setting.place)],
+        [sys.executable, "-m", "faults.schedules", str(place)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"},
-    ) as player:
-        assert player.stdin is not None
-        assert player.stdout is not None
-        questions, answers = player.stdin, player.stdout
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        questions, answers = process.stdin, process.stdout
 
-        def attempt(case: Case) -> str:
+        def play(case: Case) -> tuple[str, str]:
             questions.write(f"{case}\n")
             questions.flush()
             if not select.select([answers], [], [], BOUND_S)[0]:
-                player.kill()
-                return f"no end within {BOUND_S:g} s"
-            return str(json.loads(answers.readline() or '"its process died"'))
+                process.kill()
+                return f"no end within {BOUND_S:g} s", ""
+            wrong, digest = json.loads(answers.readline() or '["its process died", ""]')
+            return wrong, digest
 
         try:
-            yield attempt
+            yield play
         finally:
             questions.close()
 
 
-SIMULATED = Kind(
-    name="time",
-    rows={"repeats": 5, "network": 5, "deaths": 5, "disk": 5, "collector": 5, "all": 5},
-    opened=opened,
-)
+@contextmanager
+def opened(setting: Setting) -> Iterator[Try]:
+    with player(setting.place) as play:
+        yield lambda case: play(case)[0]
+
+
+ROWS = ("repeats", "network", "deaths", "conductor", "disk", "collector", "engine", "clock", "all")
+SIMULATED = Kind(name="time", rows=dict.fromkeys(ROWS, 4), opened=opened)

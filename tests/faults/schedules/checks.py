@@ -15,16 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from faults.schedules.engine import FINISHED, PAGES
+from faults.schedules.network import Weather
 from faults.schedules.traffic import Request
+from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS
 from faults.schedules.watching import Played, Watched
 
 from correlator.breakdown import TTFT_PARTS
-from rundir.frames import FrameTail, in_order
+from rundir.frames import FrameTail, in_order, number_of
 from rundir.framing import Extent
 from scraper.spans.log import ExportRecord, StateRecord, decode
+from scraper.spans.received import OFF_CLOCK
+from sidecar.directory import CLOCK_SET, Run
 from sidecar.run import open_run
 
 APART_S = 50.0  # between the spans of a request, which are then one
+CALM = Weather()
 SETTLED_S = 5.0  # within which what comes is of a request as it is counted
 STATED_S = 1e-5  # by which times that spans state may be off: a gateway's is rounded to 0.01 ms
 
@@ -48,6 +54,8 @@ class Read:
 
     watch: Watched
     logs: list[Log]
+    run: Run
+    span_count: int = 0  # odd ones too
     spans: list[tuple[int, str]] = field(default_factory=list)
     firsts: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -72,7 +80,8 @@ def _faults(played: Played) -> Iterator[str]:
         if read.watch.process.code == 0:
             yield from _counts(read)
             yield from _requests(read)
-            yield from _breakdowns(read, {request.number: request for request in played.schedule.requests})
+        yield from _breakdowns(read, {request.number: request for request in played.schedule.requests})
+        yield from _pages(read, played)
     if played.schedule.forwards:
         yield from _forwarded(played, reads)
 
@@ -91,16 +100,20 @@ def _left_behind(played: Played) -> Iterator[str]:
 
 
 def _read(watch: Watched, parts: Mapping[bytes, Sequence[tuple[int, str]]]) -> Read:
-    logs = []
+    logs, run = [], open_run(watch.path)
     for path in in_order((watch.path / "raw").glob("spans-*.log")):
         with FrameTail(path) as tail:
             payloads = list(iter_payloads(tail))
             logs.append(Log(path=path, extent=tail.extent, records=[decode(payload) for payload in payloads]))
-    read = Read(watch=watch, logs=logs)
-    for export in read.exports:
-        for number, side in parts.get(export.body(), ()):
-            read.spans.append((number, side))
-            read.firsts.setdefault(number, {}).setdefault(side, export.received_ns / 1e9)
+    read = Read(watch=watch, logs=logs, run=run)
+    steps = [event.data for event in run.events if event.name == CLOCK_SET]
+    for log in logs:
+        moved_ns = sum(step["moved_ns"] for step in steps if number_of(log.path) < step["first_log"])
+        for export in log.exports:
+            read.span_count += sum(1 for _ in export.spans())
+            for number, side in parts[export.body()]:
+                read.spans.append((number, side))
+                read.firsts.setdefault(number, {}).setdefault(side, (export.received_ns + moved_ns) / 1e9)
     return read
 
 
@@ -122,20 +135,31 @@ def _logs(read: Read, played: Played) -> Iterator[str]:
             yield f"{log.path.name} is torn, though its receiver ended: {extent}"
         if is_ended and extent.end is None and not played.disk.failures:
             yield f"{log.path.name} has no end, though its receiver ended"
-    exports = spans = 0  # of a receiver, in all of its logs
+    counted: Counter[str] = Counter()  # of a receiver, in all of its logs
     for log in read.logs:
         for record in log.records:
             if isinstance(record, ExportRecord):
-                exports, spans = exports + 1, spans + sum(1 for _ in record.spans())
+                counted["exports"] += 1
+                for span in record.spans():
+                    counted["spans"] += 1
+                    if span.fault:
+                        counted["off_clock" if span.fault == OFF_CLOCK else "bad_spans"] += 1
                 continue
             if record.state == "started":
-                exports = spans = 0
-            if record.state != "continued" and (record.counts.exports, record.counts.spans) != (exports, spans):
-                yield f"{log.path.name}: {exports} exports of {spans} spans are logged, {record.counts} are counted"
+                counted.clear()
+            stated = {name: getattr(record.counts, name) for name in ("exports", "spans", "off_clock", "bad_spans")}
+            if record.state != "continued" and stated != {name: counted[name] for name in stated}:
+                yield f"{log.path.name}: {dict(counted)} are logged, {record.counts} are counted"
 
 
 def _exports(played: Played, reads: Sequence[Read]) -> Iterator[str]:
     logged = Counter(export.body() for read in reads for export in read.exports)
+    odd = [export for export in played.schedule.exports if not export.parts and export.data[0] == 0xFF]
+    refused = sum(answer == "refused" for export in odd for _, answer in export.attempts)
+    malformed = sum(record.counts.malformed for read in reads for record in _last_states(read))
+    is_known = not any(receiver.code for receiver in played.receivers) and played.schedule.weather == CALM
+    if is_known and malformed != refused and not played.disk.failures:
+        yield f"{refused} exports were refused as malformed, {malformed} are counted"
     for export in played.schedule.exports:
         times = logged.pop(export.data, 0)
         most = sum(answer in ("taken", "") for _, answer in export.attempts)
@@ -145,13 +169,24 @@ def _exports(played: Played, reads: Sequence[Read]) -> Iterator[str]:
         yield f"{logged.total()} exports are logged that were not sent"
 
 
+def _last_states(read: Read) -> list[StateRecord]:
+    """Return the last state of each receiver."""
+    states: list[StateRecord] = []
+    for record in (record for log in read.logs for record in log.records if isinstance(record, StateRecord)):
+        if record.state == "started":
+            states.append(record)
+        else:
+            states[-1] = record
+    return states
+
+
 def _counts(read: Read) -> Iterator[str]:
     (view,) = read.watch.views
     watch = view.snapshot(restarts=0).watch
     assert watch is not None
     if watch.errors:
         yield f"{watch.errors} defects"
-    counted, logged = (watch.receiver["exports"], watch.receiver["spans"]), (len(read.exports), len(read.spans))
+    counted, logged = (watch.receiver["exports"], watch.receiver["spans"]), (len(read.exports), read.span_count)
     if counted != logged:
         yield f"exports and spans: {counted} are counted, {logged} logged"
     repeated = len(read.spans) - len(set(read.spans))
@@ -182,7 +217,7 @@ def _requests(read: Read) -> Iterator[str]:
 
 def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
     """Those of the report, which reads the logs again."""
-    run = open_run(read.watch.path)
+    run = read.run
     assert run.watched is not None
     parts = run.watched.parts
     columns = {part.name: getattr(parts, f"{part.name}_s") for part in TTFT_PARTS}
@@ -210,22 +245,47 @@ def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
                     yield f"request {number}: {name} is {columns[name][row]}, in truth {ms / 1e3}"
 
 
+def _pages(read: Read, played: Played) -> Iterator[str]:
+    """Each page in the log was served as it is there, while it was asked for; none is there twice."""
+    for endpoint in read.run.endpoints:
+        names = [series.name for series in endpoint.series]
+        if PAGES not in names:
+            continue
+        numbers = endpoint.values[:, names.index(PAGES)].astype(int).tolist()
+        if sorted(set(numbers)) != numbers:
+            yield f"pages in the log: {numbers}"
+        finished = endpoint.values[:, names.index(FINISHED)].tolist()
+        wrong = [
+            number
+            for number, count in zip(numbers, finished, strict=True)
+            if played.engine.served[number - 1].finished != count
+        ]
+        if wrong:
+            yield f"pages that were not served as they are in the log: {wrong}"
+        at_ns = np.array([played.engine.served[number - 1].at_ns for number in numbers]) + EPOCH_NS - BOOT_NS
+        is_between = (endpoint.request_ns <= at_ns) & (at_ns <= endpoint.response_ns)
+        if not played.schedule.steps and not is_between.all():
+            yield f"pages that were served at other times than those in the log: {np.array(numbers)[~is_between]}"
+
+
 def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
     """All that was logged was taken by the next collector, once but where an answer was lost or a receiver died."""
     logged = Counter(export.body() for read in reads for export in read.exports)
     taken = Counter(played.collector.taken)
-    queues = [
-        record.queue for read in reads for log in read.logs for record in log.records if isinstance(record, StateRecord)
-    ]
-    last = queues[-1]
+    states = [state for read in reads for state in _last_states(read)]
+    forwarded, dropped = (
+        sum(getattr(state.counts, name) for state in states) for name in ("forwarded", "forward_dropped")
+    )
+    waiting = states[-1].queue.exports
     lost = (logged - taken).total()
-    if lost > last.dropped + last.exports:
-        yield f"{lost} exports were not forwarded, {last.dropped} are counted as dropped, {last.exports} wait"
+    if lost > dropped + waiting:
+        yield f"{lost} exports were not forwarded, {dropped} are counted as dropped, {waiting} wait"
     again = (taken - logged).total()
     weather, deaths = played.schedule.weather, sum(receiver.code == -9 for receiver in played.receivers)
     if again > deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
         yield f"{again} exports were forwarded again, after {deaths} deaths"
-    missing = logged.total() - (last.forwarded + last.dropped + last.exports)
+    missing = logged.total() - (forwarded + dropped + waiting)
     # What a receiver forwarded on a full disk, and could write nowhere, is not known to those that follow it.
     if len(reads) == 1 and (missing < 0 or (missing and not played.disk.failures)):
-        yield f"{logged.total()} exports are logged, of which {last} are counted"
+        counts = f"{forwarded} are counted as forwarded, {dropped} as dropped, {waiting} wait"
+        yield f"{logged.total()} exports are logged, {counts}"

@@ -141,6 +141,10 @@ class Machine:
         loop.is_ghost = lambda task: bool((owner := getattr(task, "owner", None)) and owner.is_dead) or is_ghost()
         sys.stdout, sys.stderr = _Stream(sys.__stdout__, is_output=True), _Stream(sys.__stderr__, is_output=False)
 
+    def tasks(self) -> list[Task]:
+        """Return the tasks of the processes that were not killed."""
+        return [task for process in self.processes if not process.is_dead for task in process.tasks]
+
     def start(self, name: str, main: Main) -> tuple[Process, Task]:
         """Start a process; its task ends with it, or goes on as a ghost."""
         process = Process(name)

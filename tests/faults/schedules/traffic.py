@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from faults.schedules.calls import CallFailed
 from faults.schedules.calls import call as call_grpc
 from faults.schedules.network import Network
-from faults.schedules.virtual_time import EPOCH_NS, S, Time
+from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS, Time
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import MS, NOON, body, call, engine, gateway
 
@@ -117,7 +117,7 @@ class Export:
     due_s: float
     over: str
     data: bytes
-    parts: Sequence[tuple[int, str]]
+    parts: Sequence[tuple[int, str]]  # none of one that is odd
     again_s: Sequence[float]
     signal: str = TRACES
     attempts: list[tuple[float, str]] = field(default_factory=list)
@@ -152,6 +152,18 @@ def exports(rng: random.Random, drawn: Sequence[Request], *, latest_s: float) ->
     return batches
 
 
+def odd_exports(rng: random.Random, count: int, seconds: float) -> list[Export]:
+    """Draw exports that are not to be used: bytes that are none, spans without ids, or by another clock."""
+    drawn = []
+    for number in range(count):
+        unusable = call(trace=bytes(16)) if rng.random() < 0.5 else call(clock_ms=-rng.uniform(1, 2) * 1e6)
+        unusable.end_time_unix_nano += rng.randrange(10**6)  # no two are the same bytes
+        data = b"\xff" + rng.randbytes(rng.randrange(1, 200)) if rng.random() < 0.5 else body([unusable])
+        due_s, over = rng.uniform(1, seconds), rng.choice(("grpc", "http"))
+        drawn.append(Export(number=-1 - number, due_s=due_s, over=over, data=data, parts=(), again_s=()))
+    return drawn
+
+
 class Exporter:
     """Sends exports as OpenTelemetry's exporters do: again for five minutes where there is no answer, or a busy one."""
 
@@ -165,7 +177,7 @@ class Exporter:
                 group.create_task(self._send(export))
 
     def _now_s(self) -> float:
-        return (self._clock.wall_ns() - EPOCH_NS) / S
+        return now_ms(self._clock) / 1e3
 
     async def _send(self, export: Export) -> None:
         await asyncio.sleep(max(0.0, export.due_s - self._now_s()))
@@ -225,5 +237,5 @@ def pieces(rng: random.Random, data: bytes) -> Iterator[bytes]:
 
 
 def now_ms(clock: Time) -> float:
-    """Return the time of day as requests have it."""
-    return (clock.wall_ns() - EPOCH_NS) / MS
+    """Return the time of day as requests have it: by a clock that is right, whatever ours is set to."""
+    return (clock.now_ns - BOOT_NS) / MS

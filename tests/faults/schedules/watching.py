@@ -11,7 +11,7 @@ import logging
 import random
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ import aiohttp.connector
 from faults.schedules import calls, traffic
 from faults.schedules.collector import PORT, Collector
 from faults.schedules.disk import Death, Disk
+from faults.schedules.engine import URL, Engine
 from faults.schedules.network import HOST, Network, NetworkLoop, Weather
 from faults.schedules.processes import Machine, Process, running
 from faults.schedules.virtual_time import Task, Time
@@ -35,6 +36,7 @@ from sidecar.watch import service
 from sidecar.watch.view import WatchView
 
 QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
+PORTS = {traffic.GRPC_PORT, traffic.HTTP_PORT, 9464}
 END_S = 60.0  # that a watch may take to end
 
 
@@ -51,6 +53,10 @@ class Schedule:
     away: list[tuple[float, float]] = field(default_factory=list)  # when the collector is
     busy: float = 0.0
     forwards: bool = True
+    has_page: bool = False
+    cut: float = 0.0  # share of its pages
+    engine_down: list[tuple[float, float]] = field(default_factory=list)
+    steps: list[tuple[float, float]] = field(default_factory=list)  # when the wall clock is set, and by how much, s
 
 
 class Said(Progress):
@@ -86,6 +92,7 @@ class Played:
     watches: list[Watched]
     receivers: list[Process]
     collector: Collector
+    engine: Engine
     disk: Disk
     trouble: list[str]
     left: list[str]
@@ -108,6 +115,9 @@ class Stage:
         self.machine = Machine(self.loop, {"scraper.worker": _scraper})
         self.machine.born = self._born
         self.collector = Collector(network=self.network, rng=child(), busy=schedule.busy)
+        self.engine = Engine(
+            network=self.network, clock=clock, rng=child(), requests=schedule.requests, cut=schedule.cut
+        )
         self.exporter = traffic.Exporter(self.network, clock, child())
         self.watches: list[Watched] = []
         self._watch: Task | None = None
@@ -164,6 +174,7 @@ class Stage:
                 otlp_listen=f"{HOST}:{traffic.GRPC_PORT}",
                 listen=f"{HOST}:9464",
                 otlp_forward=f"http://{HOST}:{PORT}" if self.schedule.forwards else None,
+                metrics=(URL,) if self.schedule.has_page else (),
                 memory="100GB",
                 out=path,
             )
@@ -180,12 +191,17 @@ class Stage:
     async def play(self) -> None:
         """Play the schedule to its end."""
         await self.collector.come()
+        await self.engine.begin()
         self.begin_watch()
         async with asyncio.TaskGroup() as group:
             for at_s, who in self.schedule.kills:
                 group.create_task(self._kill(at_s, who))
             for begin_s, end_s in self.schedule.away:
-                group.create_task(self._away(begin_s, end_s))
+                group.create_task(self._without(begin_s, end_s, self.collector.go, self.collector.come))
+            for begin_s, end_s in self.schedule.engine_down:
+                group.create_task(self._without(begin_s, end_s, self.engine.end, self.engine.begin))
+            for at_s, step_s in self.schedule.steps:
+                group.create_task(self._set_clock(at_s, step_s))
             await self.exporter.send_all(self.schedule.exports)
         self.network.is_calm = True
         self.disk.deaths.clear()
@@ -199,18 +215,25 @@ class Stage:
         await asyncio.sleep(at_s - self._now_s())
         if who == "watch":
             self.watches[-1].process.kill()
-            await asyncio.sleep(1.0)
+            while self.network.listeners.keys() & PORTS:  # noqa: ASYNC110  its children end when their input does
+                await asyncio.sleep(0.5)
             self.begin_watch()
             return
         for process in self.machine.processes:
             if process.name == "scraper.worker":
                 process.kill()
 
-    async def _away(self, begin_s: float, end_s: float) -> None:
+    async def _without(
+        self, begin_s: float, end_s: float, end: Callable[[], None], begin: Callable[[], Awaitable[None]]
+    ) -> None:
         await asyncio.sleep(begin_s - self._now_s())
-        self.collector.go()
+        end()
         await asyncio.sleep(end_s - begin_s)
-        await self.collector.come()
+        await begin()
+
+    async def _set_clock(self, at_s: float, step_s: float) -> None:
+        await asyncio.sleep(at_s - self._now_s())
+        self.clock.ahead_ns += round(step_s * 1e9)
 
 
 class _Heard(logging.Handler):
@@ -250,8 +273,11 @@ def play(clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> Pl
             loop.run_until_complete(stage.play())
         finally:
             stage.collector.go()
-            left = [repr(task.get_coro()) for task in asyncio.all_tasks(loop) if not loop.is_ghost(task)]
+            stage.engine.end()
+            tasks = [task for task in stage.machine.tasks() if not task.done()]
+            left = [repr(task.get_coro()) for task in tasks]
             left += [f"connection of {name}" for name in stage.network.names()]
+            trouble = [*loop.trouble, *records]
             _end(loop)
             seconds = stage._now_s()
             loop.close()
@@ -261,8 +287,9 @@ def play(clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> Pl
         watches=stage.watches,
         receivers=receivers,
         collector=stage.collector,
+        engine=stage.engine,
         disk=stage.disk,
-        trouble=[*loop.trouble, *records],
+        trouble=trouble,
         left=left,
         seconds=seconds,
     )
