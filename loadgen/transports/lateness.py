@@ -167,12 +167,17 @@ class ReceiveStamps:
             late_ns = reads_ns[-1] - self._offset_ns - seconds * 1_000_000_000 - nanoseconds
             if not seconds or abs(late_ns) <= self._LATE_NS:
                 return
-        width_ns, self._offset_ns = measured = self._measure()
+        width_ns, offset_ns = measured = self._measure()
         self._anchored_ns = now_ns
-        # Also by little steps one after another, of which stamps up to a second old have seen but some.
         settled_width_ns, settled_ns = self._settled
-        if abs(self._offset_ns - settled_ns) > self._STEP_NS + (width_ns + settled_width_ns) // 2:
+        # Also by little steps one after another, of which stamps up to a second old have seen but some.
+        if abs(offset_ns - settled_ns) > self._STEP_NS + (width_ns + settled_width_ns) // 2:
             self._settled, self._stepped_ns = measured, self._clock.now_ns()
+        elif width_ns > max(2 * self._STEP_NS, settled_width_ns):
+            return  # this process had no processor meanwhile: the distance measured before is closer
+        elif width_ns < settled_width_ns:
+            self._settled = measured
+        self._offset_ns = offset_ns
 
     def _measure(self) -> tuple[int, int]:
         """Return how long the tightest reading took, and the run's clock minus the wall clock by it, ns."""

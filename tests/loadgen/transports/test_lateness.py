@@ -175,6 +175,25 @@ def test_a_clock_that_drifts_fast_moves_no_stamp_by_more_than_a_millisecond(watc
     assert max(abs(moved - read) for moved, read in zip(moved_ns, reads_ns, strict=True)) <= 1_000_000
 
 
+def test_a_measurement_that_took_long_moves_no_stamp(monkeypatch: pytest.MonkeyPatch):
+    """Without a processor for 10 ms at each reading of the wall clock, its distance is off by up to half of that."""
+    machine, pause_ns = Machine(), 0
+
+    def read_wall() -> int:
+        wall_ns = machine.wall_ns
+        machine.monotonic_ns += pause_ns
+        machine.wall_ns += pause_ns
+        return wall_ns
+
+    monkeypatch.setattr(lateness.time, "time_ns", read_wall)
+    stamps = machine.stamps()
+    pause_ns = 10**7
+    machine.monotonic_ns += 10**8
+    machine.wall_ns += 10**8
+    came_ns = machine.wall_ns
+    assert [came_ns] == stamps.moved(_timespec(came_ns), [came_ns + 10**6])
+
+
 def test_pauses_of_the_garbage_collector_are_counted(monkeypatch: pytest.MonkeyPatch):
     """From entering to leaving: the longest, and all of them."""
     readings_ns = iter((100, 107, 200, 205))
