@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from methodology.fits.logistic import share_crossing
 from methodology.intervals import Ends
-from methodology.study.findings import Quantity
+from methodology.study.findings import Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, of_kind
 from methodology.study.quantities import number
@@ -204,14 +204,14 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
         )
         return number(reached[0], "requests/s", ci95=reached[1:], n=len(judged), method=method)
     if met and not disputed:
-        failing = f"the lowest that fails it is {min(failed):.3g} requests/s" if failed else "none fails it"
+        failing = f"the lowest that fails it is {figure(min(failed))} requests/s" if failed else "none fails it"
         method = f"the highest level that meets {text}; {failing}"
         return number(max(met), "requests/s", n=len(judged), method=method)
-    missing = f"{text} fails even at {lowest:.3g} requests/s, the lowest level"
+    missing = f"{text} fails even at {figure(lowest)} requests/s, the lowest level"
     if reached is not None and reached[0] >= LOWER * lowest:
-        at, low, high = reached
-        ends = f" ({'at most' if low is None else f'{low:.3g} to'} {high:.3g}, 95 %)" if high is not None else ""
-        missing = f"{text} is reached at about {at:.3g} requests/s{ends}, below the lowest level, {lowest:.3g}"
+        interval = number(reached[0], "requests/s", ci95=reached[1:]).interval()
+        at = f"{figure(reached[0])} requests/s{interval}"
+        missing = f"{text} is reached at about {at}, below the lowest level, {figure(lowest)}"
     elif disputed:
         missing = f"{text} cannot be placed"
     unknown = number(None, "requests/s", n=len(judged), missing="; ".join(filter(None, (missing, disputed))))

@@ -12,8 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from methodology.study.findings import ABSURD
+
 TEXTS = {"", "known from", "class"}  # columns of words
-ABSURD = 1e15  # a number of a server's that nothing real has: it must not take the width of all others
 
 
 def table(title: str, *columns: str, label_width: int = 20) -> Table:

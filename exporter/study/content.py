@@ -24,6 +24,7 @@ from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
 
 LEVELS: Mapping[Level, str] = {"must": "MUST", "should": "SHOULD", "part": "no keyword"}
+LONG_PAUSE_S = 60.0  # between steps, from which on the report says so
 SENSITIVE = (
     "These figures say how much load exhausts the system. Treat them as sensitive where somebody could use that "
     "against a service."
@@ -55,7 +56,8 @@ def heading(study: Study) -> Text:
     cost, version = result.cost, origin.versions.get("sidelight", "")
     system = system_in_words(study.compliance.system, origin)
     began = f"{origin.started_at[:10]} {origin.started_at[11:19]} UTC, " if origin.started_at else ""
-    took = f"{duration(cost.seconds)}, {_counted(cost.steps, 'step')}, {_counted(cost.requests, 'request')}"
+    between = f" (and {duration(cost.between_seconds)} between them)" if cost.between_seconds >= LONG_PAUSE_S else ""
+    took = f"{_counted(cost.steps, 'step')} in {duration(cost.seconds)}{between}, {_counted(cost.requests, 'request')}"
     lines = (
         f"{DRAFT}, test {result.test}, scale {result.scale}",
         f"{system['model']} on {system['software']}",
@@ -147,6 +149,8 @@ def _parameter(name: str) -> tuple[str, str]:
 
 
 def _in_words(value: Any) -> str:
+    if isinstance(value, bool):
+        return number(value)
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else setting("", value)
 
 
@@ -170,6 +174,9 @@ def _details(study: Study) -> Iterator[RenderableType]:
     yield from _quantities(study)
     yield Text("")
     yield from shown(steps_table(study.result.steps), study.width)
+    verdicts = ((each.number, f"{each.stability}: {each.stability_reason}") for each in study.result.steps
+                if each.stability_reason)  # fmt: skip
+    yield from _table(study, "Whether requests piled up", ("Steps", "Load was, and why"), joined(verdicts))
     blames = joined((step.number, step.blame) for step in study.result.steps if step.blame)
     yield from _table(study, "What made the slowest requests of a step slow", ("Steps", "Reason"), blames)
     claims = ["", *(each.claim for each in study.result.evidence)]
@@ -186,20 +193,27 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
     methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
     letters = dict(zip(methods, ascii_lowercase, strict=False))
     rows = [
-        (name, each.value, each.unit, _interval(each), each.n, each.tau, letters.get(each.method, ""))
+        (name, each.shown, each.unit, _interval(each), each.n, each.tau, letters.get(each.method, ""))
         for name, each in results.items()
         if each.value is not None
     ]
     names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
-    yield from _table(study, "Every result", names, rows)
+    yield from _table(study, "Every result", names, rows, "results")
     if any(row[5] for row in rows):
         yield Prose(TAU, "dim")
     yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
+    few = [
+        (name, each.sample, each.ends[0], each.unit, each.missing)
+        for name, each in results.items()
+        if each.value is None and each.sample is not None
+    ]
+    heads = ("Result", "In the sample", "At least", "Unit", "Why no more is known")
+    yield Text("")
+    yield from _table(study, "Percentiles of too few values", heads, few)
     missing: dict[str, list[str]] = {}
     for name, each in results.items():
-        if each.value is None:
-            bound = "" if each.sample is None else f"{each.in_sample()}; "
-            missing.setdefault(f"{bound}{each.missing or 'no reason is known'}", []).append(name)
+        if each.value is None and each.sample is None:
+            missing.setdefault(each.missing or "no reason is known", []).append(name)
     yield from (Prose(f"Missing: {', '.join(names)} ({reason}).") for reason, names in missing.items())
 
 
@@ -217,6 +231,7 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
     """Yield the verdict, what is not met and what to do, what is met, and how the draft was read."""
     compliance = study.compliance
     yield Prose(compliance.sentence)
+    yield Text("")
     unmet = [each for level in LEVELS for each in compliance.failing(level)]
     rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
     yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
@@ -257,10 +272,12 @@ def _facts(study: Study, title: str, facts: Mapping[str, str]) -> Iterator[Rende
     yield from _table(study, title, ("Fact", "Value"), rows)
 
 
-def _table(study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[RenderableType]:
-    """Yield a table for people only; none where it has no rows."""
+def _table(
+    study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]], file: str = "-"
+) -> Iterator[RenderableType]:
+    """Yield a table for people, of which `file` has all rows; none where it has none."""
     if listed := tuple(rows):
-        yield from shown(table("-", title, {name: name for name in names}, listed), study.width)
+        yield from shown(table(file, title, {name: name for name in names}, listed), study.width)
 
 
 def load_model(steps: Sequence[StepRecord]) -> str:

@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from exporter.report.format import ABSURD, Prose, table
-from methodology.study.findings import Cell, Column, Table
+from exporter.report.format import Prose, table
+from methodology.study.findings import Cell, Column, Table, figure
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
 from rundir.printable import defused
@@ -23,7 +23,6 @@ MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
 EDGES = 2  # of a table
 LONG_WORD = 40  # longer ones break
-NOTHING = 1e-9  # what is below is rounding
 TAU = "tau: number of consecutive values that carry as much information as one independent value."
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -69,7 +68,7 @@ def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
 def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: list[bool], title: str) -> RichTable:
     piece = table(title, label_width=1)
     for place, column in enumerate(at):
-        head = _head(content.columns[column], cells[column])
+        head = _head(content.columns[column], cells[column], is_text[column])
         if place == 0:
             piece.columns[0].header = head
         else:
@@ -80,15 +79,15 @@ def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: l
     return piece
 
 
-def _head(column: Column, cells: Sequence[str]) -> Text:
+def _head(column: Column, cells: Sequence[str], is_text: bool) -> Text:
     """Return a heading that is hardly wider than what stands below it."""
-    least = 8 if column.digits and not any(cell[-1:].isalpha() for cell in cells) else 20
+    least = 20 if is_text or column.digits is None else 8
     return Text("\n".join(textwrap.wrap(column.title, max(least, *map(len, cells)), break_long_words=False)))
 
 
 def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
     """Return how wide a column is at least: numbers stay in one piece, words break between them."""
-    head = max(map(len, _head(column, cells).plain.split("\n")), default=0)
+    head = max(map(len, _head(column, cells, is_text).plain.split("\n")), default=0)
     widest = max(map(len, cells), default=0)
     if is_text:
         word = max((len(word) for cell in cells for word in cell.split()), default=0)
@@ -118,12 +117,7 @@ def number(value: Cell, digits: int | None = 3) -> str:
         return value
     if digits is None:
         return str(value) if isinstance(value, int) else f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
-    if not math.isfinite(value) or abs(value) >= ABSURD:
-        return f"{value:.3g}"
-    if isinstance(value, int) or abs(value) < NOTHING:
-        return f"{round(value):,}"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
+    return figure(value, digits)
 
 
 def results_table(result: StudyResult) -> Table:

@@ -75,8 +75,10 @@ def comply(
     shown = observed(system, steps, finished)
     case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings)
     judgements = [_judged(requirement, case) for requirement in applying(test)]
-    failing = {level: [each.id for each in judgements if each.level == level and each.state == "not met"]
-               for level in ("must", "should")}  # fmt: skip
+    failing: dict[str, list[str]] = {level: [] for level in ("must", "should", "part")}
+    for each in judgements:
+        if each.state == "not met":
+            failing[each.level].append(each.id)
     verdict: Verdict = "not compliant" if failing["must"] else "conditional" if failing["should"] else "unconditional"
     counts: Counter[str] = Counter(each.level for each in judgements if each.state != "not applicable")
     return Compliance(
@@ -113,14 +115,20 @@ def _judged(requirement: Requirement, case: Case) -> Judgement:
 def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], counts: Mapping[str, int]) -> str:
     has_test = any(each.scope == test for each in requirements())
     whose = f"The {test} test is" if has_test else f"The draft has no test {test}; as a measurement, it is"
-    musts, shoulds, missed = counts["must"], counts["should"], len(failing["should"])
-    says = {
-        "unconditional": f"unconditionally compliant with the draft: all {musts} MUSTs and {shoulds} SHOULDs that "
-                         "apply are met",
-        "conditional": f"conditionally compliant with the draft: all {musts} MUSTs that apply are met, but {missed} of "
-                       f"{shoulds} SHOULDs are not",
-        "not compliant": f"not compliant with the draft: {len(failing['must'])} of the {musts} MUSTs that apply are "
-                         "not met",
-    }  # fmt: skip
-    unmet = ", ".join(failing["must" if failing["must"] else "should"])
-    return f"{whose} {says[verdict]}" + (f" ({unmet})." if unmet else ".")
+    musts, shoulds, parts = (counts[level] for level in ("must", "should", "part"))
+    if verdict == "not compliant":
+        return f"{whose} not compliant with the draft: {_missed(failing['must'], f'the {musts} MUSTs that apply')}."
+    met = f"all {musts} MUSTs"
+    missed = [
+        _missed(failing[level], f"{count} {words}")
+        for level, count, words in (("should", shoulds, "SHOULDs"), ("part", parts, "points without a keyword"))
+        if failing[level]
+    ]
+    if verdict == "unconditional":
+        met = f"{met} and {shoulds} SHOULDs"
+    but = f", but {' and '.join(missed)}" if missed else ""
+    return f"{whose} {verdict}ly compliant with the draft: {met} that apply are met{but}."
+
+
+def _missed(names: Sequence[str], of: str) -> str:
+    return f"{len(names)} of {of} {'is' if len(names) == 1 else 'are'} not met ({', '.join(names)})"

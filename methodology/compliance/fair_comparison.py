@@ -45,7 +45,7 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
     yield line, CHECKED if same else NOT_MET, evidence
     load = _equal(facts, lambda each: {name: _config(each).get(name) for name in _LOAD})
     yield "Same load model and parameters", *load
-    yield "Same test duration", *_equal(facts, lambda each: _config(each).get("duration"))
+    yield "Same test duration (s)", *_equal(facts, lambda each: _config(each).get("duration"))
     yield "Same warm-up procedure", *_equal(_warmed(facts), lambda each: (each.get("warmup") or {}).get("policy"))
     yield "Same success criteria", *_equal(facts, lambda each: _config(each).get("slo"))
     interleaved = all(
@@ -60,7 +60,8 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
         ("Production-representative configuration", "production"),
     ):
         declared = asked.system.get(name)
-        yield line, DECLARED if declared else NOT_MET, str(declared or f"not declared: sut.{name}")
+        value = "yes" if declared is True else str(declared or f"not declared: sut.{name}")
+        yield line, DECLARED if declared else NOT_MET, value
     differences = "; ".join(_differences(runs, facts))
     yield "Differences in configuration noted", CHECKED, differences or "no difference in what Sidelight recorded"
 
@@ -89,7 +90,9 @@ def _equal(facts: Sequence[Facts], value: Callable[[Facts], object]) -> tuple[st
 def _in_words(value: object) -> str:
     """Return a setting, or several by name without those that are not set."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {each}" for name, each in value.items() if each not in (None, False))
+        return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items() if each not in (None, False))
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return "none stated" if value is None else str(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from methodology.study.findings import Quantity
+from methodology.study.findings import Quantity, figure
 from methodology.study.model import Finished
 from methodology.study.quantities import latency, number
 from methodology.study.saturation import Capacity, load_of
@@ -91,12 +91,12 @@ def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
     )
 
 
-def acceptance(each: Finished, accepted: Quantity, p50_ms: float | None) -> Iterator[str]:
+def acceptance(each: Finished, limit: Capacity, accepted: Quantity, p50_ms: float | None) -> Iterator[str]:
     """Yield whether the draft accepts a level, else why not, and the highest load that it accepts."""
-    level = f"{each.step.level:.3g} requests/s offered"
-    most = "" if accepted.value is None else f"a load of up to {accepted.value:.3g} requests/s of mean size"
-    reasons = refusals(each, p50_ms)
+    load, most, reasons = load_of(each, limit), accepted.value, refusals(each, p50_ms)
     if reasons:
-        yield f"The draft would not accept {level}: {', and '.join(reasons)}; it accepts {most or 'no level'}."
+        lower = "no level" if most is None else f"up to {figure(most)} requests/s"
+        yield f"The draft would not accept {figure(load)} requests/s: {', and '.join(reasons)}; it accepts {lower}."
     elif reasons is not None:
-        yield f"The draft would accept {level}, too" + (f", and {most}." if most else ".")
+        higher = f", and up to {figure(most)}" if most is not None and most > load else ""
+        yield f"The draft would accept {figure(load)} requests/s, too{higher}."

@@ -13,7 +13,7 @@ from methodology.intervals import Ends
 from methodology.study.findings import Quantity
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within
-from methodology.study.quantities import number
+from methodology.study.quantities import in_percent, number
 from rundir.columns import Floats, Indices, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -120,11 +120,18 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     return results | {names[1]: number(change, "ratio", ci95=ends, n=count, method=method)}
 
 
+def throughput_sentence(change: Quantity, where: str) -> str:
+    """Return by how much a configuration changes the throughput of the saturated system."""
+    if change.value is None:
+        return f"How the throughput of the saturated system changes {where} is not known: {change.missing}."
+    sign = "+" if change.value > 0 else ""
+    return f"The throughput of the saturated system changes by {sign}{in_percent(change)} {where}."
+
+
 def overloaded(steps: Sequence[Finished]) -> list[str]:
-    """Return a note for each step whose requests piled up."""
-    return [
-        f"Step {each.number} ({each.step.label}) was overloaded: its latencies, and what follows from them, depend on "
-        "how long it ran."
-        for each in steps
-        if each.outcome.verdict == "growing"
-    ]
+    """Return a note of the steps whose requests piled up, nothing where none did."""
+    labels = [f"{each.number} ({each.step.label})" for each in steps if each.outcome.verdict == "growing"]
+    if not labels:
+        return []
+    named = f"Step {labels[0]} was" if len(labels) == 1 else f"Steps {', '.join(labels)} were"
+    return [f"{named} overloaded: latencies there, and what follows from them, depend on how long the load lasted."]

@@ -8,7 +8,7 @@ import numpy as np
 
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
-from methodology.study.findings import Quantity
+from methodology.study.findings import Quantity, figure
 from methodology.study.model import StepData
 from methodology.study.quantities import BOUNDS, number
 from methodology.study.server_side import reference
@@ -114,5 +114,5 @@ def bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") -
     """Return a number that is known, or the bounds of it."""
     if low == high:
         return number(low, unit, ci95=(low, high), n=n, method=source)
-    reason = f"{source} says only that it is between {low:.3g} and {high:.3g}"
+    reason = f"{source} says only that it is between {figure(low)} and {figure(high)}"
     return Quantity(value=None, unit=unit, ci95=(low, high), n=n, method=BOUNDS, missing=reason)

@@ -9,7 +9,19 @@ from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.measures.held import Held, held_by
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
+from methodology.study.findings import (
+    Cell,
+    Evidence,
+    Findings,
+    Line,
+    Plot,
+    Quantity,
+    Table,
+    evidence,
+    figure,
+    plot,
+    table,
+)
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import latency, latency_line, number, wilson
@@ -85,7 +97,7 @@ def _failures(asked: Asked, outcome: Outcome) -> list[str]:
         failures.append(f"{100 * completion:.1f} % of the requests ended ok")
     if outcome.slo is not None and outcome.slo.met is not True:
         failures += [
-            f"{each.name} was {each.value:,.4g} {each.unit}" if each.value is not None else f"{each.name} was missed"
+            f"{each.name} was {figure(each.value)} {each.unit}" if each.value is not None else f"{each.name} was missed"
             for each in outcome.slo.objectives
             if each.met is not True
         ] or [f"{outcome.slo.text} was missed"]
@@ -151,11 +163,11 @@ def _answer(
     asked: Asked, levels: Sequence[Finished], passed: Finished | None, failed: Finished | None
 ) -> Iterator[str]:
     completion = f"completion of {100 * (asked.parameters.completion or LEAST_COMPLETION):g} %"
-    text = ", ".join(filter(None, (asked.parameters.slo, completion, "no memory that ran out")))
+    text = ", ".join(filter(None, (asked.parameters.slo, completion, "never out of memory")))
     if passed is None:
         yield f"No level that was tried meets the criteria ({text})."
     else:
-        served = f"{passed.outcome.output_tokens_per_s or 0:,.4g} output tokens/s"
+        served = f"{figure(passed.outcome.output_tokens_per_s or 0)} output tokens/s"
         yield f"{passed.step.level:g} requests in flight meet the criteria ({text}), with {served}."
     if failed is None:
         yield "No level that was tried fails: the capacity may be higher (--max)."
@@ -183,8 +195,10 @@ def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
     if came.queued_ratio > SELDOM and full:
         best = max(full, key=lambda each: each.outcome.queued_ratio or 0.0)
         limit, ran = best.outcome.limit or "unknown", best.outcome.running_max or 0.0
-        asked_for = f"of {best.step.level:g} requests asked for, {ran:g} ran at once at most, and the others waited; "
-        return f"{criteria.WORDS[limit]}: {asked_for if ran < best.step.level else ''}{best.outcome.limit_reason}."
+        at = f"with {best.step.level:g} in flight, "
+        if ran < best.step.level:
+            at = f"of {best.step.level:g} requests in flight {ran:g} ran at once at most, and the others waited; "
+        return f"{criteria.WORDS[limit]}: {at}{best.outcome.limit_reason}."
     return (
         f"The objective binds: {came.running_max:g} of {failed.step.level:g} requests ran at once, and requests waited "
         f"in {100 * came.queued_ratio:.0f} % of the scrapes; neither places nor the KV cache are short."
@@ -205,20 +219,21 @@ def _evidence(passed: Finished | None, failed: Finished | None) -> list[Evidence
 def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> Table:
     columns = {
         "concurrency": "Concurrency", "completion_ratio": "Completion", "ttft_p99_ms": "TTFT P99 (ms)",
-        "tpot_p99_ms": "TPOT P99 (ms)", "errors": "Errors", "status": "Status", "completion_low": "Completion from",
+        "tpot_p99_ms": "TPOT P99 (ms)", "errors": "Errors", "status": "Status",
+        "completion_low": "Completion, 95 % from",
         "completion_high": "to", "first_wave_ttft_p99_ms": "First wave P99 (ms)", "running_max": "Ran at most",
         "queued_ratio": "Scrapes with waiting", "kv_cache_max": "KV cache", "output_tokens_per_s": "Output (tok/s)",
-        "tokens_in_flight": "Tokens in flight", "limit": "Limit",
+        "tokens_in_flight": "Tokens in flight", "limit": "Bound by", "fails": "Fails because",
     }  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for each in sorted(levels, key=_level_of):
         came, of = each.outcome, held[each.number]
         low, high = wilson(came.ok, came.sent)
-        rows.append((each.step.level, came.success, criteria.ttft_ms(each, "p99"),
-                     latency(came, "tpot", "p99").estimate, came.sent - came.ok,
-                     "Fail" if _failures(asked, came) else "Pass", low, high, of.first_wave_ms, came.running_max,
-                     came.queued_ratio, came.kv_cache_max, came.output_tokens_per_s, of.tokens,
-                     came.limit))  # fmt: skip
+        failures, ran = _failures(asked, came), None if came.running_max is None else round(came.running_max)
+        rows.append((round(each.step.level), came.success, criteria.ttft_ms(each, "p99"),
+                     latency(came, "tpot", "p99").estimate, came.sent - came.ok, "Fail" if failures else "Pass",
+                     low, high, of.first_wave_ms, ran, came.queued_ratio, came.kv_cache_max, came.output_tokens_per_s,
+                     of.tokens, came.limit, "; ".join(failures)))  # fmt: skip
     note = "TTFT and TPOT are of requests submitted after the first tenth; the first wave is apart."
     return table("capacity-search", "Capacity Search Results", columns, rows, note)
 

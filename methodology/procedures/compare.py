@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from correlator.breakdown import LABELS, TTFT_PARTS
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting, of_kind
 from methodology.study.quantities import number, slug
@@ -29,6 +29,7 @@ LEVEL = 0.95
 RECORDED = 0  # pairs to measure, where runs are compared that were recorded before
 SAME_SUCCESS = 0.01  # success rates that differ by less are taken as the same
 MARGIN = 0.05
+TIMES_FROM = 2.0  # a ratio, from which on a change is said in times, not in percent
 _LETTER = Parameters(load=0.7, duration=60.0, pairs=5, margin=MARGIN)
 TESTED = (
     "Student's t on the logarithm of each run's ratio, over pairs of runs with the same requests (Welch's where runs "
@@ -166,15 +167,17 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
         concluded = comparison.concluded[metric.name]
         if concluded.verdict is not None:
             differs = concluded.verdict in ("better", "worse")
-            moved = f" ({100 * ((concluded.ratio or 1) - 1):+.1f} %)" if differs else ""
+            moved = f" ({_change(concluded.ratio or 1)})" if differs else ""
             by_verdict.setdefault(concluded.verdict, []).append(f"{metric.title}{moved}")
     name, base = comparison.other, comparison.first
     if not by_verdict:
         yield f"{name} against {base}: no verdict; {next(iter(comparison.concluded.values())).reason}."
         return
-    words = {"worse": "worse on", "better": "better on", "inconclusive": "undecided on",
+    words = {"worse": "worse on", "better": "better on", "inconclusive": "inconclusive on",
              "equivalent": f"equivalent within {100 * margin:g} % on"}  # fmt: skip
-    listed = "; ".join(f"{words[verdict]} {', '.join(names)}" for verdict, names in by_verdict.items())
+    listed = "; ".join(
+        f"{said} {', '.join(by_verdict[verdict])}" for verdict, said in words.items() if verdict in by_verdict
+    )
     count = min(len(comparison.before), len(comparison.after))
     runs = f"{count} run{'s' * (count != 1)} of each"
     pairs = f"{count} pair{'s' * (count != 1)} of runs" if comparison.is_paired else f"{runs}, which are not paired"
@@ -183,12 +186,16 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
     if least := min((count for count in more.values() if count), default=0):
         what = f"pair{'s' * (least > 1)}" if comparison.is_paired else f"run{'s' * (least > 1)} of each"
         names = [title for title, count in more.items() if count == least]
-        others = "; the table has what the others need" if sum(map(bool, more.values())) > len(names) else ""
+        others = "; how many the others need is in the table" if sum(map(bool, more.values())) > len(names) else ""
         yield f"About {least} more {what} would decide {', '.join(names)}{others}."
     changes = {name: after - before for name, (before, after) in _part_means(comparison).items()}
     if whole := sum(changes.values()):
         part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
-        yield f"The mean TTFT changed by {whole:+.1f} ms, of which {LABELS[part]} is {change:+.1f} ms."
+        yield f"The mean TTFT changed by {whole:+,.1f} ms, of which {LABELS[part]} is {change:+,.1f} ms."
+
+
+def _change(ratio: float) -> str:
+    return f"{figure(ratio)} times" if ratio >= TIMES_FROM else f"{100 * (ratio - 1):+.1f} %"
 
 
 def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
@@ -229,9 +236,10 @@ def _verdict_table(comparison: Against, margin: float) -> Table:
         rows.append((title, *middle, concluded.ratio, *ends, concluded.p, verdict, concluded.more_pairs))
     titles = {
         "metric": "Metric", "first": comparison.first, "other": comparison.other, "ratio": "Ratio",
-        "ratio_low": "from", "ratio_high": "to", "p": "p (Holm)", "verdict": "Verdict", "more_pairs": "More runs",
+        "ratio_low": "95 % from", "ratio_high": "to", "p": "p (Holm)", "verdict": "Verdict",
+        "more_pairs": "More pairs" if comparison.is_paired else "More runs of each",
     }  # fmt: skip
-    note = f"Means over runs; 95 % intervals of the ratio. Equivalent: surely within {100 * margin:g} %. {TESTED}."
+    note = f"Means over runs, and the ratio with its interval. Equivalent: surely within {100 * margin:g} %. {TESTED}."
     digits = {"ratio": 4, "ratio_low": 4, "ratio_high": 4, "p": 2, "more_pairs": None}
     title = f"{comparison.other} against {comparison.first}"
     return table(f"comparison-{slug(comparison.other, 'run')}", title, titles, rows, note, digits)

@@ -17,7 +17,16 @@ from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh, of_kind
-from methodology.study.quantities import grid, mean, metric_table, number, percentiles, plot_cumulative, slug
+from methodology.study.quantities import (
+    grid,
+    in_percent,
+    mean,
+    metric_table,
+    number,
+    percentiles,
+    plot_cumulative,
+    slug,
+)
 from methodology.study.saturation import SATURATE, capacity, fullest
 from rundir.columns import Bools, Floats, Texts, take
 
@@ -234,15 +243,13 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
     costs = ", ".join(f"{results[f'ttft_inflation_p50_{name}'].value:.2f} ({name})" for name in names)
-    low, high = index.ends
-    sure = "its interval is not known" if low is None or high is None else f"95 % interval {low:.3f} to {high:.3f}"
-    verdict = "less than" if index.value < UNFAIR else "not less than"
-    starving = ", ".join(f"{name} {100 * (results[f'starvation_ratio_{name}'].value or 0):.1f} %" for name in names)
-    beside = f"Beside each other the classes' median TTFT is {costs} times what it is alone"
-    bound = f"{verdict} the {UNFAIR} below which the draft speaks of significant unfairness"
+    verdict = "below" if index.value < UNFAIR else "not below"
+    starving = " and ".join(f"{in_percent(results[f'starvation_ratio_{name}'])} of the {name} ones" for name in names)
+    bound = f"{verdict} {UNFAIR}, from which down the draft speaks of significant unfairness"
     return (
-        f"{beside}; Jain's index over them is {index.value:.3f}, {bound}.",
-        f"Jain's index: {sure}; requests that waited over {STARVED:g} times their class's median: {starving}.",
+        f"In the mixed load the median TTFT of the classes is {costs} times what it is alone.",
+        f"Jain's index over these is {index.value:.3f}{index.interval()}, {bound}.",
+        f"Of the requests, {starving} waited over {STARVED:g} times the median of their class.",
         _rule_sentence(rule, results, names[0]),
     )
 

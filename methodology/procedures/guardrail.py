@@ -9,8 +9,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.requests.metrics import refused_by_filter, request_metrics
-from methodology.measures.paired import PERCENTILES, bootstrapped, measured, of_ends, overloaded, paired, throughput
-from methodology.study.findings import Findings, Quantity
+from methodology.measures.paired import (
+    PERCENTILES,
+    bootstrapped,
+    measured,
+    of_ends,
+    overloaded,
+    paired,
+    throughput,
+    throughput_sentence,
+)
+from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting
 from methodology.study.quantities import grid, number, percentiles, plot_cumulative, wilson
@@ -24,6 +33,7 @@ FILTERS = {
     for name in VARIANTS
 }
 SATURATED = "saturated"
+REDUCTION = "Reduction: change against the baseline, below zero where throughput fell, as in the draft's example."
 LEAST_SATURATED_S = 20.0
 NEEDS = (
     "this test compares a system without guardrails with others of the same model: give each with --variant NAME=URL, "
@@ -132,7 +142,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         results=results,
         tables=(
             grid("guardrail-overhead", "Guardrail Overhead", by_level, heading | latency, results),
-            grid("guardrail-throughput", "Throughput Impact", by_name, heading | impact, results),
+            grid("guardrail-throughput", "Throughput Impact", by_name, heading | impact, results, REDUCTION),
         ),
         plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
         notes=(*NOTES, *_notes(asked, results, names), *overloaded(steps)),
@@ -171,9 +181,7 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
         quantity = results[key]
         if quantity.value is None:
             return f"What {what} adds {verb} is not known: {quantity.missing}."
-        low, high = quantity.ci95 or (None, None)
-        sure = "" if low is None or high is None else f" (95 % {low:,.1f} to {high:,.1f})"
-        return f"{what[0].upper()}{what[1:]} adds {quantity.value:,.1f} ms{sure} {verb}."
+        return f"{what[0].upper()}{what[1:]} adds {figure(quantity.value)} ms{quantity.interval()} {verb}."
 
     last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
     if not last or f"overhead_e2e_ms_{last}" not in results:
@@ -182,8 +190,7 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
     if "input" in names:
         sentences.append(sentence("input filtering", "overhead_ttft_ms_input", "to the TTFT"))
     change = results[f"throughput_change_ratio_{last}"]
-    by = f"{100 * change.value:+.1f} %" if change.value is not None else f"an unknown amount: {change.missing}"
-    return (*sentences, f"With the {last} configuration the throughput of the saturated system changes by {by}.")
+    return (*sentences, throughput_sentence(change, f"with the {last} configuration"))
 
 
 def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
 from methodology.measures.paired import measured
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
@@ -123,7 +123,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     return Findings(
         answer=_answer(name, levels, results),
         results=results,
-        evidence=tuple(evidence(_whose(levels[-1]), levels[-1].finished.run, shown)),
+        evidence=tuple(evidence("what makes long gaps", levels[-1].finished.run, shown)),
         tables=_tables(name, levels, results),
         plots=plot_cumulative("itl-cdf", f"{_TITLES[name]} Distribution", by_level, "ms", "share of the gaps"),
         notes=(*_NOTES, *_deviations(asked, levels)),
@@ -170,13 +170,12 @@ def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
 def _answer(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[str, ...]:
     most, title = levels[-1], "inter-token latency" if name == "itl" else "time between chunks"
     p50, p99 = (results[f"{name}_{each}_ms{most.suffix}"] for each in ("p50", "p99"))
-    low, high = p99.ends
-    sure = f"between {low:.3g} and {high:.3g} ms" if low is not None and high is not None else (
-        f"at least {low:.3g} ms" if low is not None else "not known within bounds"
-    )  # fmt: skip
-    value = "not known" if p99.value is None else f"{p99.value:.3g} ms"
-    first = f"At {most.title} of the capacity the P50 of the {title} is {p50.value or 0:.3g} ms and its P99 {value}."
-    return first, f"P99 is {sure} (95 %, {p99.n:,} gaps of {len(most.pause_ms):,} requests).", _whose(most)
+    said = [
+        f"a {name} that is not known" if of.value is None else f"{name} {figure(of.value)} ms{of.interval()}"
+        for name, of in (("P50", p50), ("P99", p99))
+    ]
+    of_what = f"by {p99.n:,} gaps of {len(most.pause_ms):,} requests"
+    return f"At {most.title} of the capacity the {title} has {' and '.join(said)}, {of_what}.", _whose(most)
 
 
 def _whose(level: _Level) -> str:
@@ -185,13 +184,13 @@ def _whose(level: _Level) -> str:
     if isinstance(level.modes, Missing):
         return f"How many modes the gaps have is not known ({level.modes.reason}); {share}."
     if len(level.modes.at_ms) == 1:
-        return f"The gaps have one mode, at {level.modes.at_ms[0]:.3g} ms; {share}."
+        return f"The gaps have one mode, at {figure(level.modes.at_ms[0])} ms; {share}."
     of = level.modes.of(level.gaps_ms)
     kinds = []
     for at, place_ms in enumerate(level.modes.at_ms):
         prefilled = float(level.prefill[of == at].mean()) if (of == at).any() else 0.0
         what = f"a prefill ran in {100 * prefilled:.3g} % of its steps"
-        kinds.append(f"{place_ms:.3g} ms ({100 * level.modes.shares[at]:.3g} % of the gaps; {what})")
+        kinds.append(f"{figure(place_ms)} ms ({100 * level.modes.shares[at]:.3g} % of the gaps; {what})")
     return f"The gaps have {len(kinds)} modes: {', '.join(kinds)}."
 
 
@@ -240,7 +239,7 @@ def _shape_table(levels: Sequence[_Level]) -> Table:
         modality: tuple[Cell, ...] = ("not known", None, None)
         if not isinstance(shape, Missing):
             kind = "unimodal" if len(shape.at_ms) == 1 else "multimodal"
-            modality = (kind, ", ".join(f"{at_ms:.3g}" for at_ms in shape.at_ms), shape.p)
+            modality = (kind, ", ".join(f"{figure(at_ms)}" for at_ms in shape.at_ms), shape.p)
         behaviour: tuple[Cell, ...] = ("not known", None, None, None)
         if not isinstance(tailed, Missing):
             words = {"heavy": "heavy-tailed", "light": "lighter than exponential"}
@@ -263,12 +262,12 @@ def _deviations(asked: Asked, levels: Sequence[_Level]) -> list[str]:
                 f"{level.title}: {len(level.pause_ms):,} requests and {len(level.gaps_ms):,} gaps, of {least:,} and "
                 f"{LEAST_TOKENS * least:,}."
             )
-        if level.unknown.any():
-            share = f"{100 * level.unknown.mean():.3g} % of the gaps"
-            notes.append(
-                f"{level.title}: {share} fell between scrapes that show a prefill while none of our requests began: "
-                "they count for neither kind of step."
-            )
+    unknown = [f"{100 * level.unknown.mean():.2g} % (at {level.title})" for level in levels if level.unknown.any()]
+    if unknown:
+        notes.append(
+            f"Of the gaps, {', '.join(unknown)} fell between scrapes that show a prefill while none of our requests "
+            "began: they count for neither kind of step."
+        )
     return notes
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import Ends
 from methodology.measures.scaling import AtLength, Model, exponent, models
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import cells, mean, number, percentiles
@@ -160,16 +160,14 @@ def _exponent(measured: Sequence[AtLength]) -> Quantity:
 def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing) -> tuple[str, ...]:
     first, last = lengths[0].target, lengths[-1].target
     at_ends = [results[f"ttft_mean_ms_{each}"].value or 0 for each in (first, last)]
-    what = f"The mean TTFT is {at_ends[0]:.4g} ms at {first:,} input tokens"
-    what += f" and {at_ends[1]:.4g} ms at {last:,}." if last != first else "."
+    what = f"The mean TTFT is {figure(at_ends[0])} ms at {first:,} input tokens"
+    what += f" and {figure(at_ends[1])} ms at {last:,}." if last != first else "."
     k, prefill = results["scaling_exponent"], results["prefill_scaling_exponent"]
     if k.value is None:
         return what, f"How it grows with the input is not known: {k.missing}."
-    low, high = k.ends
-    sure = f"It grows as the length to the power of {k.value:.3f}"
-    sure += f" (95 %: {low:.3f} to {high:.3f})" if low is not None and high is not None else ""
+    sure = f"It grows as the length to the power of {k.value:.3f}{k.interval()}"
     if prefill.value is not None:
-        sure += f", the prefill alone as to {prefill.value:.3f}"
+        sure += f", the prefill alone to the power of {prefill.value:.3f}{prefill.interval()}"
     fit = f"Which model fits is not known: {fitted.reason}." if isinstance(fitted, Missing) else (
         f"Best fit: {fitted[0].words}."
     )  # fmt: skip

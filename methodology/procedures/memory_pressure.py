@@ -11,7 +11,7 @@ from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import grid, latency, number, percentile, wilson
+from methodology.study.quantities import grid, in_percent, latency, number, percentile, wilson
 from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
 
@@ -92,6 +92,11 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             *NOTES,
             ISOLATED if asked.isolated else f"Not run: {REFUSED}.",
             *(f"At {_percents(e)} % the step was void: {e.outcome.void}." for e in levels if e.outcome.void),
+            *(
+                f"{_percents(e)} % of {levels[0].step.level:g} in flight is {e.step.level:g}, too, in whole requests."
+                for e in levels[1:]
+                if e.step.level == levels[0].step.level
+            ),
         ),
     )
 
@@ -150,15 +155,6 @@ def _pressure(levels: Sequence[Finished]) -> str:
     return f"KV cache usage never passed {100 * usage:.0f} %: {queued}; memory was not under pressure"
 
 
-def _percent(quantity: Quantity | None) -> str:
-    if quantity is None or (quantity.value is None and quantity.ci95 is None):
-        return "an unknown share"
-    if quantity.value is not None:
-        return f"{100 * quantity.value:.1f} %"
-    low, high = quantity.ends
-    return f"between {100 * (low or 0):.1f} and {100 * (high or 0):.1f} %"
-
-
 def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressure: str) -> tuple[str, ...]:
     if not levels:
         return ("Nothing is known of memory pressure: no level has been measured.",)
@@ -166,18 +162,18 @@ def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressur
     complete, before = results[f"completion_ratio_{share}"], results[f"completion_ratio_{first}"]
     ttft, ttft_before = results[f"ttft_p99_ms_{share}"], results[f"ttft_p99_ms_{first}"]
     known = results[f"recovered_ratio_{share}"]
-    recovered = f", and {_percent(known)} of those completed" if known.ci95 else ""
+    recovered = f", and {in_percent(known)} of those completed" if known.ci95 else ""
     slower = (
-        f"; P99 TTFT is {ttft.shown:,.0f} ms against {ttft_before.shown:,.0f} ms"
+        f"; the TTFT P99 is {ttft.shown:,.0f} ms against {ttft_before.shown:,.0f} ms"
         if ttft.shown is not None and ttft_before.shown is not None
         else ""
     )
     return (
         (
-            f"At {share} % of the capacity ({levels[-1].step.level:g} in flight) {_percent(complete)} of the requests "
-            f"completed, at {first} % {_percent(before)}{slower}."
+            f"At {share} % of the capacity ({levels[-1].step.level:g} in flight) {in_percent(complete)} of the "
+            f"requests completed, at {first} % ({levels[0].step.level:g} in flight) {in_percent(before)}{slower}."
         ),
-        f"At {share} % {_percent(results[f'preempted_ratio_{share}'])} of the requests were preempted{recovered}.",
+        f"At {share} % {in_percent(results[f'preempted_ratio_{share}'])} of the requests were preempted{recovered}.",
         f"{pressure[:1].upper()}{pressure[1:]}.",
     )
 

@@ -14,11 +14,20 @@ from msgspec.structs import replace
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
-from methodology.measures.paired import PERCENTILES, bootstrapped, measured, of_ends, overloaded, paired, throughput
-from methodology.study.findings import Evidence, Findings, Quantity
+from methodology.measures.paired import (
+    PERCENTILES,
+    bootstrapped,
+    measured,
+    of_ends,
+    overloaded,
+    paired,
+    throughput,
+    throughput_sentence,
+)
+from methodology.study.findings import Evidence, Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
-from methodology.study.quantities import grid, number, percentiles, plot_cumulative
+from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative
 from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
@@ -228,18 +237,14 @@ def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
     after = results.get(f"ttft_p50_ms_{WARM}")
     if not (reduced and before and after) or None in (reduced.value, before.value, after.value):
         return ("What the prefix cache saves is not known: the steps with the cache off and warm are needed.",)
-    low, high = reduced.ends
-    sure = "its interval is not known" if low is None or high is None else f"95 % {100 * low:.0f} to {100 * high:.0f} %"
     hit, change = results[f"prefix_hit_ratio_{WARM}"], results[f"throughput_change_ratio_{WARM}"]
-    cached = "an unknown share" if hit.value is None else f"{100 * hit.value:.0f} %"
-    more = "is not known" if change.value is None else f"changes by {100 * change.value:+.0f} %"
     return (
         (
-            f"A warm prefix cache takes the median TTFT from {before.value:,.0f} to {after.value:,.0f} ms, "
-            f"{100 * (reduced.value or 0):.0f} % less."
+            f"A warm prefix cache takes the median TTFT from {figure(before.value or 0)} to "
+            f"{figure(after.value or 0)} ms: for the same requests it is lower by {in_percent(reduced)}."
         ),
-        f"Over the same requests in both: {sure}.",
-        f"The cache held {cached} of the prefix tokens that were sent; the throughput of the saturated system {more}.",
+        f"The cache held {in_percent(hit)} of the prefix tokens that were sent.",
+        throughput_sentence(change, "with a warm cache"),
     )
 
 

@@ -20,7 +20,7 @@ from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, s
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
 from loadgen.requests.table import RequestLog
-from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number, slug
@@ -116,7 +116,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     answer = [f"{len(runs)} runs of {len(counts)} combinations of {', '.join(names)} were measured."]
     if best is not None and not math.isnan(peak := best.sample.metrics[RATES[0].name]):
         where = ", ".join(f"{name} {value}" for name, value in zip(names, best.cell, strict=True))
-        answer.append(f"Most output tokens/s ({peak:.4g}) came at {where}.")
+        answer.append(f"Most output tokens/s ({figure(peak)}) came at {where}.")
     return Findings(
         answer=tuple(answer),
         results={"std_dev_tok_s": spread},
@@ -182,7 +182,7 @@ def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quanti
         per_watt = mean / power if power else None
         spread_class = None if cv is None else stability(cv)
         rows.append((*cell, len(of_cell), middle, mean, deviation, cv, spread_class, power, per_watt))
-    pooled = "not known" if spread.value is None else f"{spread.value:.3g} tokens/s"
+    pooled = "not known" if spread.value is None else f"{figure(spread.value)} tokens/s"
     titles = {name: name for name in names} | {
         "runs": "Runs", "tok_per_sec_median": "M1, median", "tok_per_sec_mean": "mean", "std_dev": "sd of runs",
         "cv_percent": "CV, %", "stability": "Class", "power_watts": "M6, W", "tok_per_sec_per_watt": "M7",

@@ -10,7 +10,19 @@ from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
+from methodology.study.findings import (
+    Cell,
+    Evidence,
+    Findings,
+    Line,
+    Plot,
+    Quantity,
+    Table,
+    evidence,
+    figure,
+    plot,
+    table,
+)
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import LEVEL, counting
@@ -29,10 +41,9 @@ _LIMIT_METHOD = (
 )
 _SATURATED = "what it completes when saturated: tokens/s over tokens a request"
 _SEARCH_NOTE = (
-    "Target, Sent, Completed: requests/s. Load: those sent, in requests of mean size, by the output tokens that they "
-    "asked for; limit, SLO and draft go by it. Queue growth: share of the arrivals by which requests in flight rose. "
-    "A load was growing where it is 0.02 or more and not by chance, stable where they did not rise, or surely by less "
-    "than 0.05, else undecided. The SLO and the draft judge a level by the P99 of its own requests, however few."
+    "Load: what was sent, in requests of mean size, by the output tokens that they asked for; all loads of the answer "
+    "are such. Queue growth: share of the arrivals by which requests in flight rose; why a load was called growing or "
+    "stable stands below the steps. The SLO and the draft judge a level by the P99 of its own requests, however few."
 )
 _NOTES = (
     *criteria.NOTES,
@@ -61,6 +72,16 @@ class _Study:
     @property
     def levels(self) -> list[Finished]:
         return [each for each in self.steps if each.step.load == "open"]
+
+    @property
+    def mean_tokens(self) -> float | None:
+        """Return the output tokens of a request of mean size."""
+        limit = self.limit
+        return limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
+
+    def load(self, each: Finished) -> float:
+        """Return the load of a step, in requests/s of mean size: the unit of all loads that are reported."""
+        return load_of(each, self.limit)
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:  # noqa: ARG001  outcomes suffice
@@ -95,18 +116,20 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
 
 def _results(study: _Study) -> dict[str, Quantity]:
     limit, came, objective, stable = study.limit, study.best.outcome, study.objective, study.verdicts.stable
-    ratio = limit.tokens_per_s / limit.per_s if limit.tokens_per_s and limit.per_s else None
+    ratio = study.mean_tokens
     served: dict[str, Any] = {"method": "in the steady window of the highest stable level; batch means"}
     full: dict[str, Any] = {"method": _LIMIT_METHOD, "missing": "the load generator never filled the server"}
-    at = study.best.step.load_words + (", the highest shown stable" if stable else "")
+    at = study.best.step.load_words
+    if stable:
+        at = f"{figure(study.load(stable))} requests/s, the highest load shown stable"
     results = {
         "max_output_tokens_per_s": number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, **served),
         "max_requests_per_s": number(came.completed_per_s, "requests/s", ci95=came.throughput_ci95, **served),
         "max_input_tokens_per_s": number(came.input_tokens_per_s, "tokens/s"),
         "sustainable_requests_per_s": number(
-            stable.step.level if stable else None,
+            study.load(stable) if stable else None,
             "requests/s",
-            method="load asked for in the step with the highest load that was shown stable",
+            method="load of the highest stable level, by the output tokens that its requests asked for",
             missing="no open loop was shown stable",
         ),
         "limit_requests_per_s": number(limit.per_s if limit.filled else None, "requests/s", ci95=limit.ci95, **full),
@@ -167,30 +190,28 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     yield _saturated(study, results)
     yield binds
     if study.asked.parameters.slo:
-        yield _objective(study, results)
+        yield _objective(study)
     if stable is not None:
         accepted = results["draft_sustainable_requests_per_s"]
-        yield from criteria.acceptance(stable, accepted, criteria.lowest_p50_ms(study.levels, limit))
+        yield from criteria.acceptance(stable, limit, accepted, criteria.lowest_p50_ms(study.levels, limit))
 
 
 def _tokens(quantity: Quantity) -> str:
-    return f"{quantity.value or 0:,.3g} output tokens/s{quantity.interval()}"
+    return f"{figure(quantity.value or 0)} output tokens/s{quantity.interval()}"
 
 
 def _highest(study: _Study, stable: Finished, served: str) -> str:
     """Return the highest load that was shown stable, and what came of those above it."""
-    said = f"Highest load shown stable: {stable.step.level:.3g} requests/s offered ({_sent(stable)}), {served}"
-    undecided = [each.step for each in study.verdicts.undecided if each.step.level > stable.step.level]
+    load, tokens = study.load(stable), study.mean_tokens
+    size = f" of mean size ({tokens:.0f} output tokens)" if tokens else ""
+    said = f"Highest load shown stable: {figure(load)} requests/s{size}, with {served}"
+    undecided = {study.load(each): each.step for each in study.verdicts.undecided if study.load(each) > load}
     if undecided:
-        step = min(undecided, key=lambda each: each.level)
-        said += f"; {step.level:.3g} offered was undecided even after {step.duration or 0:g} s"
+        lowest = min(undecided)
+        said += f"; {figure(lowest)} requests/s was undecided even after {undecided[lowest].duration or 0:g} s"
     if (growing := study.verdicts.growing) is not None:
-        said += f"; at {growing.step.level:.3g} ({_sent(growing)}) requests piled up"
+        said += f"; at {figure(study.load(growing))} requests/s requests piled up"
     return f"{said}."
-
-
-def _sent(each: Finished) -> str:
-    return f"{each.outcome.realised_per_s or 0:.3g} sent"
 
 
 def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
@@ -199,22 +220,20 @@ def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
     rate = f", {_tokens(tokens)}" if tokens.value else ""
     lowest, least = study.verdicts.growing, full.ends[0]
     rest = "more cannot be sustained with this workload"
-    if lowest is not None and least is not None and (load := load_of(lowest, study.limit)) < least:
-        rest = f"yet at {load:.3g} requests piled up: it was not as fast all the time, so measure again"
-    return f"Saturated, it completes {full.value:.3g} requests/s of mean size{full.interval()}{rate}; {rest}."
+    if lowest is not None and least is not None and (load := study.load(lowest)) < least:
+        rest = f"yet at {figure(load)} requests piled up: it was not as fast all the time, so measure again"
+    return f"Saturated, it completes {figure(full.value or 0)} requests/s{full.interval()}{rate}; {rest}."
 
 
-def _objective(study: _Study, results: dict[str, Quantity]) -> str:
-    text, objective, tokens = study.asked.parameters.slo, study.objective, results["slo_output_tokens_per_s"]
+def _objective(study: _Study) -> str:
+    text, objective = study.asked.parameters.slo, study.objective
     if objective.value is None:
         return f"SLO, not determined: {objective.missing}."
     disputed = contradiction(study.asked, study.steps, study.limit)
     doubt = f"; but {disputed}" if disputed else ""
-    if objective.value >= load_of(study.best, study.limit):
+    if objective.value >= study.load(study.best):
         return f"SLO: {text} holds up to the highest load shown stable{doubt}."
-    served = f", {tokens.value:,.3g} output tokens/s" if tokens.value else ""
-    load = f"{objective.value:.3g} requests/s of mean size{objective.interval()}"
-    return f"SLO: {text} holds up to {load}{served}{doubt}."
+    return f"SLO: {text} holds up to {figure(objective.value)} requests/s{objective.interval()}{doubt}."
 
 
 def _evidence(study: _Study) -> list[Evidence]:
@@ -238,16 +257,14 @@ def _summary_table(study: _Study, results: dict[str, Quantity]) -> Table:
     step = "highest shown stable" if study.verdicts.stable else "saturated" if study.limit.filled else "in flight"
     titles = {
         "max_output_tokens_per_s": f"Max Output Throughput ({step})", "max_requests_per_s": "Max Request Throughput",
-        "max_input_tokens_per_s": "Max Input Throughput", "sustainable_requests_per_s": "Sustainable Load, as offered",
-        "limit_output_tokens_per_s": "Saturated Output Throughput", "limit_requests_per_s": "Limit of stability",
+        "max_input_tokens_per_s": "Max Input Throughput", "sustainable_requests_per_s": "Sustainable Load",
+        "limit_output_tokens_per_s": "Saturated Output Throughput",
+        "limit_requests_per_s": "Saturated Request Throughput",
         "slo_requests_per_s": "Load at the SLO", "slo_output_tokens_per_s": "Output Throughput at the SLO",
         "draft_sustainable_requests_per_s": "Sustainable by the draft's criteria",
         "output_tokens_per_gpu_s": "Tokens per GPU-second", "batch_utilisation_ratio": "Batch Utilization",
     }  # fmt: skip
-    note = (
-        f"Maxima are of step {study.best.number}. Limit, load at the SLO and the draft's are of requests of mean size: "
-        "the column Load below."
-    )
+    note = f"Maxima are of step {study.best.number}. Loads are of requests of mean size, as in the column Load below."
     return metric_table("throughput-summary", "Throughput Summary", titles, results, note)
 
 
@@ -275,18 +292,20 @@ def _search_table(study: _Study) -> Table:
         "queued_ratio": "Scrapes with waiting", "running_mean": "Running (mean)", "limit": "Limit",
         "kv_cache_max": "KV cache (max)",
         "growth_ratio": "Queue growth", "growth_low": "95 % from", "growth_high": "to",
-        "verdict": "Load was", "completed_ratio": "Completed / arrived", "ttft_p99_ms": "TTFT P99 of the sample (ms)",
+        "verdict": "Load was", "completed_ratio": "Completed / arrived",
+        "ttft_p50_ms": "TTFT P50 (ms)", "ttft_p99_ms": "TTFT P99 (ms)",
         "slo_met": "SLO met", "draft": "Draft accepts",
     }  # fmt: skip
 
     def row(each: Finished) -> tuple[Cell, ...]:
         came, is_open, stability = each.outcome, each.step.load == "open", each.outcome.stability
-        asked = (each.step.level, came.realised_per_s, load_of(each, study.limit)) if is_open else (None,) * 3
+        asked = (each.step.level, came.realised_per_s, study.load(each)) if is_open else (None,) * 3
         served = (came.completed_per_s, came.output_tokens_per_s)
         shown = (came.queued_ratio, came.running_mean, came.limit, came.kv_cache_max)
         growth = (stability.growth, *(stability.ci95 or (None, None))) if stability else (None,) * 3
         ratio, accepted = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms)) if is_open else (None, None)
-        judged = (came.verdict, ratio, criteria.ttft_ms(each, "p99"), came.slo_met, accepted)
+        times_ms = (criteria.ttft_ms(each, "p50"), criteria.ttft_ms(each, "p99"))
+        judged = (came.verdict, ratio, *times_ms, came.slo_met, accepted)
         return (each.number, each.step.label, *asked, *served, *shown, *growth, *judged)
 
     note = " ".join((_SEARCH_NOTE, *_legend(study)))
@@ -312,14 +331,14 @@ def _path(study: _Study) -> Plot:
         if each.step.kind == SATURATE:
             groups.setdefault("closed loop, completed", {})[each.number] = each.outcome.completed_per_s or 0.0
         elif each.outcome.verdict:
-            groups.setdefault(f"open loop, {each.outcome.verdict}", {})[each.number] = load_of(each, study.limit)
+            groups.setdefault(f"open loop, {each.outcome.verdict}", {})[each.number] = study.load(each)
     lines = (Line(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items())
     return plot("search-path", "Search path", ("Step", "requests/s"), lines, kind="marks")
 
 
 def _latency_plot(study: _Study) -> Plot:
-    levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
-    loads = [load_of(each, study.limit) for each in levels]
+    levels = sorted(study.levels, key=study.load)
+    loads = [study.load(each) for each in levels]
     lines = (latency_line(levels, loads, "ttft", name) for name in NAMES)
     return plot("throughput-latency", "TTFT over load", ("Load (requests/s)", "TTFT (ms)"), lines, log_y=True)
 

@@ -14,7 +14,7 @@ from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
 from methodology.search import bracket
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
@@ -117,12 +117,12 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "saturation": (fallen, "first level that achieves less than the one before",
                        "not reached: achieved throughput never decreased"),
         "peak": (peak, "level of the highest throughput", ""),
-        "stable": (verdicts.stable, f"highest {_REALISED} shown stable", "no level was shown stable"),
-        "growing": (verdicts.growing, f"lowest {_REALISED} at which requests piled up", "not reached: none piled up"),
+        "stable": (verdicts.stable, "highest load below all at which the queue grew", "no level was shown stable"),
+        "growing": (verdicts.growing, "lowest load at which the queue grew", "not reached: none piled up"),
     }  # fmt: skip
     results = {}
     for name, (each, method, missing) in points.items():
-        load = _load(study, name, each) if each else None
+        load = load_of(each, study.limit) if each else None
         results[f"{name}_requests_per_s"] = number(load, "requests/s", method=method, missing=missing)
     results["knee_fit_requests_per_s"] = _knee_fit(study)
     came = peak.outcome
@@ -136,16 +136,10 @@ def _results(study: _Study) -> dict[str, Quantity]:
     return results
 
 
-_REALISED = "load that was realised, by the output tokens that its requests asked for,"
 _FIT = (
     "where a monotone fit of log TTFT P99 over realised load (PAVA, PCHIP) reaches twice its least; interval by "
     "resampling the percentiles"
 )
-
-
-def _load(study: _Study, point: str, each: Finished) -> float:
-    """Return a point's load: by what was realised where a verdict rests on it, else as it was offered."""
-    return load_of(each, study.limit) if point in ("stable", "growing", "draft_sustainable") else each.step.level
 
 
 def _knee_fit(study: _Study) -> Quantity:
@@ -176,19 +170,22 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     optimal, knee = results["optimal_requests_per_s"], results["knee_fit_requests_per_s"]
     slo, tokens = study.asked.parameters.slo, results.get("optimal_output_tokens_per_s")
     if optimal.value is not None and tokens is not None:
-        best = f"{optimal.value:.3g} requests/s ({100 * optimal.value / study.limit.per_s:.0f} % of the capacity)"
-        yield f"Within {slo} the best level is {best}, with {tokens.value or 0:,.4g} output tokens/s."
+        best = f"{figure(optimal.value)} requests/s"
+        share = f"{100 * optimal.value / study.limit.per_s:.0f} % of the capacity"
+        yield f"Within {slo} the best level is {best} ({share}, {figure(tokens.value or 0)} output tokens/s)."
     else:
-        highest = study.levels[-1].step.level
-        yield f"The curve has {len(study.levels)} levels up to {highest:.3g} requests/s; {optimal.missing}."
+        highest = load_of(study.levels[-1], study.limit)
+        yield f"The curve has {len(study.levels)} levels up to {figure(highest)} requests/s; {optimal.missing}."
     stable, growing = results["stable_requests_per_s"].value, results["growing_requests_per_s"].value
-    sustained = f"The highest load shown stable is {stable:.3g} requests/s" if stable else "No level was shown stable"
-    piled = f"requests piled up from {growing:.3g} on" if growing else "at none did requests pile up"
-    bend = f"; TTFT P99 has doubled by {knee.value:.3g} requests/s{knee.interval()}" if knee.value else ""
+    sustained = (
+        f"The highest load shown stable is {figure(stable)} requests/s" if stable else "No level was shown stable"
+    )
+    piled = f"requests piled up from {figure(growing)} on" if growing else "at none did requests pile up"
+    bend = f"; TTFT P99 has doubled by {figure(knee.value)} requests/s{knee.interval()}" if knee.value else ""
     yield f"{sustained}, {piled}{bend}."
     last = study.levels[-1].outcome
     if last.limit:
-        yield f"{criteria.WORDS[last.limit]} at the highest level: {last.limit_reason}."
+        yield f"{criteria.WORDS[last.limit]}: at the highest level {last.limit_reason}."
     elif study.limit.limit:
         yield f"{criteria.WORDS[study.limit.limit]}, by the saturated step: {study.limit.reason}."
     else:
@@ -198,9 +195,9 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
 def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
     for name, title in _DERIVED.items():
         value = results[f"{name}_requests_per_s"].value
-        run = next((each.run for each in study.levels if _load(study, name, each) == value), "")
+        run = next((each.run for each in study.levels if load_of(each, study.limit) == value), "")
         if run:
-            yield Evidence(claim=title, quantity="offered_per_s", run=run, value=value)
+            yield Evidence(claim=title, quantity="load in requests of mean size", run=run, value=value)
 
 
 def _table(study: _Study) -> Table:
@@ -208,6 +205,7 @@ def _table(study: _Study) -> Table:
     p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
         "level_ratio": "Level", "offered_per_s": "Offered (r/s)", "realised_per_s": "Realised (r/s)",
+        "load_per_s": "Load (r/s)",
         "achieved_tokens_per_s": "Achieved (tok/s)",
         **{f"{metric}_{name}_ms": f"{METRICS[metric]} {LABELS[name]}" for metric, name in times},
         "success_ratio": "Success", "verdict": "Queue", "completed_ratio": "Completed / arrived",
@@ -216,12 +214,16 @@ def _table(study: _Study) -> Table:
 
     def row(each: Finished) -> tuple[Cell, ...]:
         came = each.outcome
-        loads = (each.step.share, each.step.level, came.realised_per_s, came.output_tokens_per_s)
+        loads = (each.step.share, each.step.level, came.realised_per_s, load_of(each, study.limit))
         percentiles = (latency(came, *time).estimate for time in times)
         judged = (criteria.completed_ratio(each), criteria.accepts(each, p50_ms), came.slo_met)
-        return (*loads, *percentiles, came.success, came.verdict, *judged)
+        return (*loads, came.output_tokens_per_s, *percentiles, came.success, came.verdict, *judged)
 
-    note = "Times in ms. Percentiles of a level whose queue was growing depend on how long it ran."
+    size = ", in requests of mean size, by the output tokens that they asked for" if study.limit.tokens_per_s else ""
+    note = (
+        f"Times in ms. Load: what was realised{size}; all loads below and in the answer are such. Percentiles of a "
+        "level whose queue was growing depend on how long it ran."
+    )
     return table("throughput-latency", "Throughput-Latency Table", titles, map(row, study.levels), note)
 
 

@@ -16,7 +16,7 @@ from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import of_sorted
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import measured, overloaded
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, trusted
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
@@ -180,11 +180,11 @@ def _tail_results(tail: TailShares | Missing) -> dict[str, Quantity]:
 def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
     step = levels[0].step
     said = [
-        f"{LABELS[name]} {value:.4g} ms"
+        f"{LABELS[name]} {figure(value)} ms"
         for name in ("p50", "p99")
         if (value := results[f"ttft_{name}_ms"].shown) is not None
     ]
-    head = f"At {step.level:.3g} requests/s ({100 * (step.share or 0):.3g} % of the capacity, Poisson arrivals)"
+    head = f"At {figure(step.level)} requests/s ({100 * (step.share or 0):.3g} % of the capacity, Poisson arrivals)"
     return f"{head} the TTFT has {' and '.join(said) or 'no percentile: too few requests were measured'}."
 
 
@@ -193,9 +193,12 @@ def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quant
     low, high = p99.ends
     requests = f"{p99.n:,} requests"
     if low is not None and high is not None:
-        said = f"P99 lies between {low:.4g} and {high:.4g} ms (95 %, {requests})"
+        said = f"P99 lies between {figure(low)} and {figure(high)} ms (95 %, {requests})"
     else:
-        said = f"Of {requests} P99 is {p99.in_sample()}: they are too few to say how large it can be"
+        least = "" if low is None else f" is at least {figure(low)} ms (95 %)"
+        said = f"P99{least}; {requests} are too few to say how large it can be" if least else (
+            f"{requests} are too few to say how sure P99 is"
+        )  # fmt: skip
     if extreme.value is None and extreme.sample is not None:
         said += f"; P99.9 is {extreme.in_sample()}"
     if asked.parameters.until:
@@ -227,7 +230,8 @@ def _results_table(results: dict[str, Quantity]) -> Table:
     titles = {"ttft_requests": "Requests", **{f"ttft_{name}_ms": f"TTFT {LABELS[name]}" for name in QUANTILES}}
     titles |= {f"ttft_{name}_ms": f"TTFT {name.capitalize()}" for name in ("mean", "min", "max")}
     reasons = [results[f"ttft_{name}_ms"].missing for name in QUANTILES]
-    return metric_table("ttft-results", "TTFT Results", titles, results, "; ".join(filter(None, reasons)))
+    note = "".join(f"{reason}. " for reason in reasons if reason).rstrip()
+    return metric_table("ttft-results", "TTFT Results", titles, results, note)
 
 
 def _length_table(timed: _Requests) -> Table:

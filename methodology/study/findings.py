@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,19 @@ from msgspec import Meta, Struct
 from rundir.fields import NO_UNIT, Count, doc
 
 Cell = float | int | str | bool | None
+COUNTS = frozenset({"requests", "gaps", "modes"})  # units of what is counted: such numbers are whole
+ABSURD = 1e15  # a number of a server's that nothing real has: it must not take the width of all others
+NOTHING = 1e-9  # what is below is rounding
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """Return a number as sentences and tables have it: so many significant digits, all of a large one, no exponent."""
+    if not math.isfinite(value) or abs(value) >= ABSURD:
+        return f"{value:.3g}"
+    if isinstance(value, int) or abs(value) < NOTHING:
+        return f"{round(value):,}"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
 
 
 class Quantity(Struct, frozen=True, kw_only=True):
@@ -31,13 +45,15 @@ class Quantity(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> float | None:
-        """Return the number as tables show it: of a percentile of too few values that of the sample."""
+        """Return the number as tables show it: a count whole, a percentile of too few values that of the sample."""
+        if self.value is not None and self.unit in COUNTS and self.value.is_integer():
+            return int(self.value)
         return self.sample if self.value is None else self.value
 
     def in_sample(self) -> str:
         """Return a percentile of too few values as it stands in a sentence: that of the sample, and what it exceeds."""
-        bound = "" if self.ends[0] is None else f", at least {self.ends[0]:.4g} {self.unit}"
-        return f"{self.sample or 0:,.4g} {self.unit} in the sample{bound}"
+        bound = "" if self.ends[0] is None else f", at least {figure(self.ends[0])} {self.unit}"
+        return f"{figure(self.sample or 0)} {self.unit} in the sample{bound}"
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
@@ -48,8 +64,8 @@ class Quantity(Struct, frozen=True, kw_only=True):
         """Return the interval, or the end that is known, as it stands behind the number in a sentence; else nothing."""
         low, high = self.ends
         if low is not None and high is not None:
-            return f" ({low:.3g} to {high:.3g}, 95 %)"
-        known = [f"{word} {end:.3g}" for word, end in (("at least", low), ("at most", high)) if end is not None]
+            return f" ({figure(low)} to {figure(high)}, 95 %)"
+        known = [f"{word} {figure(end)}" for word, end in (("at least", low), ("at most", high)) if end is not None]
         return f" ({known[0]}, 95 %)" if known else ""
 
 

@@ -18,7 +18,7 @@ from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
-from methodology.study.findings import Findings
+from methodology.study.findings import Findings, figure
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from scraper.series.table import EndpointSeries
 
@@ -106,7 +106,9 @@ class Step(Struct, frozen=True, kw_only=True):
     @property
     def load_words(self) -> str:
         """Return the level in words."""
-        return f"{self.level:.3g} requests/s offered" if self.load == "open" else f"{self.level:g} requests in flight"
+        if self.load == "closed":
+            return f"{self.level:g} requests in flight"
+        return f"{figure(self.level)} requests/s offered"
 
 
 class Done(Struct, frozen=True, kw_only=True):

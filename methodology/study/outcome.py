@@ -157,7 +157,7 @@ def _notes(step: Step, percentiles: Mapping[str, Mapping[str, QuantileInterval]]
     median_ms = percentiles["e2e_ms"]["p50"].estimate if "e2e_ms" in percentiles else None
     if step.duration is None or median_ms is None or median_ms < 1e3 * step.duration:
         return ()
-    lengths = f"half of its requests took {median_ms / 1e3:.1f} s or more, and it lasted {step.duration:g} s"
+    lengths = f"half of the requests took {median_ms / 1e3:.1f} s or more, and the step lasted {step.duration:g} s"
     return (f"{lengths}: its throughput says little; give a longer --duration",)
 
 

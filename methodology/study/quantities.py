@@ -7,17 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import QUANTILES
 from rundir.columns import Floats
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
 UNKNOWN = intervals.quantile([], 0.5)
-COUNTED = "requests"
 BOUNDS = "bounds, not an interval"
 _POINTS = 200  # of a cumulative distribution
 LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the draft's 1,000 of a P99
@@ -113,6 +113,14 @@ def number(
     return Quantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
 
 
+def in_percent(share: Quantity) -> str:
+    """Return a share in percent with its interval, or its bounds where no more is known."""
+    low, high = (None if end is None else 100 * end for end in share.ends)
+    if share.value is not None:
+        return f"{figure(100 * share.value)} %{replace(share, ci95=(low, high)).interval()}"
+    return "an unknown share" if low is None or high is None else f"between {figure(low)} and {figure(high)} %"
+
+
 def slug(name: str, otherwise: str) -> str:
     """Return a name as those of tables and steps are spelt: a-z, 0-9 and single dashes; `otherwise` if none is left."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or otherwise
@@ -158,15 +166,12 @@ def grid(
 
     def cell(key: str, suffix: str) -> Cell:
         quantity = results.get(f"{key}_{suffix}")
-        if quantity and quantity.unit == COUNTED and quantity.value is not None:
-            return round(quantity.value)
         if quantity is None or quantity.method != BOUNDS or quantity.ci95 is None:
             return quantity.shown if quantity else None
-        return "{:.3g} to {:.3g}".format(*quantity.ci95)
+        return " to ".join("?" if end is None else figure(end) for end in quantity.ci95)
 
-    counts = {key for key in keys for suffix in rows if isinstance(cell(key, suffix), int)}
     cells = ((heading, *(cell(key, suffix) for key in keys)) for suffix, heading in rows.items())
-    return table(name, title, columns, cells, note, dict.fromkeys(counts))
+    return table(name, title, columns, cells, note)
 
 
 def plot_cumulative(

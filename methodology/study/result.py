@@ -27,6 +27,7 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     realised: Annotated[float | None, doc("Requests as they were dispatched.", "requests/s")]
     completed: Annotated[float | None, doc("Completions in the window.", "requests/s")]
     stability: Annotated[Verdict | None, doc("Whether the load was sustained; null: not judged.")]
+    stability_reason: Annotated[str, doc("Why that is so; empty: not judged.")] = ""
     limit: Annotated[Limit | None, doc("What bounds the throughput, where something does.")]
     void: Annotated[str, doc("Why it counts for nothing; empty where it counts.")]
     window: Annotated[SteadyWindow | None, doc("What of it is counted.")]
@@ -52,8 +53,15 @@ class Cost(Struct, frozen=True, kw_only=True):
     """What the study took."""
 
     steps: Annotated[Count, doc("Steps, void ones too.", "steps")]
-    seconds: Annotated[Amount, doc("From the first step's begin to the last one's end.", "s")]
-    load_seconds: Annotated[Amount, doc("Of it, measured load.", "s")]
+    seconds: Annotated[Amount, doc("Time that its steps took, each from its begin to its end.", "s")]
+    between_seconds: Annotated[
+        Amount,
+        doc(
+            "What passed between its steps: pauses until it was resumed, steps cut short, set-up.",
+            "s",
+        ),
+    ] = 0.0
+    load_seconds: Annotated[Amount, doc("Of `seconds`, measured load.", "s")]
     requests: Annotated[Count, doc("Requests sent in measured phases.", "requests")]
     input_tokens: Annotated[Count, doc("Their input tokens.", "tokens")]
     output_tokens: Annotated[Count, doc("Their output tokens.", "tokens")]

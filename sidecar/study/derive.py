@@ -10,11 +10,12 @@ import msgspec
 from msgspec import to_builtins as builtins
 
 from exporter.study import study_files
+from exporter.study.tables import joined
 from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
-from methodology.study.findings import Findings, Quantity
+from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Done, Kind, Outcome, Procedure
 from methodology.study.planning import SENTINEL, decide
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
@@ -137,6 +138,7 @@ def _steps(study: Study, facts: Mapping[str, StepFacts]) -> list[StepRecord]:
             realised=each.outcome.realised_per_s,
             completed=each.outcome.completed_per_s,
             stability=each.outcome.verdict,
+            stability_reason=each.outcome.stability.reason if each.outcome.stability and each.outcome.verdict else "",
             requests=each.outcome.sent,
             requests_sha256=facts[each.run].requests_sha256 if each.run in facts else None,
             **{name: getattr(each.step, name) for name in ("kind", "load", "level", "share", "variant", "seed")},
@@ -151,8 +153,9 @@ def _step_notes(study: Study) -> Iterator[str]:
     for each in study.finished:
         if each.outcome.void:
             yield f"Step {each.number} ({each.step.label}) counts for nothing: {each.outcome.void.rstrip('.')}."
-        for note in (*study.begun[each.number].notes, *each.outcome.notes):
-            yield f"Step {each.number} ({each.step.label}): {note}."
+    noted = [(each.number, note) for each in study.finished
+             for note in (*study.begun[each.number].notes, *each.outcome.notes)]  # fmt: skip
+    yield from (f"{_steps_named(numbers)}: {note}." for numbers, note in joined(noted))
     for kind, times in DOUBTFUL.items():
         doubted = {
             each.number: each.outcome.doubts[kind]
@@ -160,10 +163,15 @@ def _step_notes(study: Study) -> Iterator[str]:
             if kind in each.outcome.doubts and not each.outcome.void
         }
         if doubted:
+            where = _steps_named(", ".join(map(str, doubted))).lower()
             yield (
-                f"{times} are left out of step {', '.join(map(str, doubted))}; the rest of it counts, as nothing that "
-                f"is decided here rests on them. {next(iter(doubted.values())).rstrip('.')}."
+                f"{times} are left out of {where}; the rest counts, as nothing that is decided here rests on them. "
+                f"{next(iter(doubted.values())).rstrip('.')}."
             )
+
+
+def _steps_named(numbers: str) -> str:
+    return f"{'Steps' if ',' in numbers else 'Step'} {numbers}"
 
 
 def _drift(study: Study) -> Drift | None:
@@ -178,7 +186,7 @@ def _drift(study: Study) -> Drift | None:
         ratio = Quantity(value=after[0] / before[0], unit="ratio", ci95=(after[1] / before[2], after[2] / before[1]))
         ratios[name] = msgspec.structs.replace(ratio, method="last over first, ends of both intervals apart")
         if after[1] > before[2] or after[2] < before[1]:
-            apart.append(f"{name} went from {before[0]:.4g} to {after[0]:.4g}")
+            apart.append(f"{name} went from {figure(before[0])} to {figure(after[0])}")
     if not ratios:
         return Drift(verdict="unknown", sentence="Whether the system drifted is not known: the steps show no interval.")
     if apart:
@@ -201,13 +209,15 @@ def _pairs(first: Outcome, again: Outcome) -> Iterator[tuple[str, Ends, Ends]]:
 
 
 def _cost(study: Study) -> Cost:
-    numbers = [each.number for each in study.finished]
-    ends = [study.ended_ns[number] for number in numbers if number in study.ended_ns]
-    begins = [study.begun[number].at_ns for number in numbers]
     outcomes = [each.outcome for each in study.finished]
+    numbers = [each.number for each in study.finished if each.number in study.ended_ns]
+    spans_ns = [(study.begun[number].at_ns, study.ended_ns[number]) for number in numbers]
+    seconds = sum(max(0, end - begin) for begin, end in spans_ns) / 1e9
+    whole = (max(end for _, end in spans_ns) - min(begin for begin, _ in spans_ns)) / 1e9 if spans_ns else 0.0
     return Cost(
-        steps=len(numbers),
-        seconds=max(0.0, (max(ends) - min(begins)) / 1e9) if ends else 0.0,
+        steps=len(outcomes),
+        seconds=seconds,
+        between_seconds=max(0.0, whole - seconds),
         load_seconds=sum(each.window.load_s for each in outcomes if each.window is not None),
         requests=sum(each.sent for each in outcomes),
         input_tokens=sum(each.input_tokens for each in outcomes),

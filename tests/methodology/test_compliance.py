@@ -237,6 +237,8 @@ def test_a_violation_is_said(name: str):
     failing = statement.failing("must") or statement.failing("should")
     assert statement.verdict == ("not compliant" if statement.failing("must") else "conditional")
     assert ", ".join(each.id for each in failing) in statement.sentence
+    if not statement.failing("must"):  # what has no keyword is no less missing, and is named too
+        assert name in statement.sentence
     assert not satisfies(statement, "unconditional")
     assert satisfies(statement, "conditional") == (statement.verdict == "conditional")
 

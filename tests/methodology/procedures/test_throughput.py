@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from virtual_study import play
 
 from methodology.procedures.throughput import THROUGHPUT
+from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
 from methodology.study.quantities import number
 from simulator.settings import EngineSettings
@@ -58,21 +61,21 @@ def test_the_limit_and_where_the_objective_is_reached():
     assert sum(each.step.kind != "slo" for each in steps) <= 6
     assert (results["slo_requests_per_s"].value or 99) < TRUE_LIMIT
     highest, saturated, _, slo, draft = findings.answer
-    stable = next(each for each in steps if each.step.level == results["sustainable_requests_per_s"].value)
-    sent = f"{stable.step.level:.3g} requests/s offered ({stable.outcome.realised_per_s:.3g} sent)"
-    served = f"{stable.outcome.output_tokens_per_s:,.3g} output tokens/s ("
-    assert highest.startswith(f"Highest load shown stable: {sent}, {served}")
+    load = {
+        name: figure(results[f"{name}_requests_per_s"].value or 0)
+        for name in ("sustainable", "limit", "slo", "draft_sustainable")
+    }
+    tokens = figure(results["max_output_tokens_per_s"].value or 0)
+    sustained = rf"Highest load shown stable: {load['sustainable']} requests/s of mean size \(1\d\d output tokens\), "
+    assert re.match(rf"{sustained}with {tokens} output tokens/s \(", highest)
     assert "requests piled up" in highest
-    assert saturated.startswith(
-        f"Saturated, it completes {results['limit_requests_per_s'].value:.3g} requests/s of mean size ("
-    )
-    assert slo.startswith(
-        f"SLO: ttft_p99<500ms holds up to {results['slo_requests_per_s'].value:.3g} requests/s of mean size"
-    )
-    assert draft.startswith("The draft would")
+    assert saturated.startswith(f"Saturated, it completes {load['limit']} requests/s (")
+    assert slo.startswith(f"SLO: ttft_p99<500ms holds up to {load['slo']} requests/s")
+    assert re.match(rf"The draft would (not )?accept {load['sustainable']} requests/s", draft)
+    assert "offered" not in " ".join(findings.answer)
     search = findings.tables[2]
     loads = [row[[column.name for column in search.columns].index("load_per_s")] for row in search.rows]
-    assert results["draft_sustainable_requests_per_s"].value in loads
+    assert {results[f"{name}_requests_per_s"].value for name in ("sustainable", "draft_sustainable")} <= {*loads}
     assert [table.name for table in findings.tables] == [
         "throughput-summary",
         "latency-at-maximum-throughput",
@@ -96,9 +99,10 @@ def test_a_study_whose_steps_are_all_void_says_why():
 @pytest.mark.parametrize(
     ("ends", "shown"),
     [
-        ((1.1, 1.5), " (1.1 to 1.5, 95 %)"),
+        ((1.1, 1.5), " (1.10 to 1.50, 95 %)"),
+        ((1204.6, 13_110.2), " (1,205 to 13,110, 95 %)"),
         ((None, 1.59), " (at most 1.59, 95 %)"),
-        ((0.9, None), " (at least 0.9, 95 %)"),
+        ((0.9, None), " (at least 0.900, 95 %)"),
     ],
 )
 def test_a_number_has_what_is_known_of_its_interval_behind_it(ends: tuple[float | None, float | None], shown: str):

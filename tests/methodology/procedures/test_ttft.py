@@ -11,7 +11,7 @@ from virtual_study import play
 
 from methodology.measures.looks import parse_until
 from methodology.procedures.ttft import TTFT, with_ramp
-from methodology.study.findings import Findings
+from methodology.study.findings import Findings, figure
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import content_seed, decide
 from simulator.settings import EngineSettings
@@ -61,7 +61,7 @@ def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings
     assert (extreme.value, high) == (None, None)
     assert low <= value == extreme.sample <= rows["TTFT Max"][1]
     assert "10,000 are needed" in extreme.missing
-    assert f"P99.9 is {value:.4g} ms in the sample, at least {low:.4g} ms" in study[1].answer[1]
+    assert f"P99.9 is {figure(value)} ms in the sample, at least {figure(low)} ms" in study[1].answer[1]
     by_length = tables["ttft-by-length"]
     assert [column.title for column in by_length.columns[:5]] == [
         "Input Tokens", "Requests", "P50 (ms)", "P95 (ms)", "P99 (ms)",

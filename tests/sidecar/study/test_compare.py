@@ -113,7 +113,7 @@ def test_other_requests_are_compared_where_asked_and_the_checklist_says_so(
     """--anyway; with one run of a side nothing is claimed."""
     assert 0 == ran("compare", recorded / "before", recorded / "other", "--anyway", "--out", tmp_path / "out")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "undecided on" in shown
+    assert "inconclusive on" in shown
     assert "not met" in shown
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from golden_files import GOLDEN
+from tiny_study import TINY
 
+from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
 from sidecar.errors import ConfigurationError
+from sidecar.study.derive import derive_study
 from sidecar.study.record import (
     LOG,
     Begun,
@@ -120,3 +125,18 @@ def test_a_step_that_was_cut_short_is_set_aside(study: Study):
     (run / "raw").mkdir(parents=True)
     (run / "manifest.json").write_text('{"status": "complete"}')
     assert is_whole(run)
+
+
+def test_a_pause_is_not_of_the_time_that_a_study_took(study: Study, monkeypatch: pytest.MonkeyPatch):
+    """A study that was left and resumed after an hour states what its steps took, and beside it what passed between."""
+    monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
+    for number, begin_s in ((1, 0), (2, 3600)):
+        run = f"steps/000{number}-open-1"
+        shutil.copytree(GOLDEN / "torn", study.path / run)
+        begun = Begun(at_ns=begin_s * 10**9, number=number, run=run)
+        decided, _, _, judged = frames(number)
+        ended = Ended(at_ns=(begin_s + 60) * 10**9, number=number, status="complete")
+        append(study.path, decided, begun, ended, judged)
+    derived = derive_study(study.path)
+    assert (derived.result.cost.seconds, derived.result.cost.between_seconds) == (120, 3540)
+    assert "2 steps in 2 min 0 s (and 59 min 0 s between them)" in derived.report

@@ -149,7 +149,7 @@ def test_doubtful_gaps_void_only_a_test_that_rests_on_them(tmp_path: Path, url: 
     assert [("", ["gaps"])] * 2 == [(step.void, list(step.doubts)) for step in derived.result.steps]
     notes = [note for note in derived.result.notes if "left out of step" in note]
     assert 1 == len(notes)
-    assert notes[0].startswith("Gaps between chunks and TPOT are left out of step 1, 2; the rest of it counts")
+    assert notes[0].startswith("Gaps between chunks and TPOT are left out of steps 1, 2; the rest counts")
     strict = replace(TINY, rests_on=("gaps",))
     _, _, derived = led(begun(tmp_path / "other"), url, copying(DOUBTFUL_GAPS), procedure=strict)
     assert all("Gaps between chunks may be wrong by up to" in step.void for step in derived.result.steps)
