@@ -1,4 +1,4 @@
-"""The next collector, which takes exports over HTTP: it is away for a while, busy, or answers nobody."""
+"""The next collector, which takes exports over HTTP: it is away for a while, or busy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Time that passes only when all tasks wait, and a loop that lives in it.
 
-`looptime` moves a loop's own time alone. Here whoever asks for the time, by whichever clock, gets the same virtual one,
+`looptime` moves a loop's own time alone. Here all who ask for the time, by whichever clock, get the same virtual one,
 so that stamps, time-outs and ages agree; and nothing waits for a socket, a thread or a process of this machine.
 """
 
