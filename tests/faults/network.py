@@ -55,7 +55,7 @@ ROWS: Mapping[str, int] = {
 }
 
 
-def _reply(asked: Asked) -> Sequence[bytes]:
+def hostile_reply(asked: Asked) -> Sequence[bytes]:
     """Answer as the prompt says, but what is asked before the load, which is answered well."""
     if asked.path.endswith("/models"):
         return (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + MODELS,)
@@ -94,7 +94,7 @@ def replies(place: Path, rows: Container[str], authority: Authority | None = Non
     sent = ["honest"]
     for number, name in enumerate(name for name in REPLIES if f"reply:{name}" in rows):
         sent += [name] if number % HONEST_EVERY else ["honest", name]
-    with serving(_reply, tls=authority and authority.serving()) as url:
+    with serving(hostile_reply, tls=authority and authority.serving()) as url:
         trust = ("--ca", authority.path("ca.pem")) if authority else ()
         return loaded(place, [url], sent, "--concurrency", "12", "--request-timeout", "20", *trust)[1]
 
@@ -156,7 +156,7 @@ async def attacked(port: int, rows: Container[str], tls: ssl.SSLContext | None) 
 
 def streamed(place: Path, honest: Honest, names: Sequence[str]) -> Said:
     """Send a request for each of these replies and two honest streams for each, all at once."""
-    with serving(_reply) as url:
+    with serving(hostile_reply) as url:
         sent = [each for name in names for each in (name, "honest", "honest")]
         load = ("--concurrency", str(CONCURRENCY), "--request-timeout", "60")
         run, said = loaded(place, [url, *honest.urls], sent, *load)

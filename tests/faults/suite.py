@@ -7,16 +7,15 @@ from faults.crash import CRASHES
 from faults.differential import DIFFERENTIAL
 from faults.disk import DISK
 from faults.fuzz import FUZZ
+from faults.intruder import INTRUDER
 from faults.logs import LOG_FAULTS
 from faults.network import NETWORK
 from faults.simulated import SIMULATED
 from faults.soak import SOAK
 from faults.watches import WATCHES
 
-KINDS = {
-    kind.name: kind
-    for kind in (CRASHES, WATCHES, CLOCK, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, SOAK)
-}
+_ALL = (CRASHES, WATCHES, CLOCK, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, INTRUDER, SOAK)
+KINDS = {kind.name: kind for kind in _ALL}
 # Of the time of a long run, how many parts each kind gets.
 SHARES = {
     "crash": 4,
@@ -28,5 +27,6 @@ SHARES = {
     "pages": 1,
     "network": 1,
     "disk": 2,
+    "intruder": 2,
     "soak": 4,
 }
