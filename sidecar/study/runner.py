@@ -32,6 +32,9 @@ from sidecar.study.record import Begun, Status, Stopped, Study, append
 if TYPE_CHECKING:
     from sidecar.report.derive import Derived
 
+# How many times more of other requests a system may serve than it is known to.
+OTHER_REQUESTS = 4.0
+
 
 def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
     """Run a load, and return the tables of the run; also of one that broke off after it had begun.
@@ -156,8 +159,10 @@ def _step(
         notes=tuple(notes),
     )
     options = step_options(common, step, study.path / begun.run, begun.warmed_by)
+    capacity_per_s = study.record.asked.parameters.capacity or 0.0
     declared = as_text(read_system(study.record.asked.system).of(step.variant))
-    options = replace(options, requests=options.requests or prepared_requests(step, finished), sut=declared)
+    prepared = options.requests or prepared_requests(step, finished, capacity_per_s)
+    options = replace(options, requests=prepared, sut=declared)
     append(study.path, begun)
     data = how.measure(options, how.command, how.progress)
     append(study.path, record.Ended(at_ns=_now_ns(), number=number, status=data.status))
@@ -195,13 +200,15 @@ def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> R
     )
 
 
-def prepared_requests(step: Step, finished: Sequence[Finished]) -> int | None:
-    """Return how many requests a closed loop that only a duration ends can use up, by steps of the same requests so
-    far: half as many more as if throughput rose with the requests in flight. None: not known.
+def prepared_requests(step: Step, finished: Sequence[Finished], capacity_per_s: float = 0.0) -> int | None:
+    """Return how many requests a closed loop that only a duration ends can use up; None: not known.
+
+    By steps of the same requests so far: half as many more as if throughput rose with the requests in flight. Without
+    one, by what the system is known to serve of any requests: others may be shorter, or cached.
     """
     if step.load != "closed" or step.requests is not None or step.duration is None:
         return None
-    most_per_s = max(
+    same_per_s = max(
         (
             (each.outcome.completed_per_s or 0.0) * max(1.0, step.level / each.step.level)
             for each in finished
@@ -209,7 +216,12 @@ def prepared_requests(step: Step, finished: Sequence[Finished]) -> int | None:
         ),
         default=0.0,
     )
-    return math.ceil(1.5 * most_per_s * step.duration + 2 * step.level) if most_per_s else None
+    most_per_s = 1.5 * same_per_s
+    if not same_per_s:
+        most_per_s = OTHER_REQUESTS * max(
+            capacity_per_s, *(each.outcome.completed_per_s or 0.0 for each in finished), 0.0
+        )
+    return math.ceil(most_per_s * step.duration + 2 * step.level) if most_per_s else None
 
 
 def _settle(study: Study, procedure: Procedure) -> None:

@@ -19,7 +19,7 @@ from golden_files import GOLDEN
 from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Step, StepData
+from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step, StepData
 from sidecar.cli import main
 from sidecar.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.options.load import RunOptions
@@ -29,7 +29,7 @@ from sidecar.study.asking import Variant
 from sidecar.study.data import step_data
 from sidecar.study.derive import Derived, derive_study
 from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
-from sidecar.study.runner import Conduct, conduct
+from sidecar.study.runner import Conduct, conduct, prepared_requests
 from sidecar.study.verb import capacity_of, resumed
 
 SOUND, DOUBTFUL_GAPS = "two_engines", "vllm_plain"
@@ -264,6 +264,24 @@ def test_a_command_that_fails_or_hangs_ends_a_study(tmp_path: Path, url: str, va
     assert said in str(error)
     assert "\n" not in str(error)
     assert [] == derived.result.steps
+
+
+def closed(concurrency: int, options: Mapping[str, object] = MappingProxyType({})) -> Step:
+    label = f"closed-{concurrency}"
+    return Step(
+        kind="saturate", label=label, load="closed", level=concurrency, duration=20.0, seed=1, options=dict(options)
+    )
+
+
+def test_as_many_requests_are_prepared_as_the_system_may_serve():
+    """By steps of the same requests, else by what it is known to serve of others; unknown, by the run itself."""
+    assert prepared_requests(closed(64), ()) is None
+    assert 4 * 2.5 * 20 + 2 * 64 == prepared_requests(closed(64), (), 2.5)
+    warm = Outcome(status="complete", completed_per_s=5.0)
+    done = [Finished(number=1, run="steps/0001-closed-64", step=closed(64), outcome=warm)]
+    assert 1.5 * 5 * 20 + 2 * 64 == prepared_requests(closed(64), done, 2.5)
+    assert 1.5 * 10 * 20 + 2 * 128 == prepared_requests(closed(128), done, 2.5)
+    assert 4 * 5 * 20 + 2 * 64 == prepared_requests(closed(64, {"extra_body": "{}"}), done, 2.5)
 
 
 def test_a_void_step_is_never_a_capacity(tmp_path: Path, url: str):
