@@ -57,7 +57,7 @@ def minimum(study: Study) -> str:
     unmet = (
         f"Not met, {LEVELS[level]}: {', '.join(each.id for each in failing)}"
         for level in LEVELS
-        if level != "part" and (failing := study.compliance.failing(level))
+        if (failing := study.compliance.failing(level))
     )
     notes = [*result.notes, *unmet, f"Guardrails: {system['guardrails']}"]
     return _TEMPLATE.format(
@@ -75,7 +75,8 @@ def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
     quantity = next((result.results[name] for name in names if name in result.results), None)
     if quantity is None:
         return f"not measured (the test {result.test} has no such result)"
-    about = [f"at {quantity.at}"] if quantity.at else []
+    sure = quantity.interval().strip(" ()") if names in RATES and quantity.value is not None else ""
+    about = [*filter(None, (sure, quantity.at and f"at {quantity.at}"))]
     full = result.results.get(f"limit{names[0].removeprefix('max')}")
     if full is not None and full.value is not None:
         about.append(f"saturated: {ms(full.value)} {unit}{full.interval()}")

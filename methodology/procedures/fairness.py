@@ -243,12 +243,11 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
     costs = ", ".join(f"{results[f'ttft_inflation_p50_{name}'].value:.2f} ({name})" for name in names)
-    verdict = "below" if index.value < UNFAIR else "not below"
     starving = " and ".join(f"{in_percent(results[f'starvation_ratio_{name}'])} of the {name} ones" for name in names)
-    bound = f"{verdict} {UNFAIR}, from which down the draft speaks of significant unfairness"
+    bound = f"below {UNFAIR} the draft speaks of significant unfairness"
     return (
         f"In the mixed load the median TTFT of the classes is {costs} times what it is alone.",
-        f"Jain's index over these is {index.value:.3f}{index.interval()}, {bound}.",
+        f"Jain's index over these is {index.value:.3f}{index.interval()}; {bound}.",
         f"Of the requests, {starving} waited over {STARVED:g} times the median of their class.",
         _rule_sentence(rule, results, names[0]),
     )

@@ -26,7 +26,7 @@ from methodology.study.findings import (
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import LEVEL, counting
-from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile
+from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile, scaled
 from methodology.study.saturation import SATURATE, Capacity, load_of, measured_capacity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
@@ -116,7 +116,9 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
 
 def _results(study: _Study) -> dict[str, Quantity]:
     limit, came, objective, stable = study.limit, study.best.outcome, study.objective, study.verdicts.stable
-    ratio = study.mean_tokens
+    at_slo = number(None, "tokens/s", missing=objective.missing or "the output tokens of requests are not known")
+    if tokens := study.mean_tokens:
+        at_slo = replace(scaled(objective, tokens, "tokens/s"), method="the same times the output tokens of a request")
     served: dict[str, Any] = {"method": "in the steady window of the highest stable level; batch means"}
     full: dict[str, Any] = {"method": _LIMIT_METHOD, "missing": "the load generator never filled the server"}
     at = study.best.step.load_words
@@ -137,12 +139,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
             limit.tokens_per_s if limit.filled else None, "tokens/s", ci95=limit.tokens_ci95, **full
         ),
         "slo_requests_per_s": objective,
-        "slo_output_tokens_per_s": number(
-            objective.value * ratio if objective.value is not None and ratio else None,
-            "tokens/s",
-            missing=objective.missing,
-            method="the same times the output tokens of a request",
-        ),
+        "slo_output_tokens_per_s": at_slo,
         "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels, limit),
         **_efficiency(study),
     }

@@ -249,8 +249,9 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
 
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     """Yield what the engine adds: the parts of the TTFT, its places and its KV cache, each over the load."""
-    offered, outcomes = tuple(each.step.level for each in study.levels), [each.outcome for each in study.levels]
-    means = [_part_means(each, read) for each in study.levels]
+    levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
+    loads, outcomes = tuple(load_of(each, study.limit) for each in levels), [each.outcome for each in levels]
+    means = [_part_means(each, read) for each in levels]
     parts = {part.label: [mean.get(part.name) for mean in means] for part in TTFT_PARTS}
     seats = {"running": [each.running_mean for each in outcomes], "waiting": [each.waiting_mean for each in outcomes]}
     usage = [None if each.kv_cache_max is None else 100 * each.kv_cache_max for each in outcomes]
@@ -261,9 +262,9 @@ def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     }
     for (name, title, unit), values in shown.items():
         known = {label: y for label, y in values.items() if any(value is not None for value in y)}
-        lines = [Line(name=label, x=offered, y=tuple(y)) for label, y in known.items()]
+        lines = [Line(name=label, x=loads, y=tuple(y)) for label, y in known.items()]
         if lines:
-            axes = ("Offered load (requests/s)", unit)
+            axes = ("Load (requests/s)", unit)
             yield plot(name, title, axes, lines, kind="stack" if values is parts else "line")
 
 

@@ -61,8 +61,13 @@ class Quantity(Struct, frozen=True, kw_only=True):
         return self.ci95 or (None, None)
 
     def interval(self) -> str:
-        """Return the interval, or the end that is known, as it stands behind the number in a sentence; else nothing."""
+        """Return the interval, or the end that is known, as it stands behind the number in a sentence; else nothing.
+
+        Nothing, too, of a number that is known exactly.
+        """
         low, high = self.ends
+        if low is not None and low == high:
+            return ""
         if low is not None and high is not None:
             return f" ({figure(low)} to {figure(high)}, 95 %)"
         known = [f"{word} {figure(end)}" for word, end in (("at least", low), ("at most", high)) if end is not None]

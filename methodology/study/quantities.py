@@ -113,11 +113,19 @@ def number(
     return Quantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
 
 
+def scaled(quantity: Quantity, factor: float, unit: str) -> Quantity:
+    """Return a result, and its interval, in another unit."""
+    low, high = (None if end is None else factor * end for end in quantity.ends)
+    value = None if quantity.value is None else factor * quantity.value
+    return replace(quantity, value=value, unit=unit, ci95=(low, high) if quantity.ci95 else None)
+
+
 def in_percent(share: Quantity) -> str:
     """Return a share in percent with its interval, or its bounds where no more is known."""
-    low, high = (None if end is None else 100 * end for end in share.ends)
-    if share.value is not None:
-        return f"{figure(100 * share.value)} %{replace(share, ci95=(low, high)).interval()}"
+    percent = scaled(share, 100, "%")
+    if percent.value is not None:
+        return f"{figure(percent.value)} %{percent.interval()}"
+    low, high = percent.ends
     return "an unknown share" if low is None or high is None else f"between {figure(low)} and {figure(high)} %"
 
 

@@ -14,10 +14,12 @@ from msgspec.structs import replace as replaced
 from methodology.compare import LEAST_RUNS
 from methodology.compliance import satisfies
 from methodology.compliance.system import as_text
+from methodology.search import bracket
+from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.planning import counting
 from methodology.study.result import StudyResult
-from methodology.study.saturation import Capacity, capacity
+from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.access import masked
 from sidecar import VERSION
 from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured
@@ -218,13 +220,10 @@ def code_of(derived: Derived, options: StudyOptions, error: SidelightError | Non
 
 def _bracket(finished: Sequence[Finished]) -> str:
     """Say between which loads the limit is, as far as the steps show it."""
-    judged = [(each.step.level, each.outcome.stability.verdict) for each in finished if each.outcome.stability]
-    stable = max((level for level, verdict in judged if verdict == "stable"), default=None)
-    growing = min((level for level, verdict in judged if verdict == "growing"), default=None)
-    if stable is None and growing is None:
-        return ""
-    low = "?" if stable is None else f"{stable:.3g}"
-    return f", limit between {low} and {'?' if growing is None else f'{growing:.3g}'} requests/s"
+    limit = measured_capacity(finished) or Capacity(per_s=0.0)
+    verdicts = bracket([each for each in finished if each.step.load == "open"], limit)
+    ends = ["?" if each is None else figure(load_of(each, limit)) for each in (verdicts.stable, verdicts.growing)]
+    return f", limit between {' and '.join(ends)} requests/s" if ends != ["?", "?"] else ""
 
 
 def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:

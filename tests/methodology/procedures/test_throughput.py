@@ -103,6 +103,7 @@ def test_a_study_whose_steps_are_all_void_says_why():
         ((1204.6, 13_110.2), " (1,205 to 13,110, 95 %)"),
         ((None, 1.59), " (at most 1.59, 95 %)"),
         ((0.9, None), " (at least 0.900, 95 %)"),
+        ((1.24, 1.24), ""),
     ],
 )
 def test_a_number_has_what_is_known_of_its_interval_behind_it(ends: tuple[float | None, float | None], shown: str):
