@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
 STOP_TIMEOUT_S = 10.0
-OVERDUE_RATIO = 0.01  # of what was due: fewer is no other load
+OVERDUE_RATIO = 0.01  # of what was due: fewer do not change the load
 WATCH_EVERY_S = 0.5
 AWAITED_REQUESTS = 200  # an exporter keeps the order: with the last of them, all have their spans
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -288,7 +288,7 @@ def test_nothing_is_joined_with_nothing():
 
 
 def test_a_request_whose_span_ends_before_it_begins_has_that_reason():
-    """It was told that no span had come."""
+    """The report said that no span had come."""
     backwards = {"trace_id": "a", "arrival_ns": -1, "end_ns": -1, "off_clock_s": -0.9}
     joined = join(requests({"trace_id": "a", "request_id": "r"}), engine(backwards))
     assert joined.reason[0].startswith("its span ends before it begins, as where a clock is set back: refused;")
