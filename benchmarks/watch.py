@@ -148,6 +148,11 @@ def use(root: int) -> Use:
     return Use(at_s=time.monotonic(), mb=mb, cpu_s=cpu_s)
 
 
+def receiver(root: int) -> int:
+    """Return the child of a watch that receives spans."""
+    return next(pid for pid in use(root).mb if b"scraper.worker.spans" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 async def _measure(options: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         simulator = await _started("simulator", "--port", "0", "--exit-on-eof", stdin=asyncio.subprocess.PIPE)
@@ -187,8 +192,7 @@ async def _drive(traffic: Traffic, options: argparse.Namespace, pid: int, target
             traffic.request(time.time_ns())
             next_s += traffic.rng.expovariate(options.rate)
             if kill_s is not None and time.monotonic() > begin_s + kill_s:
-                child = next(one for one in use(pid).mb if one != pid)
-                os.kill(child, signal.SIGKILL)
+                os.kill(receiver(pid), signal.SIGKILL)
                 kill_s = None
             if time.monotonic() > uses[-1].at_s + SAMPLE_S:
                 uses.append(use(pid))

@@ -232,6 +232,7 @@ RECEIVER = Row(
             "Restarts, defects, CPU",
             {
                 "receiver restarts": increase("sidelight_receiver_restarts_total", WATCH),
+                "scraper restarts": increase("sidelight_scraper_restarts_total", WATCH),
                 "defects": increase("sidelight_watch_errors_total", WATCH),
                 "cores used": total("sidelight_watch_cpu_seconds_total", WATCH),
                 "seconds behind": f"max (sidelight_watch_lag_seconds{{{WATCH}}})",

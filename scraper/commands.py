@@ -1,4 +1,6 @@
-"""What the conductor sends to the scraping process, one JSON line each: a `Spec` first, then commands."""
+"""What the conductor sends to the processes that scrape and receive spans, one JSON line each: a specification first,
+then commands.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ MAX_INTERVAL_S = 86_400.0
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
-class Spec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LogSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Into which log a process writes, and when it goes on in a new file; None: never."""
+
+    out: str
+    rotation: Rotation | None = None
+
+
+class Spec(LogSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to scrape, and into which logs.
 
     targets        resolved URLs; one that is listed twice is scraped once
@@ -27,33 +36,38 @@ class Spec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed           of the jitter after failures
     hardware_out   log of this machine's hardware counters; "": they are not read
     timings_out    log of TensorRT-LLM's `/perf_metrics`, created only where a target is one
-    spans          where spans are received, into the log `spans_out`; None: nowhere
-    rotation       when logs continue in a new file; None: never
     """
 
     targets: list[str]
     interval_s: float
     clock_offset_ns: int
-    out: str
     timeout_s: float = 5.0
     limit_bytes: int = LIMIT_BYTES
     access: Access = Access()
     seed: int = 0
     hardware_out: str = ""
     timings_out: str = ""
-    spans: ReceiverSpec | None = None
-    spans_out: str = ""
-    rotation: Rotation | None = None
+
+
+class SpanSpec(LogSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where spans are received."""
+
+    receiver: ReceiverSpec
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle", forbid_unknown_fields=True):
-    """How to settle: for so many seconds, and until the requests of these traces (hex ids) have their spans.
+    """For how many seconds to scrape on."""
 
-    Spans are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
+    seconds: _Seconds = 0
+
+
+class SettleSpans(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle", forbid_unknown_fields=True):
+    """Whose spans to wait for: those of the requests of these traces (hex ids).
+
+    They are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
     first one may still be on its way.
     """
 
-    seconds: _Seconds = 0
     trace_ids: list[Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]] = []
     first_span_s: _Seconds = 0
 
@@ -66,7 +80,8 @@ class SetTargets(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag
 
 
 class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
-    """Scrape a last time and end."""
+    """Scrape a last time and end; of the other, pass on what is queued and end."""
 
 
 Command = Settle | SetTargets | Exit
+SpanCommand = SettleSpans | Exit

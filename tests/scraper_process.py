@@ -1,9 +1,10 @@
-"""The scraping process as its conductor starts it, for the tests of what it does."""
+"""The processes that scrape and receive spans, as their conductor starts them, for the tests of what they do."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,6 +45,19 @@ class Worker:
 
     def records(self) -> list[Row | FailureRecord]:
         return list(read_log(self.log))
+
+
+@asynccontextmanager
+async def receiving(path: Path, *, prelude: str = "", **spec: Any) -> AsyncIterator[Worker]:
+    """Start one that receives spans at free ports by a clock that is right, unless the specification has others."""
+    code = f"{prelude}\nimport runpy\nrunpy.run_module('scraper.worker.spans', run_name='__main__')"
+    addresses = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}
+    clock = {"clock_offset_ns": time.time_ns() - time.monotonic_ns()}
+    async with piped("-c", code) as process:
+        worker = Worker(process, path / "spans-0.log")
+        files = {"out": str(worker.log), "stderr": str(path / "receiver.stderr")}
+        worker.send(files | spec | {"receiver": addresses | clock | spec.get("receiver", {})})
+        yield worker
 
 
 @asynccontextmanager

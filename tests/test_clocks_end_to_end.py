@@ -59,7 +59,7 @@ async def test_an_engine_an_hour_off_is_refused_and_the_other_is_not_disturbed(t
     assert pytest.approx(1 - len(refused) / correlation["requests"]) == correlation["coverage"]["trace"]
     assert len(refused) <= correlation["spans"]["off_clock"] < correlation["spans"]["spans"]
     assert correlation["spans"]["spans"] == correlation["spans"]["off_clock"] + correlation["spans"]["request_spans"]
-    (line,) = (done.path / "raw" / "scraper.stderr").read_text().splitlines()
+    (line,) = (done.path / "raw" / "receiver.stderr").read_text().splitlines()
     assert line.startswith("spans of 'vllm-simulator' that came over http are not used: their clock is 360")
     assert {} == correlation["clock"]["engines"]
     exact = np.array(table["breakdown_source"]) == "trace"

@@ -171,7 +171,7 @@ def worker_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """A run to its end whose scraper got SIGKILL on the way."""
+    """A run to its end whose scraper and receiver of spans got SIGKILL on the way."""
     path = tmp_path_factory.mktemp("scraper") / "run"
     lengths = ("--input-tokens", "32", "--output-tokens", "16")
     load = ("--rate", "20", "--requests", "60", "--warmup", "0", "--seed", "9", "--otlp-listen", "127.0.0.1:0")
@@ -179,8 +179,9 @@ def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) 
         "run", "--url", engine.url, *load, *lengths, "--scrape-interval", "0.1", "--out", path, *QUIET
     ) as process:
         until(lambda: answered(path) or process.poll() is not None, "answers")
-        (scraper,) = (child for child, command in children(process.pid).items() if "scraper.worker" in command)
-        os.kill(scraper, signal.SIGKILL)
+        killed = [child for child, command in children(process.pid).items() if "scraper.worker" in command]
+        for child in killed:
+            os.kill(child, signal.SIGKILL)
         return ended(process, path)
 
 
@@ -269,7 +270,8 @@ def test_a_scraper_that_is_killed_is_started_again(scraper_killed: Ended):
     counts = summary["client"]["requests"]["ok"], summary["server"]["requests_finished"]["stats"]["total"]
     assert summary["client"]["requests"]["sent"] == counts[0] == counts[1]
     assert summary["correlation"]["breakdown"]["queue_ms"]["mean"] is not None
-    assert 1 == sum("the scraper died" in text and "was started again" in text for text in summary["warnings"])
+    for died in ("the scraper died", "the receiver died"):
+        assert 1 == sum(died in text and "was started again" in text for text in summary["warnings"])
     states = {log["log"]: log["state"] for log in summary["integrity"]["logs"]}
     assert states["scrapes-0.log"] in ("unverified", "torn")
     assert "whole" == states["scrapes-1.log"]

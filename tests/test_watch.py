@@ -25,6 +25,7 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from packed_columns import read
+from processes import children
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
 from served import collector
@@ -98,8 +99,14 @@ class Watch:
         return out.decode()
 
     def receiver(self) -> int:
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return self._child("scraper.worker.spans")
+
+    def scraper(self) -> int:
+        return self._child("scraper.worker")
+
+    def _child(self, module: str) -> int:
+        (pid,) = (pid for pid, command in children(self.process.pid).items() if f"{module}\0" in command)
+        return pid
 
 
 @asynccontextmanager
@@ -178,15 +185,17 @@ async def test_a_full_disk_does_not_end_a_watch(tmp_path: Path):
         ) as watch,
     ):
         await watch.until(lambda page: any(name.startswith("sidelight_scrapes_total") for name in page))
-        limit = resource.RLIMIT_FSIZE
+        limit, processes = resource.RLIMIT_FSIZE, (watch.receiver(), watch.scraper())
         _, most = resource.prlimit(watch.receiver(), limit)
-        resource.prlimit(watch.receiver(), limit, (1, most))
+        for process in processes:
+            resource.prlimit(process, limit, (1, most))
         await watch.until(lambda page: page["sidelight_scrapes_unwritten_total"] > 0)
         assert (503, "its logs cannot be written: File too large\n") == await watch.get("/readyz")
         async with Wire(f"grpc://127.0.0.1:{watch.ports[0]}", Access()) as wire:
             with pytest.raises(Unavailable):
                 await wire.send(body(request(1)))
-        resource.prlimit(watch.receiver(), limit, (most, most))
+        for process in processes:
+            resource.prlimit(process, limit, (most, most))
         await watch.until_said("logs are written again")
         assert (200, "ready\n") == await watch.get("/readyz")
         await watch.send(request(1))
@@ -308,6 +317,22 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
     assert watched.shortened
 
 
+async def test_a_scraper_that_is_killed_keeps_no_span_away(tmp_path: Path):
+    """It is counted, said and started again by itself: the receiver lives on, and the report has when it was down."""
+    async with watching(tmp_path / "watch") as watch:
+        receiver = watch.receiver()
+        await watch.until_said("scraping no page")
+        os.kill(watch.scraper(), signal.SIGKILL)
+        await watch.until_said("the scraper ended with code -9")
+        await watch.send(request(1))
+        await watch.until_said("the scraper runs again after")
+        counts = await watch.until(lambda page: page[TRACE] == 1)
+        assert (200, "ready\n", receiver) == (*await watch.get("/readyz"), watch.receiver())
+        await watch.end()
+    assert (0, 1) == (counts[RESTARTS], counts["sidelight_scraper_restarts_total"])
+    assert any("nothing was scraped for" in text for text in derive(tmp_path / "watch").summary.warnings)
+
+
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc to find the receiver")
 async def test_watches_that_are_killed_lose_nothing_of_what_waits_for_a_collector(tmp_path: Path):
     """While it is away two watches are killed, with all of their processes, and one ends; the next sends each once."""
@@ -319,9 +344,10 @@ async def test_watches_that_are_killed_lose_nothing_of_what_waits_for_a_collecto
             async with watching(tmp_path / name, *forward) as watch:
                 for _ in range(3):
                     await watch.send(request(next(numbers)))
-                receiver = watch.receiver()
+                receiver, scraper = watch.receiver(), watch.scraper()
                 watch.process.kill()
                 os.kill(receiver, signal.SIGKILL)
+                os.kill(scraper, signal.SIGKILL)
         async with watching(tmp_path / "third", *forward) as watch:
             await watch.send(request(next(numbers)))
             await watch.until(lambda page: page.get('sidelight_receiver_forward_queue{what="exports"}') == 7)

@@ -377,6 +377,7 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
             received.get("cut_connections"),
         ),
         ("receiver_restarts", "Receivers that ended on their own and were started again.", counts.restarts),
+        ("scraper_restarts", "Scrapers that ended on their own and were started again.", counts.scraper_restarts),
         ("scrapes_unwritten", "Scrapes that are lost: they could not be written, as on a full disk.", counts.unwritten),
         ("watch_errors", "Defects of the sidecar; what had just come is lost with each.", counts.errors),
         ("watch_cpu_seconds", "CPU time of the process that serves this page.", counts.cpu_s),

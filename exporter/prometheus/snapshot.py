@@ -189,12 +189,12 @@ class WatchCounts:
     """What a resident sidecar did since its start, and how much it keeps.
 
     `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
-    ended on their own; `unwritten` scrapes could not be kept. `forward_queue` is what waits for the next collector by
-    `exports`, `bytes` and `limit_bytes`, empty where nothing is forwarded. `sizes` is what the windows hold; `repeated`
-    spans came again, `evicted` were too many, `probes` are of health probes. `whole_traces` are requests whose client
-    and engine are in one trace, `broken_traces` others by the service at which it breaks and how. `errors` are defects
-    of ours that cost what had just come; `cpu_s` is of the process that serves the page. `read_to_s` is the moment, by
-    the monotonic clock, up to which all that the receiver had logged was read.
+    ended on their own, as did `scraper_restarts` scrapers; `unwritten` scrapes could not be kept. `forward_queue` is
+    what waits for the next collector by `exports`, `bytes` and `limit_bytes`, empty where nothing is forwarded. `sizes`
+    is what the windows hold; `repeated` spans came again, `evicted` were too many, `probes` are of health probes.
+    `whole_traces` are requests whose client and engine are in one trace, `broken_traces` others by the service at which
+    it breaks and how. `errors` are defects of ours that cost what had just come; `cpu_s` is of the process that serves
+    the page. `read_to_s` is the moment, by the monotonic clock, up to which all that the receiver had logged was read.
     """
 
     receiver: Mapping[str, int]
@@ -205,6 +205,7 @@ class WatchCounts:
     sizes: Mapping[str, int]
     repeated: int
     evicted: int
+    scraper_restarts: int = 0
     unwritten: int = 0
     probes: int = 0
     whole_traces: int = 0

@@ -8,6 +8,8 @@ from exporter.summary.result import Summary
 from rundir.integrity import Integrity, LogIntegrity
 from scraper.window.summary import Gap
 
+_SPANS_LOST = "spans that were sent meanwhile are lost unless their sender sent them again"
+
 
 def alerts(summary: Summary) -> Iterator[str]:
     """Yield them as sentences, worst first: whether another system was measured than was declared, then what became of
@@ -31,20 +33,31 @@ def torn_lines(integrity: Integrity) -> Iterator[str]:
 
 
 def gap_line(gaps: Sequence[Gap], *, start_ns: int, spans: bool) -> str:
-    """Return when the scraper was down, and what that means. The measurement began at `start_ns`; `spans`: they were
-    received as well.
+    """Return when the scraper was down, and what that means. The measurement began at `start_ns`; `spans`: it received
+    them as well, as in older runs.
     """
+    nothing = f"nothing was scraped{', and no span received,' if spans else ''}"
+    meaning = "totals are whole, since the engine's counters went on; when within that time they rose is not known"
+    lost = f"; {_SPANS_LOST}" if spans else ""
+    after = "and the server's results end there"
+    return _gap_line("the scraper", gaps, start_ns, nothing=nothing, after=after, meaning=f"{meaning}{lost}")
+
+
+def span_gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
+    """Return likewise when the receiver of spans was down."""
+    after = "and later requests have no times from spans"
+    return _gap_line("the receiver", gaps, start_ns, nothing="no span was received", after=after, meaning=_SPANS_LOST)
+
+
+def _gap_line(who: str, gaps: Sequence[Gap], start_ns: int, *, nothing: str, after: str, meaning: str) -> str:
     first, last = gaps[0], gaps[-1]
     times = f", the first of {len(gaps)} times" if len(gaps) > 1 else ""
-    died = f"the scraper died {_moment(first, start_ns)}{times} ({first.reason})"
-    nothing = f"nothing was scraped{', and no span received,' if spans else ''}"
+    died = f"{who} died {_moment(first, start_ns)}{times} ({first.reason})"
     if last.end_ns is None:
         when = "after that" if last is first else f"after {(last.start_ns - start_ns) / 1e9:.1f} s"
-        return f"{died} and could not be started again: {nothing} {when}, and the server's results end there"
+        return f"{died} and could not be started again: {nothing} {when}, {after}"
     down_s = sum((gap.end_ns or gap.start_ns) - gap.start_ns for gap in gaps) / 1e9
-    meaning = "totals are whole, since the engine's counters went on; when within that time they rose is not known"
-    lost = "; spans that were sent meanwhile are lost unless their sender sent them again" if spans else ""
-    return f"{died} and was started again: {nothing} for {down_s:.1f} s; {meaning}{lost}"
+    return f"{died} and was started again: {nothing} for {down_s:.1f} s; {meaning}"
 
 
 def _moment(gap: Gap, start_ns: int) -> str:

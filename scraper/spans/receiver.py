@@ -89,7 +89,7 @@ class Receiver:
         """Read the addresses. Raises ValueError for an invalid one, or an invalid forwarding URL."""
         for address in (spec.grpc, spec.http):
             host_and_port(address or "none:0")
-        classify(Span(), "")  # reads the engines' files now: later, the stamps of scrapes would wait for it
+        classify(Span(), "")  # reads the engines' files now: later, the stamps of exports would wait for it
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
         self._wall_ns, self._begun = wall_ns, anchor(wall_ns)

@@ -18,7 +18,7 @@ LIMIT_BYTES = 4 * 1024 * 1024
 # OpenTelemetry's batch processors wait 5 s at most (OTEL_BSP_SCHEDULE_DELAY); what comes later is not awaited.
 SETTLE_S = 6.0
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
-SCRAPE_DESCRIPTORS, _OWN_DESCRIPTORS = 32, 64
+_OWN_DESCRIPTORS = 96
 GRPC_PORT = 4317
 TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 # What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
@@ -78,11 +78,11 @@ class CannotListen(Exception):
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at one port for spans: scrapes need descriptors as well."""
+    """Return how many connections may be open at one port for spans: logs and forwarding need descriptors too."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    share = (soft - SCRAPE_DESCRIPTORS - _OWN_DESCRIPTORS) // 2
+    share = (soft - _OWN_DESCRIPTORS) // 2
     return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, share))
 
 

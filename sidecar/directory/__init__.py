@@ -49,7 +49,8 @@ CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by 
 CLOCK_LEFT = "clock_left"  # an event: the wall clock was set by `moved_ns`, and stamps go on by the time before
 WRITING = "prometheus_writing"  # an event: a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # an event: up to when a server has the series of the run, sent while it went
-SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events: of a run's scraper
+SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"  # events
+RECEIVER_DIED, RECEIVER_RESTARTED = "receiver_died", "receiver_restarted"  # events; of older runs, with the scraper
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 LOGS = "*.log"

@@ -1,4 +1,4 @@
-"""The server's half of a run: what its engines showed, and when nothing was scraped."""
+"""The server's half of a run: what its engines showed, and when nothing was scraped or no span received."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from scraper.window.gateways import gateway_pages
 from scraper.window.summary import Gap, Server, server_summary
 from scraper.window.window import Window
-from sidecar.directory import SCRAPER_DIED, SCRAPER_RESTARTED, Run
+from sidecar.directory import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Run
 from sidecar.errors import DamagedRun
 
 
@@ -22,21 +22,41 @@ def server_of(run: Run, window: Window, slice_ns: int) -> Server:
 
 def gaps_of(run: Run) -> list[Gap]:
     """Return when the scraper was down: from the first death to the restart after it, however many failed between."""
+    return _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
+
+
+def span_gaps_of(run: Run) -> list[Gap]:
+    """Return when the receiver of a run was down, likewise; nothing of a watch, whose notes say it."""
+    return [] if run.watched is not None else _gaps(run, RECEIVER_DIED, RECEIVER_RESTARTED)
+
+
+def received_by_scraper(run: Run) -> bool:
+    """Tell whether the deaths of the scraper were those of the receiver too: of a run of an older version."""
+    return run.receiver_deaths > 0 and all(event.name != RECEIVER_DIED for event in run.events)
+
+
+def _gaps(run: Run, died: str, restarted: str) -> list[Gap]:
     gaps: list[Gap] = []
     for event in run.events:
         is_open = bool(gaps) and gaps[-1].end_ns is None
-        if event.name == SCRAPER_DIED and not is_open:
+        if event.name == died and not is_open:
             gaps.append(Gap(start_ns=event.at_ns, end_ns=None, reason=str(event.data["reason"])))
-        elif event.name == SCRAPER_RESTARTED and is_open:
+        elif event.name == restarted and is_open:
             gaps[-1] = msgspec.structs.replace(gaps[-1], end_ns=event.at_ns)
     return gaps
 
 
 def require_server(run: Run) -> None:
-    """Raise DamagedRun where a run ended by itself without its scraper, and the server's half was asked for: by a
-    `scrape`, by --metrics or by --otlp-listen. A load alone has the client's half.
+    """Raise DamagedRun where a run ended by itself without its scraper or its receiver, and the server's half was asked
+    for: by a `scrape`, by --metrics or by --otlp-listen. A load alone has the client's half, and a watch goes on.
     """
     config = run.manifest["config"]
     is_asked_for = not config.get("url") or config.get("metrics") or config.get("otlp_listen")
-    if run.status == "complete" and is_asked_for and any(gap.end_ns is None for gap in gaps_of(run)):
-        raise DamagedRun(f"{run.path}: the scraper died and could not be started again; the server's results end there")
+    if run.status != "complete" or run.watched is not None or not is_asked_for:
+        return
+    for who, gaps, what in (
+        ("scraper", gaps_of(run), "the server's results end there"),
+        ("receiver", span_gaps_of(run), "later requests have no times from spans"),
+    ):
+        if any(gap.end_ns is None for gap in gaps):
+            raise DamagedRun(f"{run.path}: the {who} died and could not be started again; {what}")

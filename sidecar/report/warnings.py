@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from correlator.live.reasons import explain_breaks
-from exporter.report.alerts import damage_lines, gap_line, torn_lines
+from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
@@ -21,6 +21,7 @@ from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
 from scraper.window.summary import Server
 from sidecar.directory import Run
+from sidecar.report.server import received_by_scraper, span_gaps_of
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
@@ -87,11 +88,13 @@ def _ending(run: Run) -> Iterator[str]:
 
 
 def _gaps(run: Run, server: Server) -> Iterator[str]:
-    """Yield when the scraper was down."""
+    """Yield when the scraper was down, and when the receiver of spans was."""
     starts = {phase.name: phase.start_ns for phase in run.phases}
     if server.gaps:
         start_ns = starts.get("measure", server.gaps[0].start_ns)
-        yield gap_line(server.gaps, start_ns=start_ns, spans=run.span_counts is not None)
+        yield gap_line(server.gaps, start_ns=start_ns, spans=received_by_scraper(run))
+    if gaps := span_gaps_of(run):
+        yield span_gap_line(gaps, start_ns=starts.get("measure", gaps[0].start_ns))
 
 
 def _failures(client: ClientSummary) -> Iterator[str]:

@@ -68,7 +68,7 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
             await unless_stopped(session.stop, planning)
         await unless_stopped(session.stop, _plan_measured(session, options, prepared))
         ready = [worker.expect("ready", timeout_s=START_TIMEOUT_S) for worker in session.workers]
-        await asyncio.gather(*ready, *(() if session.scraper is None else (session.scraper.ready(),)))
+        await asyncio.gather(*ready, *(each.ready() for each in session.supervised))
         async with watching(session):
             if await _warm_up(session, options, prepared):
                 # The reference scrape lies between the end of the warm-up and the first measured request.

@@ -36,6 +36,7 @@ from sidecar.run.processes import Child, Supervised
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
+    from scraper.commands import Settle, SettleSpans
     from sidecar.live.view import LiveRun
 
 T = TypeVar("T")
@@ -59,11 +60,17 @@ class Session:
     stop: asyncio.Event
     live: LiveRun
     scraper: Supervised | None = None
+    receiver: Supervised | None = None
     listening: str | None = None
     workers: tuple[Child, ...] = ()
     drain_s: float = 0.0
     page: LivePage | None = None
     plans: Path | None = None  # where plans with bodies are, of a run whose directory must not have these
+
+    @property
+    def supervised(self) -> tuple[Supervised, ...]:
+        """Return the children that are started again where they die."""
+        return tuple(each for each in (self.receiver, self.scraper) if each is not None)
 
     def plan(self, name: str) -> Path:
         """Return the plan that workers read."""
@@ -147,40 +154,47 @@ async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None
 async def settle(session: Session, seconds: float, *, listening: str | None) -> None:
     """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
 
-    A scraper that cannot be kept up is not fatal: its end is recorded.
+    A process that cannot be kept up is not fatal: its end is recorded.
     """
-    if session.scraper is None:
+    if not session.supervised:
         return
-    from scraper.commands import Settle  # noqa: PLC0415  aiohttp, which a run imports while its processes start
+    from scraper.commands import Settle, SettleSpans  # noqa: PLC0415  aiohttp, imported while processes start
 
-    awaited = _awaited_spans(session) if listening else {}
-    bound_s = seconds + STOP_TIMEOUT_S + (awaited["first_span_s"] + SETTLE_S if awaited else 0.0)
-    settled = await session.scraper.finish(Settle(seconds=seconds, **awaited), "settled", timeout_s=bound_s)
-    if settled is None:
-        return
-    log = SCRAPES.format(session.scraper.deaths)
-    record_if_possible(session, SCRAPED, log=log, scrapes=settled["scrapes"], unwritten=settled["unwritten"])
-    if settled["unwritten"]:
-        warn_and_record(
-            session, f"{settled['unwritten']} scrapes and readings of hardware are lost: they could not be written"
-        )
-    if "spans" not in settled:
-        return
-    record(session, "spans", awaited=len(awaited.get("trace_ids", ())), **settled["spans"])
-    # Where one died, these counts are the last one's alone, and spans may have come before.
-    for text in _span_notes(settled["spans"], None if session.scraper.deaths else listening, session.live.engines()):
-        record_note(session, text)
+    awaited = _awaited_spans(session) if listening else SettleSpans()
+    scraped, received = await asyncio.gather(
+        _settled(session.scraper, Settle(seconds=seconds), seconds),
+        _settled(session.receiver, awaited, awaited.first_span_s + SETTLE_S),
+    )
+    if session.scraper is not None and scraped is not None:
+        log = SCRAPES.format(session.scraper.deaths)
+        record_if_possible(session, SCRAPED, log=log, scrapes=scraped["scrapes"], unwritten=scraped["unwritten"])
+        if scraped["unwritten"]:
+            warn_and_record(
+                session, f"{scraped['unwritten']} scrapes and readings of hardware are lost: they could not be written"
+            )
+    if session.receiver is not None and received is not None:
+        counts = {name: count for name, count in received.items() if name != "event"}
+        record(session, "spans", awaited=len(awaited.trace_ids), **counts)
+        # Where one died, these counts are the last one's alone, and spans may have come before.
+        for text in _span_notes(counts, None if session.receiver.deaths else listening, session.live.engines()):
+            record_note(session, text)
 
 
-def _awaited_spans(session: Session) -> dict[str, Any]:
+async def _settled(child: Supervised | None, command: Settle | SettleSpans, seconds: float) -> dict[str, Any] | None:
+    """Return what a child says when it has settled, which takes so many seconds; None without one."""
+    return None if child is None else await child.finish(command, "settled", timeout_s=seconds + STOP_TIMEOUT_S)
+
+
+def _awaited_spans(session: Session) -> SettleSpans:
     """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
+    from scraper.commands import SettleSpans  # noqa: PLC0415  as above
+
     session.live.poll()
     indices, first_end_ns = last_answered(session.live.logs.requests.table(), AWAITED_REQUESTS)
     since_s = (session.clock.now_ns() - first_end_ns) / 1e9 if indices else SETTLE_S
-    return {
-        "trace_ids": [trace_id(session.run_id, index) for index in indices],
-        "first_span_s": max(0.0, SETTLE_S - since_s),
-    }
+    return SettleSpans(
+        trace_ids=[trace_id(session.run_id, index) for index in indices], first_span_s=max(0.0, SETTLE_S - since_s)
+    )
 
 
 def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
@@ -212,13 +226,13 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
     kinds.append(("no_memory", "beyond --memory"))
     refused = [f"{counts[name]} {kind}" for name, kind in kinds if counts[name]]
     if refused:
-        yield f"exports of spans were refused ({', '.join(refused)}); raw/scraper.stderr says why"
+        yield f"exports of spans were refused ({', '.join(refused)}); raw/receiver.stderr says why"
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
-        yield f"{bad} violate the OTLP specification and are not used; raw/scraper.stderr names them"
+        yield f"{bad} violate the OTLP specification and are not used; raw/receiver.stderr names them"
     if counts["off_clock"]:
         off = f"{counts['off_clock']} of {counts['spans']} spans"
-        yield f"{off} are timed by a clock more than 10 minutes off ours and are not used; raw/scraper.stderr names it"
+        yield f"{off} are timed by a clock more than 10 minutes off ours and are not used; raw/receiver.stderr names it"
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Child processes (load workers, the scraper, the simulator): JSON lines in, JSON lines out.
+"""Child processes (load workers, the scraper, the receiver of spans, the simulator): JSON lines in, JSON lines out.
 
 A child reads its specification from the first line of standard input and ends when that input ends, so that it never
 outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which stops its children.
@@ -25,8 +25,9 @@ from sidecar.errors import WorkerDied
 
 T = TypeVar("T")
 
+SCRAPER, RECEIVER = ("scraper.worker",), ("scraper.worker.spans",)  # their arguments
 START_TIMEOUT_S = 30.0
-EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, and forwards spans for 4 s
+EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, a receiver forwards for 4 s
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before one that died is started again
 SOUND_S = 60.0  # one that has lived so long died of something new
 MOST_LATE_DEATHS = 2  # of a child that is to finish

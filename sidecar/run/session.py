@@ -1,7 +1,7 @@
 """A session: what is found out first, which processes it starts, and how its run directory is opened and closed.
 
-The conductor times nothing: load workers and the scraper stamp and append; it starts them, watches, and reads what they
-wrote.
+The conductor times nothing: load workers, the scraper and the receiver of spans stamp and append; it starts them,
+watches, and reads what they wrote.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 
 from loadgen.protocols import PROTOCOLS
 from rundir.access import Access, Guard, masked
+from rundir.child import ChildSpec
 from rundir.clock import Clock, anchor
 from sidecar import directory as run_directory
 from sidecar.directory import Run
@@ -43,7 +44,7 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.processes import START_TIMEOUT_S, Child, Supervised
+from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, Supervised
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from exporter.prometheus.snapshot import Snapshot
     from exporter.summary.result import Summary
     from loadgen.transports.transport import WorkerSpec
-    from scraper.commands import Spec
+    from scraper.commands import SpanSpec, Spec
     from scraper.spans.spec import ReceiverSpec
     from sidecar.live.view import LiveRun
     from sidecar.run.prepare import Prepared
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     Finish = Callable[[Run], tuple[T, Parts, Summary]]
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
+SPANS = "spans-{}.log"  # by how many receivers died before
 
 
 async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
@@ -103,7 +105,9 @@ async def _run(
             await children.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
             for number in range(options.worker_count)
         ]
-        scraper = await children.enter_async_context(Child("scraper", ["scraper.worker"]))
+        spans = receiver_spec(options, clock)
+        receiver = None if spans is None else await children.enter_async_context(Child("receiver", RECEIVER))
+        scraper = await children.enter_async_context(Child("scraper", SCRAPER))
         # Ours are imported while theirs are.
         from sidecar.run.load import load  # noqa: PLC0415
         from sidecar.run.prepare import pages_access, prepare  # noqa: PLC0415
@@ -138,6 +142,8 @@ async def _run(
         if prepared.targets or options.otlp_listen is not None:
             spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
             session = await _scraping(session, stack, scraper, spec)
+        if receiver is not None and spans is not None:
+            session = await _receiving(session, stack, receiver, span_spec(path, spans))
         async with _sending(session, options):
             await load(session, options, prepared, begun_s=begun_s)
     return live, page
@@ -223,11 +229,13 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
             session = Session(run_id=run_id, path=path, clock=clock, progress=progress, stop=stop, live=live)
             for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
                 warn_and_record(session, text)
-            scraper = await stack.enter_async_context(Child("scraper", ["scraper.worker"]))
+            scraper = await stack.enter_async_context(Child("scraper", SCRAPER))
             spec = scraper_spec(path, prepared.targets, options, clock, metrics_access(options))
             session = await _scraping(session, stack, scraper, spec)
-            if session.scraper is not None:
-                await session.scraper.ready()
+            if (spans := receiver_spec(options, clock)) is not None:
+                receiver = await stack.enter_async_context(Child("receiver", RECEIVER))
+                session = await _receiving(session, stack, receiver, span_spec(path, spans))
+            await asyncio.gather(*(each.ready() for each in session.supervised))
             await stack.enter_async_context(watching(session))
             live.enter("measure")
             record(session, "phase_start", phase="measure")
@@ -238,35 +246,55 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
 
 
 async def _scraping(session: Session, stack: AsyncExitStack, child: Child, spec: Spec) -> Session:
-    """Start the scraper, which is started again where it dies; return the session with it, and with where it receives
-    spans, if it does.
-    """
-    stderr = session.path / run_directory.RAW / "scraper.stderr"
-    await child.begin(spec, stderr=stderr)
-    addresses = [] if spec.spans is None else [spec.spans.grpc, spec.spans.http]
-    if addresses and addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
+    """Start the scraper; return the session with it."""
+    events = run_directory.SCRAPER_DIED, run_directory.SCRAPER_RESTARTED
+    supervised = await _supervised(session, stack, child, lambda deaths: spec_after(spec, deaths), *events)
+    return replace(session, scraper=supervised)
+
+
+async def _receiving(session: Session, stack: AsyncExitStack, child: Child, spec: SpanSpec) -> Session:
+    """Start the receiver of spans; return the session with it, and with where it listens."""
+    addresses = spec.receiver.grpc, spec.receiver.http
+    events = run_directory.RECEIVER_DIED, run_directory.RECEIVER_RESTARTED
+    supervised = await _supervised(
+        session, stack, child, lambda deaths: span_spec_after(spec, deaths, *addresses), *events
+    )
+    if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
         ports = await child.expect("listening", timeout_s=START_TIMEOUT_S)
-        chosen = ports["grpc_port"], ports["http_port"]
-        addresses = [f"{address.rpartition(':')[0]}:{port}" for address, port in zip(addresses, chosen, strict=True)]
-    if addresses:
-        session.progress.stage(
-            f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces"
-        )
+        host = addresses[0].rpartition(":")[0]
+        addresses = f"{host}:{ports['grpc_port']}", f"{host}:{ports['http_port']}"
+    session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
+    return replace(session, receiver=supervised, listening=addresses[0])
+
+
+async def _supervised(
+    session: Session,
+    stack: AsyncExitStack,
+    child: Child,
+    spec: Callable[[int], ChildSpec],
+    died: str,
+    restarted: str,
+) -> Supervised:
+    """Start a child, which is started again where it dies, with what `spec` returns after so many deaths.
+
+    `died` and `restarted` are the events that are recorded then.
+    """
+    stderr = session.path / run_directory.RAW / f"{child.name}.stderr"
+    await child.begin(spec(0), stderr=stderr)
 
     async def begin(again: Child) -> None:
-        await again.begin(spec_after(spec, supervised.deaths, addresses), stderr=stderr)
+        await again.begin(spec(supervised.deaths), stderr=stderr)
 
-    def died(death: WorkerDied) -> None:
-        record_if_possible(session, run_directory.SCRAPER_DIED, reason=str(death))
+    def on_death(death: WorkerDied) -> None:
+        record_if_possible(session, died, reason=str(death))
         session.progress.warn(f"{death}; it is started again")
 
-    def restarted() -> None:
-        record_if_possible(session, run_directory.SCRAPER_RESTARTED)
-        session.progress.stage("the scraper runs again")
+    def on_restart() -> None:
+        record_if_possible(session, restarted)
+        session.progress.stage(f"the {child.name} runs again")
 
-    supervised = Supervised(child, begin=begin, died=died, restarted=restarted)
-    await stack.enter_async_context(supervised)
-    return replace(session, scraper=supervised, listening=addresses[0] if addresses else None)
+    supervised = Supervised(child, begin=begin, died=on_death, restarted=on_restart)
+    return await stack.enter_async_context(supervised)
 
 
 def worker_spec(
@@ -307,8 +335,6 @@ def scraper_spec(
     """Return the specification of the scraper. A scrape without load has no seed of its own."""
     from scraper.commands import Spec  # noqa: PLC0415  as in run
 
-    raw = path / run_directory.RAW
-    spans = receiver_spec(options, clock)
     spec = Spec(
         targets=list(targets),
         interval_s=options.scrape_interval,
@@ -316,30 +342,35 @@ def scraper_spec(
         clock_offset_ns=clock.offset_ns,
         access=access,
         seed=options.seed if isinstance(options, RunOptions) else 0,
-        out="",
-        spans=spans,
+        out=str(path / run_directory.RAW / run_directory.SCRAPES.format(0)),
     )
-    return msgspec.structs.replace(spec, **_logs(raw, 0, spans))
+    return spec_after(spec, 0)
 
 
-def spec_after(spec: Spec, deaths: int, addresses: Sequence[str]) -> Spec:
-    """Return the specification of a scraper after so many that died: logs of its own, and the `addresses` at which
+def spec_after(spec: Spec, deaths: int) -> Spec:
+    """Return the specification of a scraper after so many that died: logs of its own."""
+    raw = Path(spec.out).parent
+    return msgspec.structs.replace(
+        spec,
+        out=str(raw / run_directory.SCRAPES.format(deaths)),
+        hardware_out=str(raw / (f"hardware-{deaths}.log" if deaths else "hardware.log")),
+        timings_out=str(raw / f"timings-{deaths}.log"),
+    )
+
+
+def span_spec(path: Path, receiver: ReceiverSpec) -> SpanSpec:
+    """Return the specification of the process that receives spans."""
+    from scraper.commands import SpanSpec  # noqa: PLC0415  as in run
+
+    return SpanSpec(receiver=receiver, out=str(path / run_directory.RAW / SPANS.format(0)))
+
+
+def span_spec_after(spec: SpanSpec, deaths: int, grpc: str, http: str) -> SpanSpec:
+    """Return the specification of a receiver after so many that died: a log of its own, and the addresses at which
     spans were received before, where free ports were asked for.
     """
-    spans = spec.spans
-    if spans is not None:
-        spans = msgspec.structs.replace(spans, grpc=addresses[0], http=addresses[1])
-    return msgspec.structs.replace(spec, spans=spans, **_logs(Path(spec.out).parent, deaths, spans))
-
-
-def _logs(raw: Path, deaths: int, spans: ReceiverSpec | None) -> dict[str, str]:
-    """Return the logs of a scraper after so many that died."""
-    return {
-        "out": str(raw / run_directory.SCRAPES.format(deaths)),
-        "hardware_out": str(raw / (f"hardware-{deaths}.log" if deaths else "hardware.log")),
-        "timings_out": str(raw / f"timings-{deaths}.log"),
-        "spans_out": "" if spans is None else str(raw / f"spans-{deaths}.log"),
-    }
+    receiver = msgspec.structs.replace(spec.receiver, grpc=grpc, http=http)
+    return msgspec.structs.replace(spec, receiver=receiver, out=str(Path(spec.out).with_name(SPANS.format(deaths))))
 
 
 async def _serve(stack: AsyncExitStack, listen: str | None, guard: Guard, progress: Progress) -> LivePage | None:

@@ -257,7 +257,7 @@ class WatchView:
             "receiver_restarts": restarts,
         }
 
-    def snapshot(self, *, restarts: int, unwritten: int = 0) -> Snapshot:
+    def snapshot(self, *, restarts: int, scraper_restarts: int = 0, unwritten: int = 0) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         receiver = {**dict.fromkeys(Counts.__struct_fields__, 0), **self.receiver_counts()}
         return Snapshot(
@@ -274,6 +274,7 @@ class WatchView:
                 receiver=receiver,
                 forward_queue=_shown(self._forward_queue),
                 restarts=restarts,
+                scraper_restarts=scraper_restarts,
                 unwritten=unwritten,
                 errors=self.failures.count,
                 cpu_s=usage.ru_utime + usage.ru_stime,

@@ -158,7 +158,7 @@ def wrong_step(opened_run: Run, name: str, warnings: str, change: Moved) -> str:
 
 def wrong_parts(left: Ended, known: Mapping[str, Mapping[str, Any]], change: Moved) -> str:
     """Say which parts are not the engine's, which spans are left out for no good reason, and who is wrongly blamed."""
-    errors = (left.path / "raw" / "scraper.stderr").read_text()
+    errors = (left.path / "raw" / "receiver.stderr").read_text()
     rows = left.requests()
     apart = [row for row in rows if row["breakdown_source"] != "trace"]
     reasons = Counter(row["breakdown_reason"] for row in apart)
@@ -242,7 +242,7 @@ async def watch_run(place: Path, change: Moved) -> str:
     refused, deaths = page.get(OFF_CLOCK, 0.0), page[RESTARTS]
     if page[TRACE] + refused / 3 != count or deaths:
         return f"{count} sent, {page[TRACE]:g} counted, {refused:g} spans refused, {deaths:g} deaths"
-    errors = (path / "raw" / "scraper.stderr").read_text()
+    errors = (path / "raw" / "receiver.stderr").read_text()
     if "Traceback" in "".join(watch.said) + errors or (change.is_here and BLAME in errors):
         return f"{watch.said[-3:]} {errors}"
     report = logs.report(path)

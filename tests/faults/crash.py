@@ -2,8 +2,8 @@
 engine.
 
 Whatever the engine had answered a second before the kill is in the report as answered, with its tokens, and nothing
-stands there that the engine denies; every process is gone, and with them their ports. A run whose scraper alone is
-killed goes on to its end.
+stands there that the engine denies; every process is gone, and with them their ports. A run whose scraper and receiver
+are killed goes on to its end.
 """
 
 from __future__ import annotations

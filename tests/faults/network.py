@@ -27,7 +27,7 @@ from faults.hostile import EXPORTS, LAST, OVER_TLS, PAGES, REPLIES, STREAM, Atta
 from faults.servers import Asked, serving
 from odd_exports import odd_export, over_http
 from processes import ANSWER, METRICS, MODELS, QUIET, Ended, sidelight
-from scraper_process import started
+from scraper_process import receiving, started
 
 from scraper.series.log import FailureRecord
 
@@ -101,28 +101,24 @@ def replies(place: Path, rows: Container[str], authority: Authority | None = Non
 
 async def scraped(place: Path, rows: Container[str], authority: Authority | None, is_over: Callable[[], bool]) -> Said:
     """Scrape every page several times and send every export, again until it is over; return what is said of each."""
-    clock_offset_ns = time.time_ns() - time.monotonic_ns()
-    receiver: dict[str, object] = {"grpc": "127.0.0.1:0", "http": "127.0.0.1:0", "clock_offset_ns": clock_offset_ns}
-    access, tls = {}, None
+    access, guard, tls = {}, {}, None
     if authority is not None:
         access = {"ca": authority.path("ca.pem")}
         tls = ssl.create_default_context(cafile=authority.path("ca.pem"))
-        receiver["guard"] = {"cert": authority.path("server.pem"), "key": authority.path("server.key")}
+        guard = {"cert": authority.path("server.pem"), "key": authority.path("server.key")}
 
     def answer(asked: Asked) -> Sequence[bytes]:
         return PAGES[asked.path.rpartition("/")[2]].pieces
 
     with serving(answer, tls=authority and authority.serving()) as url:
         urls = {f"{url}/metrics/{name}": name for name in PAGES if f"page:{name}" in rows}
-        spec = {"interval_s": 0.5, "timeout_s": PAGE_TIMEOUT_S, "clock_offset_ns": clock_offset_ns, "access": access}
-        spec |= {
-            "spans": receiver,
-            "spans_out": str(place / "spans-0.log"),
-            "stderr": str(place / "scraper.stderr"),
-            "limit_bytes": 4 << 20,
-        }
-        async with started(place, targets=list(urls), **spec) as worker:
-            ports = await worker.event("listening")
+        spec = {"interval_s": 0.5, "timeout_s": PAGE_TIMEOUT_S, "clock_offset_ns": time.time_ns() - time.monotonic_ns()}
+        spec |= {"access": access, "stderr": str(place / "scraper.stderr"), "limit_bytes": 4 << 20}
+        async with (
+            started(place, targets=list(urls), **spec) as worker,
+            receiving(place, receiver={"guard": guard}) as receiver,
+        ):
+            ports = await receiver.event("listening")
             await worker.event("ready", over=("stale", "fresh"))
             said = await attacked(ports["http_port"], rows, tls)
             while not is_over():
@@ -130,10 +126,11 @@ async def scraped(place: Path, rows: Container[str], authority: Authority | None
                     said[row] |= sentences
             worker.send({"cmd": "settle", "seconds": 0})
             await worker.event("settled", over=("stale", "fresh"))
-            if await worker.ended():
-                raise AssertionError(f"the scraper ended: {(place / 'scraper.stderr').read_text()[-500:]}")
-    if "Traceback" in (place / "scraper.stderr").read_text():
-        raise AssertionError((place / "scraper.stderr").read_text()[-500:])
+            ends = {"scraper": await worker.ended(), "receiver": await receiver.ended()}
+    for who, code in ends.items():
+        errors = (place / f"{who}.stderr").read_text()
+        if code or "Traceback" in errors:
+            raise AssertionError(f"the {who} ended with {code}: {errors[-500:]}")
     for record in worker.records():
         error = record.error if isinstance(record, FailureRecord) else "a page"
         said.setdefault(f"page:{urls[record.url]}", set()).add(error)

@@ -110,7 +110,7 @@ class Readings:
 class Turns:
     """Whole exports take turns, in the order in which they came; large ones do not keep small ones waiting.
 
-    What is computed of those whose turn it is, is done in slices of SLICE_S, between which scrapes have theirs.
+    What is computed of those whose turn it is, is done in slices of SLICE_S, between which others are read and stamped.
     """
 
     def __init__(self) -> None:

@@ -129,6 +129,7 @@ CONTRACT = {
     "sidelight_receiver_forward_queue": {"what"},
     "sidelight_receiver_restarts_total": set(),
     "sidelight_receiver_cut_connections_total": set(),
+    "sidelight_scraper_restarts_total": set(),
     "sidelight_scrapes_unwritten_total": set(),
     "sidelight_watch_lag_seconds": set(),
     "sidelight_receiver_refused_total": {"kind"},

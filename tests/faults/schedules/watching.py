@@ -1,5 +1,5 @@
-"""A watch in virtual time: its conductor and its receiver, clients and engines that send spans, and the next collector,
-in one process. What goes wrong, and when, a seed decides.
+"""A watch in virtual time: its conductor, scraper and receiver, clients and engines that send spans, and the next
+collector, in one process. What goes wrong, and when, a seed decides.
 
 The product's own code runs, but for what it starts and speaks through: processes, sockets, threads, disk and clocks.
 """
@@ -28,7 +28,9 @@ from faults.schedules.processes import Machine, Process, running
 from faults.schedules.virtual_time import Task, Time
 from grpc import aio
 
-from scraper import worker
+from scraper.worker import __main__ as scraping
+from scraper.worker import process as worker
+from scraper.worker import spans
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress
 from sidecar.run import manifest
@@ -38,6 +40,7 @@ from sidecar.watch.view import WatchView
 QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
 PORTS = {traffic.GRPC_PORT, traffic.HTTP_PORT, 9464}
 END_S = 60.0  # that a watch may take to end
+RECEIVER = "scraper.worker.spans"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +115,7 @@ class Stage:
         self.loop = NetworkLoop(clock, child())
         self.network = Network(self.loop, child(), schedule.weather)
         self.disk = Disk(clock, child())
-        self.machine = Machine(self.loop, {"scraper.worker": _scraper})
+        self.machine = Machine(self.loop, {"scraper.worker": _scraper, RECEIVER: _receiver})
         self.machine.born = self._born
         self.collector = Collector(network=self.network, rng=child(), busy=schedule.busy)
         self.engine = Engine(
@@ -129,7 +132,7 @@ class Stage:
 
     def _born(self, process: Process) -> None:
         process.at_death.append(lambda: self.disk.release(process))
-        if process.name == "scraper.worker" and self._deaths and not self.network.is_calm:
+        if process.name == RECEIVER and self._deaths and not self.network.is_calm:
             writes, how = self._deaths.pop(0)
             self.disk.deaths[process] = Death(writes=writes, how=how)
 
@@ -147,7 +150,7 @@ class Stage:
                 (aiohttp.connector.aiohappyeyeballs, "start_connection", self._connected),
                 (worker, "open_input", _input),
                 (worker, "read_spec", _spec),
-                (worker, "_say_if_read", worker.say),
+                (scraping, "_say_if_read", scraping.say),
                 (manifest, "LogSync", lambda _: nullcontext()),
                 (service, "WatchView", self._view),
             ):
@@ -220,7 +223,7 @@ class Stage:
             self.begin_watch()
             return
         for process in self.machine.processes:
-            if process.name == "scraper.worker":
+            if process.name == RECEIVER:
                 process.kill()
 
     async def _without(
@@ -251,7 +254,11 @@ class _Heard(logging.Handler):
 
 
 async def _scraper(_: Process) -> int:
-    return await worker._main()
+    return await worker._main(scraping._check, scraping.run)
+
+
+async def _receiver(_: Process) -> int:
+    return await worker._main(spans._check, spans.run)
 
 
 async def _input() -> asyncio.StreamReader:
@@ -281,7 +288,7 @@ def play(clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> Pl
             _end(loop)
             seconds = stage._now_s()
             loop.close()
-    receivers = [process for process in stage.machine.processes if process.name == "scraper.worker"]
+    receivers = [process for process in stage.machine.processes if process.name == RECEIVER]
     return Played(
         schedule=schedule,
         watches=stage.watches,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from logs import request_log
 
-from exporter.report.alerts import gap_line
+from exporter.report.alerts import gap_line, span_gap_line
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Gap, server_summary
 from scraper.window.window import Window
-from sidecar.directory import SCRAPER_DIED, SCRAPER_RESTARTED, Event, Run
+from sidecar.directory import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event, Run
 from sidecar.errors import DamagedRun
-from sidecar.report.server import gaps_of, require_server
+from sidecar.report.server import gaps_of, received_by_scraper, require_server, span_gaps_of
 
 S = 10**9
 NEVER_BACK = [(6, SCRAPER_DIED)]
@@ -40,6 +41,15 @@ def test_a_gap_lasts_until_a_scraper_is_up_again():
     assert [] == gaps_of(run((5, "note")))
 
 
+def test_a_receiver_dies_by_itself():
+    """Its gaps are its own. Of older runs, whose scraper received the spans too, only the logs of spans say it."""
+    events = run((2, RECEIVER_DIED), (4, RECEIVER_RESTARTED), (6, SCRAPER_DIED))
+    assert [Gap(start_ns=2 * S, end_ns=4 * S, reason="at 2")] == span_gaps_of(events)
+    assert [Gap(start_ns=6 * S, end_ns=None, reason="at 6")] == gaps_of(events)
+    assert (False, False) == (received_by_scraper(events), received_by_scraper(run(*NEVER_BACK)))
+    assert received_by_scraper(replace(run(*NEVER_BACK), receiver_deaths=1))
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -56,6 +66,13 @@ def test_a_run_whose_server_half_was_asked_for_and_is_lost_ends_with_3(config: d
     assert 3 == caught.value.exit_code
     require_server(run(*NEVER_BACK, (7, SCRAPER_RESTARTED), **config))
     require_server(run(*NEVER_BACK, status="interrupted", **config))
+
+
+def test_a_run_whose_receiver_was_lost_ends_with_3():
+    """Where it came back, it does not."""
+    with pytest.raises(DamagedRun, match="the receiver died and could not be started again; later requests have no"):
+        require_server(run((6, RECEIVER_DIED), url=["http://e"], otlp_listen="127.0.0.1:4317"))
+    require_server(run((6, RECEIVER_DIED), (7, RECEIVER_RESTARTED), url=["http://e"], otlp_listen="127.0.0.1:4317"))
 
 
 def test_a_load_alone_has_its_clients_half():
@@ -82,6 +99,18 @@ def test_a_hole_is_said_with_what_it_means():
         f"was scraped, and no span received, for 3.0 s; {whole}; spans that were sent meanwhile are lost unless their "
         "sender sent them again"
     ) == gap_line([gap(9, 11), gap(12, 13)], start_ns=10 * S, spans=True)
+
+
+def test_a_hole_of_spans_is_said_with_what_it_means():
+    """Spans that were not sent again are lost, or all that came later."""
+    assert (
+        "the receiver died 5.7 s into the measurement (killed) and was started again: no span was received for 1.3 s; "
+        "spans that were sent meanwhile are lost unless their sender sent them again"
+    ) == span_gap_line([gap(15.7, 17)], start_ns=10 * S)
+    assert (
+        "the receiver died 2.0 s into the measurement (killed) and could not be started again: no span was received "
+        "after that, and later requests have no times from spans"
+    ) == span_gap_line([gap(12, None)], start_ns=10 * S)
 
 
 def test_a_scraper_that_was_not_started_again_is_said():

@@ -8,10 +8,11 @@ import msgspec
 
 from rundir.access import Access
 from rundir.clock import anchor
-from scraper.commands import Spec
+from scraper.commands import SpanSpec, Spec
 from sidecar.options.load import RunOptions
+from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import ScrapeOptions
-from sidecar.run.session import scraper_spec, spec_after
+from sidecar.run.session import scraper_spec, span_spec, span_spec_after, spec_after
 
 
 def spec(options: RunOptions | ScrapeOptions) -> Spec:
@@ -26,16 +27,18 @@ def test_the_scraper_gets_the_seed():
     assert 0 == spec(ScrapeOptions()).seed
 
 
-def test_the_scraper_gets_the_addresses_for_spans():
-    """And into which log; nothing of them where they were not asked for."""
-    scraper_spec = spec(ScrapeOptions(otlp_listen="127.0.0.1:4317"))
-    assert scraper_spec.spans is not None
-    assert ("127.0.0.1:4317", "127.0.0.1:4318") == (scraper_spec.spans.grpc, scraper_spec.spans.http)
-    assert (scraper_spec.clock_offset_ns, "run/raw/spans-0.log") == (
-        scraper_spec.spans.clock_offset_ns,
-        scraper_spec.spans_out,
-    )
-    assert spec(ScrapeOptions()).spans is None
+def span_spec_of(listen: str) -> SpanSpec:
+    """Return the receiver's specification as the receiver reads it."""
+    receiver = receiver_spec(ScrapeOptions(otlp_listen=listen), anchor())
+    assert receiver is not None
+    return msgspec.json.decode(msgspec.json.encode(span_spec(Path("run"), receiver)), type=SpanSpec)
+
+
+def test_the_receiver_gets_the_addresses_for_spans():
+    """And into which log."""
+    spec = span_spec_of("127.0.0.1:4317")
+    assert ("127.0.0.1:4317", "127.0.0.1:4318") == (spec.receiver.grpc, spec.receiver.http)
+    assert "run/raw/spans-0.log" == spec.out
 
 
 def test_the_scraper_gets_what_was_asked_for():
@@ -49,14 +52,20 @@ def test_the_scraper_gets_what_was_asked_for():
     )
 
 
-def test_a_scraper_that_is_started_again_has_its_own_logs_and_the_same_ports():
-    """Senders know the ports, where any free ones were asked for; all else is as before."""
-    first = spec(ScrapeOptions(otlp_listen="127.0.0.1:0"))
-    again = spec_after(first, 2, ["127.0.0.1:5001", "127.0.0.1:5002"])
-    assert again.spans is not None
-    assert ("127.0.0.1:5001", "127.0.0.1:5002") == (again.spans.grpc, again.spans.http)
-    logs = ("out", "hardware_out", "timings_out", "spans_out")
-    names = ["scrapes-2.log", "hardware-2.log", "timings-2.log", "spans-2.log"]
+def test_a_scraper_that_is_started_again_has_its_own_logs():
+    """All else is as before."""
+    first = spec(ScrapeOptions())
+    again = spec_after(first, 2)
+    logs = ("out", "hardware_out", "timings_out")
+    names = ["scrapes-2.log", "hardware-2.log", "timings-2.log"]
     assert [f"run/raw/{name}" for name in names] == [getattr(again, log) for log in logs]
-    assert first == msgspec.structs.replace(again, spans=first.spans, **{log: getattr(first, log) for log in logs})
-    assert "" == spec_after(spec(ScrapeOptions()), 1, []).spans_out
+    assert first == msgspec.structs.replace(again, **{log: getattr(first, log) for log in logs})
+
+
+def test_a_receiver_that_is_started_again_has_its_own_log_and_the_same_ports():
+    """Senders know the ports, where any free ones were asked for; all else is as before."""
+    first = span_spec_of("127.0.0.1:0")
+    again = span_spec_after(first, 2, "127.0.0.1:5001", "127.0.0.1:5002")
+    assert ("127.0.0.1:5001", "127.0.0.1:5002") == (again.receiver.grpc, again.receiver.http)
+    assert "run/raw/spans-2.log" == again.out
+    assert first == msgspec.structs.replace(again, out=first.out, receiver=first.receiver)

@@ -140,12 +140,33 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
     options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
     watching = asyncio.ensure_future(watch(options, command=[], progress=said))
     await said.until("gRPC at")
-    (receiver,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker" in command)
+    (receiver,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker.spans" in command)
     os.kill(receiver, signal.SIGKILL)
     await said.until("the receiver runs again")
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(watching, BOUND_S)
     assert [False] == overlaps
+
+
+async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The scraper, before another is started; spans are taken meanwhile."""
+    monkeypatch.setattr("sidecar.run.processes.FIRST_PAUSE_S", BOUND_S)
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(watch(options, command=[], progress=said))
+    ready = (await said.until(r"http://\S+/metrics")).replace("/metrics", "/readyz")
+    port = await said.until(r"gRPC at 127\.0\.0\.1:(\d+)")
+    async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
+        assert "ready\n" == await (await session.get(ready)).text()
+        await said.until("scraping no page")  # one that dies before it is up ends the watch
+        (scraper,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker\0" in command)
+        os.kill(scraper, signal.SIGKILL)
+        await said.until("the scraper ended with code -9")
+        assert "the scraper is down\n" == await (await session.get(ready)).text()
+        async with Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+            await wire.send(body([call()]))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)
 
 
 async def test_a_watch_that_looks_at_nothing_is_not_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,261 @@
+"""The processes of a watch, and what its tasks share: one process receives spans, the other scrapes.
+
+Each is started again whenever it dies, later and later, and each such death is counted and recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exporter.html.live import LiveColumns
+from exporter.prometheus.page import LivePage
+from rundir.access import masked
+from rundir.clock import Clock, anchor, step_ns, step_text, time_of_day_ns
+from rundir.frames import Rotation, next_number
+from scraper.commands import SpanSpec, Spec
+from scraper.spans.spec import ForwardKeep
+from sidecar import directory as run_directory
+from sidecar.errors import WorkerDied
+from sidecar.options.access import metrics_access
+from sidecar.options.spans import receiver_spec
+from sidecar.options.watch import WatchOptions
+from sidecar.progress import Progress
+from sidecar.run.phases import record_if_possible
+from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, keep_up
+from sidecar.watch.view import SCRAPES, SPANS, WatchView
+
+CLOCK_EVERY_S = 1.0
+UNWRITABLE = "its logs cannot be written"
+_FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
+
+
+@dataclass(slots=True, kw_only=True)
+class Upkeep:
+    """A process that is started again whenever it dies; `died` is the event of that, `cost` what it means for others.
+
+    `lives` counts those that came up, `restarts` those that died; `child` is None while there is none, and `down_ns`
+    then says since when one is down that died.
+    """
+
+    name: str
+    died: str
+    cost: str
+    child: Child | None = None
+    lives: int = 0
+    restarts: int = 0
+    down_ns: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """What the tasks of one watch share.
+
+    `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
+    `looked_s` is when the logs were looked at last, by the monotonic clock. `clock_steps` has when the wall clock was
+    set, by the time before, and by how much. `ports` are those at which spans are received. `unwritten`
+    scrapes could not be kept, `unwritten_before` of them by scrapers that ended. `not_ready` is what /readyz answers:
+    why there is no receiver or scraper, why not all that came is counted, and why it cannot be written; each empty
+    where that is not so.
+    """
+
+    path: Path
+    clock: Clock
+    options: WatchOptions
+    given: Sequence[str]
+    progress: Progress
+    view: WatchView
+    page: LivePage
+    columns: LiveColumns
+    begun_ns: int
+    wall_ns: Callable[[], int] = time_of_day_ns
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    reload: asyncio.Event = field(default_factory=asyncio.Event)
+    receiver: Upkeep = field(
+        default_factory=lambda: Upkeep(
+            name="receiver", died=run_directory.RECEIVER_DIED, cost="exports in flight must be sent again"
+        )
+    )
+    scraper: Upkeep = field(
+        default_factory=lambda: Upkeep(
+            name="scraper", died=run_directory.SCRAPER_DIED, cost="nothing is scraped meanwhile"
+        )
+    )
+    ports: tuple[int, int] | None = None
+    not_ready: dict[str, str] = field(
+        default_factory=lambda: {"receiver": "starting", "scraper": "", "logs": "", "disk": ""}
+    )
+    unwritten: int = 0
+    unwritten_before: int = 0
+    looked_s: float = field(default_factory=time.monotonic)
+    clock_steps: tuple[tuple[int, int], ...] = ()
+
+    def warn_and_record(self, text: str) -> None:
+        """Warn of something that went wrong, and record it for the report."""
+        self.progress.warn(text)
+        record_if_possible(self, "note", text=text)
+
+
+async def keep_processes_up(shared: Watch, look_through: Callable[[], None]) -> None:
+    """Keep a receiver and a scraper up, whatever they die of. The first of each has to come up.
+
+    When the wall clock was set, the next ones stamp by the new time, once `look_through` has read all that is stamped
+    by the old one.
+    """
+    lives = (
+        (shared.receiver, partial(_live, shared, shared.receiver, RECEIVER, _begin_receiver)),
+        (shared.scraper, partial(_live, shared, shared.scraper, SCRAPER, _begin_scraper)),
+    )
+    while True:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(keep_up(life, partial(_on_death, shared, upkeep))) for upkeep, life in lives]
+            moved_ns = await _clock_step(shared)
+            for upkeep, _ in lives:
+                shared.not_ready[upkeep.name] = f"the clock was set, and the {upkeep.name} starts again"
+            for task in tasks:
+                task.cancel()
+        await _set_clock(shared, moved_ns, look_through)
+
+
+async def _live(
+    shared: Watch, upkeep: Upkeep, arguments: Sequence[str], begin: Callable[[Watch, Child], Awaitable[None]]
+) -> bool:
+    """Start a process and wait for its death. Raises WorkerDied then."""
+    async with Child(f"the {upkeep.name}", arguments, heard=partial(_on_event, shared)) as child:
+        try:
+            await begin(shared, child)
+            await child.expect("an end")  # it says no such thing: this waits for its death
+        finally:
+            upkeep.child = None
+    return False
+
+
+async def _begin_receiver(shared: Watch, child: Child) -> None:
+    options, raw = shared.options, shared.path / run_directory.RAW
+    host = options.otlp_listen.rpartition(":")[0]
+    keep = ForwardKeep(
+        seconds=options.forward_keep_s, most_bytes=options.kept_bytes // 2, clock_steps=shared.clock_steps
+    )
+    spans = receiver_spec(options, shared.clock)
+    if spans is None:
+        raise AssertionError("a watch receives spans")
+    spans = msgspec.structs.replace(spans, restarts_at_clock_step=True, is_awaited=False, forward_keep=keep)
+    if shared.ports is not None:  # senders know these, where any free ones were asked for
+        spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
+    spec = SpanSpec(receiver=spans, out=str(raw / _log(shared, SPANS)), rotation=_rotation(shared))
+    await child.begin(spec, stderr=raw / "receiver.stderr")
+    ports = await child.expect("listening", timeout_s=START_TIMEOUT_S)
+    shared.ports = ports["grpc_port"], ports["http_port"]
+    if shared.receiver.down_ns is not None:
+        async with shared.looking:
+            shared.view.missed(shared.clock.now_ns())
+    _on_begun(shared, shared.receiver, child)
+    shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
+
+
+async def _begin_scraper(shared: Watch, child: Child) -> None:
+    options, raw = shared.options, shared.path / run_directory.RAW
+    shared.unwritten_before, shared.not_ready["disk"] = shared.unwritten, ""
+    spec = Spec(
+        targets=list(options.metrics),
+        interval_s=options.scrape_interval,
+        timeout_s=options.scrape_timeout,
+        clock_offset_ns=shared.clock.offset_ns,
+        out=str(raw / _log(shared, SCRAPES)),
+        access=metrics_access(options),
+        rotation=_rotation(shared),
+    )
+    shared.scraper.child = child  # what is scraped may change before all was scraped once
+    await child.begin(spec, stderr=raw / "scraper.stderr")
+    await child.expect("ready", timeout_s=START_TIMEOUT_S)
+    if shared.scraper.down_ns is not None:
+        record_if_possible(shared, run_directory.SCRAPER_RESTARTED)
+    _on_begun(shared, shared.scraper, child)
+    shared.progress.stage(scraped_line(options))
+
+
+def scraped_line(options: WatchOptions) -> str:
+    """Return what is scraped, and how often."""
+    pages = ", ".join(masked(url) for url in options.metrics)
+    return f"scraping {pages} every {options.scrape_interval:g} s" if pages else "scraping no page"
+
+
+def _on_begun(shared: Watch, upkeep: Upkeep, child: Child) -> None:
+    upkeep.child, upkeep.lives = child, upkeep.lives + 1
+    if upkeep.down_ns is not None:
+        down_s = (shared.clock.now_ns() - upkeep.down_ns) / 1e9
+        upkeep.down_ns = None
+        shared.warn_and_record(f"the {upkeep.name} runs again after {down_s:.1f} s")
+    shared.not_ready[upkeep.name] = ""
+
+
+def _on_death(shared: Watch, upkeep: Upkeep, death: WorkerDied) -> None:
+    if upkeep.lives == 0:
+        raise death
+    upkeep.restarts += 1
+    if upkeep.down_ns is None:
+        upkeep.down_ns = shared.clock.now_ns()
+    shared.not_ready[upkeep.name] = f"the {upkeep.name} is down"
+    record_if_possible(shared, upkeep.died, reason=str(death), restarts=upkeep.restarts)
+    shared.warn_and_record(f"{death}; it is restarted (restart {upkeep.restarts}); {upkeep.cost}")
+
+
+def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
+    """Follow whether the scraper can write its logs."""
+    if said.get("event") not in ("unwritten", "written"):
+        return
+    shared.unwritten = shared.unwritten_before + said["count"]
+    if said["event"] == "unwritten" and not shared.not_ready["disk"]:
+        shared.not_ready["disk"] = f"{UNWRITABLE}: {said['reason']}"
+        shared.warn_and_record(
+            f"{UNWRITABLE} ({said['reason']}); the watch goes on, counts what is lost, and refuses spans so that they "
+            "are sent again; make room on the disk"
+        )
+    elif said["event"] == "written" and shared.not_ready["disk"]:
+        shared.not_ready["disk"] = ""
+        shared.warn_and_record(f"logs are written again; {shared.unwritten} scrapes are lost since the start")
+
+
+async def _clock_step(shared: Watch) -> int:
+    """Wait until the wall clock is set; return by how much, ns."""
+    while True:
+        if moved_ns := step_ns(shared.clock, shared.wall_ns):
+            return moved_ns
+        await asyncio.sleep(CLOCK_EVERY_S)
+
+
+async def _set_clock(shared: Watch, moved_ns: int, look_through: Callable[[], None]) -> None:
+    """Go on by the new time, once all that is stamped by the old one has been read; neither process runs meanwhile."""
+    async with shared.looking:
+        await asyncio.to_thread(look_through)
+        shared.clock_steps += ((shared.clock.now_ns(), moved_ns),)
+        shared.clock = anchor(shared.wall_ns)
+        shared.begun_ns += moved_ns
+        shared.view.clock_moved(moved_ns)
+    step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
+    record_if_possible(shared, run_directory.CLOCK_SET, **step)
+    shared.warn_and_record(
+        f"{step_text(moved_ns)}; stamps are by the new time from here on, and earlier ones are moved by as much"
+    )
+
+
+def _next_log(shared: Watch) -> int:
+    """Return the number of the logs that processes write which begin now."""
+    return max(next_number(shared.path / run_directory.RAW, pattern) for pattern in (SPANS, SCRAPES))
+
+
+def _log(shared: Watch, pattern: str) -> str:
+    return pattern.replace("*", f"{_next_log(shared):06d}")
+
+
+def _rotation(shared: Watch) -> Rotation:
+    options = shared.options
+    return Rotation(most_bytes=options.kept_bytes // _FILES_KEPT, most_s=options.keep_s / _FILES_KEPT)
