@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import zlib
 from collections.abc import Callable
 
@@ -110,6 +111,21 @@ def test_long_texts_are_no_parts():
     body = request.SerializeToString()
     assert len(body) > 2 * MAX_MESSAGES
     assert request == taken(body)
+
+
+def test_the_parts_of_usual_spans_are_not_counted():
+    """Up to 2 MB of an engine's spans have too few bytes with which a part may begin: only the spans are counted."""
+    number = random.Random(1)
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    for _ in range(2000):
+        span = spans.add(name="llm_request", trace_id=number.randbytes(16), span_id=number.randbytes(8), kind=2)
+        for key in ("time_in_queue", "time_in_model_prefill", "time_in_model_decode", "time_to_first_token", "e2e"):
+            span.attributes.add(key=f"gen_ai.latency.{key}").value.double_value = number.random()
+        span.attributes.add(key="gen_ai.request.id").value.string_value = f"chatcmpl-{number.randbytes(16).hex()}"
+    body = request.SerializeToString()
+    assert len(body) > 2 * MAX_MESSAGES
+    assert len(spans) // 64 == len(list(checked(body, "spans")))
 
 
 @given(st.binary(max_size=500))
