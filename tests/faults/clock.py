@@ -233,7 +233,8 @@ async def watch_run(place: Path, change: Moved) -> str:
     """
     path, clock = place / "watch", WallClock(place / "wall", ahead_s=0.0 if change.is_here else -change.step_s)
     with inherited(clock):
-        async with watching(path) as watch:
+        # Files keep the times of the true clock: none may seem to be old.
+        async with watching(path, "--keep", "24h") as watch:
             count = await sent(watch, clock, change) + (change.victim is not None)
             if change.step_s:
                 await watch.until_said(SET)
