@@ -347,5 +347,6 @@ class LogTails:
                 continue
             if stats[path].st_mtime < old_s or total > keep_bytes:
                 path.unlink(missing_ok=True)
+                self._done.discard(path)
                 total -= stats[path].st_size
         self._done = {path for path in self._done if path.exists()}

@@ -164,7 +164,8 @@ def opened(setting: Setting) -> Iterator[Try]:
                 codes = (0, 3)  # it died before it was ready
             if run.left.code not in codes and path.exists():
                 return f"exit {run.left.code}: {run.left.err.strip()}"
-            return evaluated(run, answers(truth, since_ns), is_cut=run.killed_ns > 0 and who != "scraper")
+            is_cut = run.killed_ns > 0 and (who != "scraper" or run.left.code != 0)
+            return evaluated(run, answers(truth, since_ns), is_cut=is_cut)
 
         yield attempt
 

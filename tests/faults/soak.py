@@ -84,7 +84,8 @@ class Use:
     """What the processes of a watch hold at a moment, so many seconds after it began."""
 
     at_s: float
-    rss_kib: int
+    conductor_mib: float
+    receiver_mib: float
     descriptors: int
     threads: int
     lag: float  # requests that were sent and are not counted yet
@@ -94,10 +95,19 @@ def use(watch: Watch, *, at_s: float, lag: float) -> Use:
     """Return what is held now, all processes together."""
     children = Path(f"/proc/{watch.process.pid}/task/{watch.process.pid}/children").read_text().split()
     pids = [str(watch.process.pid), *children]
-    status = "".join(Path(f"/proc/{pid}/status").read_text() for pid in pids)
-    sums = {key: sum(map(int, re.findall(rf"{key}:\s+(\d+)", status))) for key in ("VmRSS", "Threads")}
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in pids]
+    rss_mib = [sum(map(int, re.findall(r"VmRSS:\s+(\d+)", status))) / 1024 for status in statuses]
+    threads = sum(map(int, re.findall(r"Threads:\s+(\d+)", "".join(statuses))))
     descriptors = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
-    return Use(at_s=at_s, rss_kib=sums["VmRSS"], descriptors=descriptors, threads=sums["Threads"], lag=lag)
+    conductor_mib, *others_mib = rss_mib
+    return Use(
+        at_s=at_s,
+        conductor_mib=conductor_mib,
+        receiver_mib=sum(others_mib),
+        descriptors=descriptors,
+        threads=threads,
+        lag=lag,
+    )
 
 
 @asynccontextmanager
@@ -183,10 +193,15 @@ def held(uses: Sequence[Use]) -> dict[str, tuple[float, float]]:
     early = [each for each in uses if settled_s <= each.at_s <= settled_s + end_s / 10]
     late = [each for each in uses if each.at_s >= 0.9 * end_s]
     return {
-        "memory": _both(early, late, lambda part: statistics.median(each.rss_kib for each in part) / 1024),
+        "memory": _both(early, late, memory_mib),
         "descriptors": _both(early, late, lambda part: max(each.descriptors for each in part)),
         "threads": _both(early, late, lambda part: max(each.threads for each in part)),
     }
+
+
+def memory_mib(uses: Sequence[Use]) -> float:
+    """Return the median of what both processes held."""
+    return statistics.median(each.conductor_mib + each.receiver_mib for each in uses)
 
 
 def _both(early: Sequence[Use], late: Sequence[Use], of: Callable[[Sequence[Use]], float]) -> tuple[float, float]:
@@ -206,11 +221,17 @@ def grown(uses: Sequence[Use]) -> str:
 def _figures(world: World, counts: Mapping[str, float], uses: Sequence[Use]) -> str:
     """Say what came, what came of it, and what was held."""
     grew = ", ".join(f"{name} {before:.1f} -> {after:.1f}" for name, (before, after) in held(uses).items())
+    tenths = [uses[at * len(uses) // 10 : max(1, (at + 1) * len(uses) // 10)] for at in range(10)]
+    process_mib = {
+        "conductor": " ".join(f"{statistics.median(each.conductor_mib for each in part):.1f}" for part in tenths),
+        "receiver": " ".join(f"{statistics.median(each.receiver_mib for each in part):.1f}" for part in tenths),
+    }
     return (
         f"soak of {uses[-1].at_s / 60:.1f} min: {world.sent:,} requests, {world.sent_again:,} sent twice, "
         f"{counts[TRACE]:,.0f} counted; {len(world.forwarded):,} of {3 * world.sent:,} spans forwarded, "
         f"{counts[AWAY]:g} exports dropped; {world.signals:,} SIGHUP; {len(world.lives)} lives of the engine; {grew}; "
-        f"lag at most {max(each.lag for each in uses):g} requests"
+        f"lag at most {max(each.lag for each in uses):g} requests\n"
+        f"MiB in each tenth: conductor {process_mib['conductor']}, receiver {process_mib['receiver']}"
     )
 
 
