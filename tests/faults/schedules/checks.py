@@ -131,7 +131,7 @@ def _logs(read: Read, played: Played) -> Iterator[str]:
             yield f"{log.path.name} is damaged: {extent}"
         states = [record for record in log.records if isinstance(record, StateRecord)]
         is_ended = bool(states) and states[-1].state == "ended"
-        if extent.torn_bytes and is_ended:
+        if extent.torn_bytes and is_ended and all(receiver.code == 0 for receiver in played.receivers):
             yield f"{log.path.name} is torn, though its receiver ended: {extent}"
         if is_ended and extent.end is None and not played.disk.failures:
             yield f"{log.path.name} has no end, though its receiver ended"

@@ -39,6 +39,7 @@ from sidecar.watch.view import WatchView
 
 QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
 PORTS = {traffic.GRPC_PORT, traffic.HTTP_PORT, 9464}
+FIRST_WRITES = 5
 END_S = 60.0  # that a watch may take to end
 RECEIVER = "scraper.worker.spans"
 
@@ -134,6 +135,8 @@ class Stage:
         process.at_death.append(lambda: self.disk.release(process))
         if process.name == RECEIVER and self._deaths and not self.network.is_calm:
             writes, how = self._deaths.pop(0)
+            if len(self.machine.processes) == 2:  # the watch and its first receiver, which has to come up
+                writes += FIRST_WRITES
             self.disk.deaths[process] = Death(writes=writes, how=how)
 
     @contextmanager
