@@ -38,7 +38,7 @@ from sidecar.run import open_run
 
 STEPS = {"+1s": 1.0, "-1s": -1.0, "+1h": 3600.0, "-1h": -3600.0}
 SLEWS = {"500ppm": 500e-6, "5%": 0.05}
-VICTIMS = {"stop-conductor": "", "stop-worker": "loadgen.worker", "stop-scraper": "scraper.worker"}
+VICTIMS = {"stop-conductor": "", "stop-worker": "loadgen.worker", "stop-scraper": "'scraper.worker'"}
 LOAD = ("--rate", "30", "--duration", "3", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
 BEFORE = 20  # answers, or requests of a watch, before the clock is set
