@@ -170,14 +170,14 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def judged(run: str = RUN, **changes: Any) -> list[Frame]:
+def judged(run: str = RUN, *, number: int = 1, **changes: Any) -> list[Frame]:
     """Return the frames of a step that has ended."""
     outcome = Outcome(status="complete", sent=3, notes=(ESCAPES,), limit_reason=ESCAPES, **changes)
     return [
-        Decided(at_ns=1, number=1, step=STEP),
-        Begun(at_ns=2, number=1, run=run),
-        Ended(at_ns=3, number=1, status="complete"),
-        Judged(at_ns=4, number=1, outcome=outcome),
+        Decided(at_ns=1, number=number, step=STEP),
+        Begun(at_ns=2, number=number, run=run),
+        Ended(at_ns=3, number=number, status="complete"),
+        Judged(at_ns=4, number=number, outcome=outcome),
     ]
 
 
@@ -212,8 +212,9 @@ def test_a_study_leads_to_no_other_place(
 ):
     """Neither by what its log says, nor by a link."""
     (study / "steps" / "link").symlink_to(victim)
-    append(study, *judged(run))
-    for arguments in (("report", study), ("compare", study, study / RUN, "--out", victim / "out")):
+    append(study, *judged(), *judged(run, number=2))
+    other = golden_files.copied("two_engines", study.parent)
+    for arguments in (("report", study), ("compare", study, other, "--out", victim / "out")):
         assert 2 == ran(*arguments)
         error = capsys.readouterr().err
         assert (1, True) == (error.count("\n"), said in error), error

@@ -135,7 +135,7 @@ def watch(left: Left, echo: Echoing, directory: Path) -> None:
         while not any("spans: gRPC" in line for line in said):
             said.append(process.stderr.readline())
             assert said[-1], said
-        (served,) = re.findall(r"http://[^\s,]+/metrics", "".join(said))
+        served = re.findall(r"http://[^\s,]+/metrics", "".join(said))[0]  # then the one that is scraped
         port = re.findall(r"HTTP/protobuf at 127\.0\.0\.1:(\d+)", "".join(said))[-1]
         attributes = {"http.request.header.authorization": basic(f"{SECRETS['user']}:{SECRETS['password']}")}
         spans = body([span("chat model", "client", attributes=attributes)])
