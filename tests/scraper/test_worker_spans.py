@@ -73,7 +73,7 @@ async def test_hostile_spans_are_counted_and_said_once(tmp_path: Path):
     assert (Counts(**expected), 0) == last_counts(records)
     spans = engine_spans(records)
     used = np.isnan(spans.off_clock_s)
-    # An end before its start: the clock was set back under way, or is a stranger's, and the request is to say so.
+    # An end before its start: the clock was set back under way, or is wrong, and the request is to say so.
     assert ({trace(1), trace(2)}, {trace(6), trace(8)}) == (set(spans.trace_id[used]), set(spans.trace_id[~used]))
     assert {-1} == {*spans.arrival_ns[~used].tolist(), *spans.end_ns[~used].tolist()}
 
