@@ -27,7 +27,7 @@ from methodology.study.model import Asked, Finished, Outcome, Parameters, Proced
 from methodology.study.outcome import KIND_OF
 from methodology.study.planning import LEVEL, counting
 from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile, scaled
-from methodology.study.saturation import SATURATE, Capacity, load_of, measured_capacity
+from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
@@ -37,7 +37,8 @@ _LETTER = Parameters(
     duration=300, min=0.01, max=10_000, increment=0.01, concurrency=1024, slo="ttft_p99<500ms", sentinel=True
 )
 _LIMIT_METHOD = (
-    "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means"
+    "output tokens a second of the saturated steps together, over the mean output tokens of all requests; batch means, "
+    "and how much the steps differ beyond chance"
 )
 _SATURATED = "what it completes when saturated: tokens/s over tokens a request"
 _SEARCH_NOTE = (
@@ -71,7 +72,7 @@ class _Study:
 
     @property
     def levels(self) -> list[Finished]:
-        return [each for each in self.steps if each.step.load == "open"]
+        return _open_loops(self.steps)
 
     @property
     def mean_tokens(self) -> float | None:
@@ -85,7 +86,7 @@ class _Study:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:  # noqa: ARG001  outcomes suffice
-    steps = counting(finished)
+    steps = [each for each in finished if not each.outcome.void]  # with the saturated step that was repeated
     limit = measured_capacity(steps)
     if limit is None:
         void = next((each.outcome.void for each in reversed(finished) if each.outcome.void), "")
@@ -93,7 +94,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         units = {"max_output_tokens": "tokens/s", "max_requests": "requests/s", "limit_requests": "requests/s"}
         missing = {f"{name}_per_s": number(None, unit, missing=reason) for name, unit in units.items()}
         return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
-    verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
+    verdicts = bracket(_open_loops(steps), limit)
     closed = [each for each in steps if each.run == limit.run]
     study = _Study(
         asked=asked,
@@ -112,6 +113,14 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         plots=(_path(study), _latency_plot(study)),
         notes=(*_NOTES, *_deviations(study)),
     )
+
+
+def _rate(each: Finished) -> float:
+    return each.outcome.output_tokens_per_s or 0.0
+
+
+def _open_loops(steps: Sequence[Finished]) -> list[Finished]:
+    return [each for each in counting(steps) if each.step.load == "open"]
 
 
 def _results(study: _Study) -> dict[str, Quantity]:
@@ -325,7 +334,7 @@ def _path(study: _Study) -> Plot:
     """Return the search: what each step served or realised, by number, marked by what came of it."""
     groups: dict[str, dict[float, float]] = {}
     for each in study.steps:
-        if each.step.kind == SATURATE:
+        if each.step.load == "closed":
             groups.setdefault("closed loop, completed", {})[each.number] = each.outcome.completed_per_s or 0.0
         elif each.outcome.verdict:
             groups.setdefault(f"open loop, {each.outcome.verdict}", {})[each.number] = study.load(each)
@@ -345,6 +354,12 @@ def _deviations(study: _Study) -> Iterator[str]:
         yield (
             "Verdicts contradicted each other: a load was stable above one that grew. The bracket was opened again "
             "once; what counts is the highest stable load below all that grew."
+        )
+    if study.limit.varied:
+        served = [_rate(each) for each in study.steps if each.run in study.limit.runs]
+        yield (
+            f"The saturated steps served {figure(min(served))} to {figure(max(served))} output tokens/s, which differ "
+            "by more than each by itself explains: the interval of the limit holds that, too."
         )
     for each in study.verdicts.undecided:
         yield f"Step {each.number}: whether requests piled up was not decided in {each.step.duration or 0:g} s."
@@ -371,4 +386,5 @@ THROUGHPUT = Procedure(
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=60, sentinel=False)},
     next_step=next_step,
     findings=_findings,
+    sentinel=fullest,
 )

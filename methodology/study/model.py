@@ -64,9 +64,10 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     )
     repeat: Annotated[Count | None, doc("Runs of each cell of a sweep.", "runs")] = None
     order: Annotated[Literal["random", "ascending"] | None, doc("Order of the cells of a sweep.")] = None
-    sentinel: Annotated[bool | None, doc("Repeat the first level at the end, to see whether the system drifted.")] = (
-        None
-    )
+    sentinel: Annotated[
+        bool | None,
+        doc("Repeat the first level at the end, of throughput the saturated step, to see whether the system drifted."),
+    ] = None
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -232,6 +233,8 @@ class Procedure:
     next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
     findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
     optional: tuple[str, ...] = ()
+    # Which step its sentinel repeats; None: its first level.
+    sentinel: Callable[[Sequence[Finished]], Finished | None] | None = None
     # What its decisions rest on beside the load; a step is void only where one of these cannot be trusted.
     rests_on: tuple[Kind, ...] = ()
     # What the names of its configurations declare of each, where --sut does not.

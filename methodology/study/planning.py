@@ -21,7 +21,7 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
 
     - A void step is repeated once; where that is void too, the study is not complete. It sends other requests, which no
       prefix cache holds from the first time; where other steps have to send the same, the cache is emptied.
-    - After a complete test whose parameters ask for a sentinel, its first level is run again.
+    - After a complete test whose parameters ask for a sentinel, its first level is run again, or what it has instead.
     """
     if finished and finished[-1].outcome.void:
         last = finished[-1]
@@ -32,13 +32,19 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
         empties = last.step.reset_cache or not last.step.unpaired
         return replace(last.step, repeat=1, seed=seed, reset_cache=empties)
     decided = procedure.next_step(asked, counting(finished))
-    first = next((each.step for each in counting(finished) if each.step.kind == LEVEL), None)
+    first = repeated(procedure, finished)
     if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):
         return decided
     if any(each.step.kind == SENTINEL for each in finished):
         return decided
     seed = content_seed(asked, len(finished) + 1)
-    return replace(first, kind=SENTINEL, label=f"{SENTINEL}-{first.label}", seed=seed, repeat=0)
+    return replace(first.step, kind=SENTINEL, label=f"{SENTINEL}-{first.step.label}", seed=seed, repeat=0)
+
+
+def repeated(procedure: Procedure, finished: Sequence[Finished]) -> Finished | None:
+    """Return the step that the sentinel of a test repeats; None where it has not been run, or does not count."""
+    steps = counting(finished)
+    return procedure.sentinel(steps) if procedure.sentinel else next(iter(of_kind(steps, LEVEL)), None)
 
 
 def counting(finished: Sequence[Finished]) -> list[Finished]:

@@ -15,7 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
-from methodology.study.planning import fresh, of_kind
+from methodology.study.planning import SENTINEL, fresh, of_kind
+from rundir.columns import Floats
 
 SATURATE = "saturate"
 Interval = tuple[float, float]
@@ -32,6 +33,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     all whose rates are pooled.
 
     `limit` is what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated.
+    `varied`: the steps differ by more than chance.
     """
 
     per_s: float
@@ -43,6 +45,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
     limit: Limit | None = None
     reason: str = ""
     filled: bool = True
+    varied: bool = False
 
 
 def load_of(each: Finished, capacity: Capacity) -> float:
@@ -148,7 +151,9 @@ def fullest(finished: Sequence[Finished]) -> Finished | None:
 def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
     """Return what saturated steps served, pooled: closed loops, and open ones that grew; None where no step served.
 
-    Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts.
+    Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts,
+    and what chance can explain. A closed loop that was repeated at the end counts in any case. Where the steps differ
+    by more than chance, the speed of the system varied, and the interval holds that.
     """
     closed = [each for each in of_kind(finished, SATURATE) if each.outcome.completed_per_s]
     if not closed:
@@ -157,12 +162,13 @@ def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
     limit, reason, filled = _binding(closed, best)
     pooled = [best]
     if filled:
-        near = [each for each in closed if _served(each) >= (1 - GAIN) * _served(best) and _is_full(each.outcome)]
+        near = [each for each in closed if _is_full(each.outcome) and not _falls(each, best)]
+        near += [each for each in of_kind(finished, SENTINEL) if each.step.load == "closed" and _served(each)]
         grown = [each for each in finished if each.step.load == "open" and each.outcome.verdict == "growing"]
         pooled += [each for each in near if each is not best]
         pooled += [each for each in grown if _is_full(each.outcome) and each.outcome.completed_per_s]
-    tokens, tokens_ci95 = _pooled(pooled, "output_tokens_per_s", "output_tokens_ci95")
-    per_s, ci95 = _by_tokens(finished, tokens, tokens_ci95) or _pooled(pooled, "completed_per_s", "throughput_ci95")
+    tokens, tokens_ci95, varied = _pooled(pooled, "output_tokens_per_s", "output_tokens_ci95")
+    per_s, ci95 = _by_tokens(finished, tokens, tokens_ci95) or _pooled(pooled, "completed_per_s", "throughput_ci95")[:2]
     return Capacity(
         per_s=per_s,
         ci95=ci95,
@@ -173,6 +179,7 @@ def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
         limit=limit,
         reason=reason,
         filled=filled,
+        varied=varied,
     )
 
 
@@ -215,15 +222,44 @@ def _by_tokens(
     return per_s, (per_s - half, per_s + half)
 
 
-def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float, Interval | None]:
-    """Return the rate over the windows of several steps together, and its interval from theirs."""
+def _falls(each: Finished, best: Finished) -> bool:
+    """Return whether a step served less than the best one: by 3 % and by more than the chance of both."""
+    ends = [step.outcome.output_tokens_ci95 for step in (each, best)]
+    chance = math.hypot(*((end[1] - end[0]) / 2 for end in ends if end))
+    return _served(each) < _served(best) - max(GAIN * _served(best), chance)
+
+
+def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float, Interval | None, bool]:
+    """Return the rate over the windows of several steps together, its interval from theirs, and whether they vary.
+
+    Where the rates differ by more than their intervals explain, that variance between steps (DerSimonian and Laird
+    1986, "Meta-analysis in clinical trials") widens it as a whole, not as that of a mean: at another time the system is
+    as fast as in any of the steps.
+    """
     lengths = np.array([each.outcome.window.duration_s if each.outcome.window else 0.0 for each in steps])
     rates = np.array([getattr(each.outcome, name) or 0.0 for each in steps])
     shares = lengths / lengths.sum()
     per_s = float(shares @ rates)
     ends = [getattr(each.outcome, interval) for each in steps]
     if not all(ends):
-        return per_s, None
+        return per_s, None, False
     halves = np.array([(high - low) / 2 for low, high in ends])
-    half = math.sqrt(float(((shares * halves) ** 2).sum()))
-    return per_s, (per_s - half, per_s + half)
+    between, is_chance = _between(rates, halves / Z95)
+    half = math.sqrt(float(((shares * halves) ** 2).sum()) + Z95**2 * between)
+    return per_s, (max(0.0, per_s - half), per_s + half), not is_chance
+
+
+def _between(rates: Floats, errors: Floats) -> tuple[float, bool]:
+    """Return the variance of rates [n] beyond that of their standard errors [n], and whether chance explains it.
+
+    By moments, and by Cochran's Q at 5 %.
+    """
+    if len(rates) < 2 or not errors.all():
+        return 0.0, True
+    from scipy.special import chdtri  # noqa: PLC0415  150 ms, and a run without requests needs none of SciPy
+
+    weights = 1 / errors**2
+    mean = float(weights @ rates / weights.sum())
+    q, expected = float(weights @ (rates - mean) ** 2), len(rates) - 1
+    between = (q - expected) / float(weights.sum() - (weights**2).sum() / weights.sum())
+    return max(0.0, between), bool(q <= chdtri(expected, 0.05))

@@ -194,7 +194,12 @@ class StudyOptions(RunOptions):
         None
     )
     sentinel: Annotated[
-        bool | None, option(NUMBERS, "Measure the first level again at the end, to see whether the system drifted.")
+        bool | None,
+        option(
+            NUMBERS,
+            "Measure the first level again at the end, of throughput the saturated step, to see whether the system "
+            "drifted.",
+        ),
     ] = None
     workload: Annotated[
         str,

@@ -16,8 +16,8 @@ from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
 from methodology.study.findings import Findings, Quantity, figure
-from methodology.study.model import Done, Kind, Outcome, Procedure
-from methodology.study.planning import SENTINEL, decide
+from methodology.study.model import Done, Finished, Kind, Procedure
+from methodology.study.planning import SENTINEL, decide, repeated
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
 from rundir.files import make_directory
@@ -121,7 +121,7 @@ def study_result(
         answer=list(findings.answer),
         results=findings.results,
         evidence=list(findings.evidence),
-        drift=_drift(study),
+        drift=_drift(study, procedure),
         cost=_cost(study),
         notes=[*findings.notes, *_step_notes(study)],
         passed=findings.passed,
@@ -174,15 +174,15 @@ def _steps_named(numbers: str) -> str:
     return f"{'Steps' if ',' in numbers else 'Step'} {numbers}"
 
 
-def _drift(study: Study) -> Drift | None:
-    """Return what the first level says that was measured again at the end; None where it was not."""
+def _drift(study: Study, procedure: Procedure) -> Drift | None:
+    """Return what the step says that was measured again at the end; None where none was."""
     again = next((each for each in study.finished if each.step.kind == SENTINEL and not each.outcome.void), None)
     if again is None:
         return None
-    first = next((each for each in study.finished if each.step.kind == "level" and not each.outcome.void), None)
+    first = repeated(procedure, study.finished)
     ratios: dict[str, Quantity] = {}
     apart = []
-    for name, before, after in _pairs(first.outcome, again.outcome) if first is not None else ():
+    for name, before, after in _pairs(first, again) if first is not None else ():
         ratio = Quantity(value=after[0] / before[0], unit="ratio", ci95=(after[1] / before[2], after[2] / before[1]))
         ratios[name] = msgspec.structs.replace(ratio, method="last over first, ends of both intervals apart")
         if after[1] > before[2] or after[2] < before[1]:
@@ -192,11 +192,22 @@ def _drift(study: Study) -> Drift | None:
     if apart:
         return Drift(verdict="drifted", sentence=f"The system drifted: {', '.join(apart)}.", results=ratios)
     said = ", ".join(f"{name} {quantity.value:.3g} times" for name, quantity in ratios.items())
-    return Drift(verdict="none", sentence=f"The first level again at the end shows no drift: {said}.", results=ratios)
+    step = f"Step {first.number} again" if first else "The first level again"
+    return Drift(verdict="none", sentence=f"{step} at the end shows no drift: {said}.", results=ratios)
 
 
-def _pairs(first: Outcome, again: Outcome) -> Iterator[tuple[str, Ends, Ends]]:
-    """Yield metrics that two steps know the interval of, each with both: estimate, low, high."""
+def _pairs(before: Finished, after: Finished) -> Iterator[tuple[str, Ends, Ends]]:
+    """Yield metrics that two steps know the interval of, each with both: estimate, low, high.
+
+    Of saturated steps these are rates: the latencies of a closed loop follow from them.
+    """
+    first, again = before.outcome, after.outcome
+    if after.step.load == "closed":
+        rates = [(each.output_tokens_per_s, each.output_tokens_ci95) for each in (first, again)]
+        served = [(value, *ends) for value, ends in rates if value and ends and ends[0] > 0]
+        if len(served) == len(rates):
+            yield "output_tokens_per_s", served[0], served[1]
+        return
     for name in ("ttft_ms", "tpot_ms"):
         ends = [each.percentiles.get(name, {}).get("p50") for each in (first, again)]
         known = [

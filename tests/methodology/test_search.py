@@ -17,6 +17,7 @@ from methodology.search import at_objective, bracket, contradiction, crossing_of
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
+from methodology.study.planning import decide
 from methodology.study.saturation import Capacity, capacity, measured_capacity
 
 LIMIT = 10.0
@@ -289,6 +290,48 @@ def test_a_step_shorter_than_a_request_ends_the_search():
 def test_a_stated_capacity_needs_no_step():
     """As for the levels of other tests."""
     assert capacity(asked(capacity=3.0), []) == Capacity(per_s=3.0)
+
+
+def drifting(rates: list[float]) -> Server:
+    """Return a server whose closed loops serve these shares of the limit, one after the other, within 2 % each."""
+    left = iter(rates)
+
+    def served(step: Step) -> dict[str, Any]:
+        if step.load == "open":
+            return opened(step) | {"queued_ratio": 0.3}
+        tokens = 100 * LIMIT * next(left)
+        return closed(step) | {"output_tokens_per_s": tokens, "output_tokens_ci95": (0.98 * tokens, 1.02 * tokens)}
+
+    return served
+
+
+@pytest.mark.parametrize(
+    ("again", "half", "varied"),
+    [
+        (1.0, 0.02 / math.sqrt(3), False),  # no difference: three steps know it better than one
+        (0.92, 0.08, True),  # sd of 1, 1 and 0.92 is 0.046, of which 0.010 is chance
+    ],
+    ids=["steady", "slower at the end"],
+)
+def test_the_interval_of_the_limit_holds_what_the_saturated_steps_differ_by(again: float, half: float, varied: bool):
+    """The sentinel repeats the saturated step, and counts in the limit; decisions before it do not rest on it."""
+    given = asked(sentinel=True)
+    steps, server = searched(given, drifting([1.0, 1.0]))[0], drifting([again])
+    last = decide(THROUGHPUT, given, steps)
+    assert isinstance(last, Step)
+    assert (last.kind, last.label, last.load) == ("sentinel", "sentinel-closed-64", "closed")
+    assert last.seed not in {each.step.seed for each in steps}
+    came = Outcome(status="complete", window=WINDOW, **server(last))
+    ended = [*steps, Finished(number=len(steps) + 1, run="steps/last", step=last, outcome=came)]
+    assert isinstance(decide(THROUGHPUT, given, ended), Done)
+    limit = measured(ended)
+    assert limit.tokens_per_s == pytest.approx(100 * LIMIT * (2 + again) / 3)
+    assert limit.tokens_ci95 is not None
+    assert (limit.tokens_ci95[1] - limit.tokens_ci95[0]) / 2 == pytest.approx(100 * LIMIT * half, rel=0.2)
+    findings = THROUGHPUT.findings(given, ended, lambda _: pytest.fail("outcomes suffice"))
+    said = [each for each in findings.notes if "which differ by more than each by itself explains" in each]
+    assert varied == bool(said)
+    assert len(findings.tables[2].rows) == len(ended)
 
 
 def test_a_load_that_piled_up_below_what_closed_loops_served_is_said():
