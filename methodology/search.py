@@ -17,7 +17,7 @@ from methodology.fits.logistic import share_crossing
 from methodology.intervals import Ends
 from methodology.study.findings import Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Step
-from methodology.study.planning import LEVEL, fresh, of_kind
+from methodology.study.planning import LEVEL, fresh, level_label, of_kind
 from methodology.study.quantities import number
 from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
 
@@ -116,7 +116,7 @@ def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tu
 
 
 def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, times: int) -> Step:
-    label = f"open-{rate:.3g}" + ("-longer" if times > 1 else "")
+    label = f"open-{level_label(rate)}" + ("-longer" if times > 1 else "")
     options = {"slo": asked.parameters.slo} if asked.parameters.slo else {}
     duration_s = times * (asked.parameters.duration or DEFAULT_S)
     return fresh(asked, finished, label, "open", rate, kind=kind, duration=duration_s, options=options)

@@ -23,7 +23,7 @@ from methodology.study.findings import (
     table,
 )
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import latency, latency_line, number, wilson
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
@@ -78,7 +78,7 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
     again = any(each.step.level == concurrency for each in levels)
     options = {"output_tokens": str(parameters.output_tokens)} if parameters.output_tokens else {}
     options |= {"slo": parameters.slo} if parameters.slo else {}
-    label = f"closed-{concurrency}" + ("-longer" if again else "")
+    label = f"closed-{level_label(concurrency)}" + ("-longer" if again else "")
     return fresh(asked, levels, label, "closed", concurrency, requests=count, options=options)
 
 

@@ -21,7 +21,7 @@ from methodology.measures.paired import (
 )
 from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.planning import LEVEL, content_seed, counting
+from methodology.study.planning import LEVEL, content_seed, counting, level_label
 from methodology.study.quantities import grid, number, percentiles, plot_cumulative, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
@@ -69,7 +69,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     levels = [
         Step(
             kind=LEVEL,
-            label=f"{round(100 * share)}-percent",
+            label=level_label(share * limit.per_s, share),
             load="open",
             level=share * limit.per_s,
             share=share,

@@ -16,7 +16,7 @@ from methodology.measures.paired import measured
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, take
@@ -49,7 +49,8 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     requests = asked.parameters.requests or 100
     least_s = (requests + 3 * math.sqrt(requests)) / 0.9 / (share * known.per_s)
     duration_s = max(asked.parameters.duration or 60.0, float(math.ceil(least_s)))
-    label, level = f"open-{100 * share:g}-percent", share * known.per_s
+    level = share * known.per_s
+    label = f"open-{level_label(level, share)}"
     return fresh(asked, finished, label, "open", level, share=share, duration=duration_s)
 
 

@@ -10,7 +10,7 @@ from methodology.measures.preemption import bounded, lost_tokens, preempted, rec
 from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import grid, in_percent, latency, number, percentile, wilson
 from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
@@ -46,7 +46,8 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return Done(reason="every level has been measured")
     share = levels[len(ended)]
     in_flight, duration_s = max(1, round(share * base)), asked.parameters.duration or 120.0
-    return fresh(asked, finished, f"closed-{in_flight}", "closed", in_flight, share=share, duration=duration_s)
+    label = f"closed-{level_label(in_flight)}"
+    return fresh(asked, finished, label, "closed", in_flight, share=share, duration=duration_s)
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:

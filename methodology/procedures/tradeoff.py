@@ -17,7 +17,7 @@ from methodology.search import bracket
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import LABELS, latency, latency_line, number
 from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.columns import take
@@ -56,7 +56,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     share = shares[len(ended)]
     rate = share * known.per_s
     duration_s = max(parameters.duration or 60.0, (parameters.requests or 0) / rate)
-    label, options = f"open-{100 * share:g}-percent", {"slo": parameters.slo} if parameters.slo else {}
+    label, options = f"open-{level_label(rate, share)}", {"slo": parameters.slo} if parameters.slo else {}
     return fresh(asked, finished, label, "open", rate, share=share, duration=duration_s, options=options)
 
 

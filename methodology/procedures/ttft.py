@@ -19,7 +19,7 @@ from methodology.measures.paired import measured, overloaded
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, trusted
-from methodology.study.planning import LEVEL, counting, fresh, of_kind
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import (
     LABELS,
     cells,
@@ -65,7 +65,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached}")
     load = asked.parameters.load or 0.7
     count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
-    label = f"open-{100 * load:g}-percent" + (f"-{len(levels) + 1}" if levels else "")
+    label = f"open-{level_label(load * known.per_s, load)}" + (f"-{len(levels) + 1}" if levels else "")
     requests, options = with_ramp(count), {"arrival": "poisson"}
     return fresh(asked, finished, label, "open", load * known.per_s, share=load, requests=requests, options=options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +64,14 @@ def fresh(
     """Return a step, by default a level, that sends what no other step of the study does."""
     seed = content_seed(asked, len(finished) + 1)
     return Step(**{"kind": LEVEL, **given}, label=label, load=load, level=level, seed=seed, unpaired=True)
+
+
+def level_label(level: float, share: float | None = None) -> str:
+    """Return a level as the names of steps have it, without an exponent: of a share of the capacity in percent."""
+    value, digits = (level, 3) if share is None else (100 * share, 6)
+    rounded = Decimal(f"{value:.{digits}g}")
+    text = f"{value:.0f}" if abs(rounded) >= 10**digits else f"{rounded:f}"
+    return text if share is None else f"{text}-percent"
 
 
 def content_seed(asked: Asked, number: int) -> int:

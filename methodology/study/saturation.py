@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
-from methodology.study.planning import SENTINEL, fresh, of_kind
+from methodology.study.planning import SENTINEL, fresh, level_label, of_kind
 from rundir.columns import Floats
 
 SATURATE = "saturate"
@@ -116,7 +116,7 @@ def _is_full(outcome: Outcome) -> bool:
 
 def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
     duration_s = asked.parameters.duration or DEFAULT_S
-    return fresh(asked, finished, f"closed-{level}", "closed", level, kind=SATURATE, duration=duration_s)
+    return fresh(asked, finished, f"closed-{level_label(level)}", "closed", level, kind=SATURATE, duration=duration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
+from methodology.study.findings import figure
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
 from methodology.study.planning import decide
 from sidecar.errors import ConfigurationError
@@ -262,7 +263,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the steps of a plan, each with its time, and then what all of them take."""
     for number, each in enumerate(plan.steps, 1):
         step = each.step
-        load = f"{step.level:.3g} requests/s" if step.load == "open" else f"{step.level:g} in flight"
+        load = f"{figure(step.level)} requests/s" if step.load == "open" else f"{step.level:g} in flight"
         share = f" ({step.share:.0%})" if step.share is not None else ""
         until = f"{step.duration:.0f} s" if step.duration is not None else f"{step.requests} requests"
         prompts = f" {step.options['input_tokens']} in" if "input_tokens" in step.options else ""

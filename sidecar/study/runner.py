@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from methodology.compliance.system import as_text, read_system
+from methodology.study.findings import figure
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
@@ -248,7 +249,9 @@ def _line(finished: Finished) -> str:
     step, came = finished.step, finished.outcome
     if came.void:
         return f"step {finished.number} {step.label}: counts for nothing: {came.void}"
-    served = f"{came.completed_per_s:.3g} requests/s served" if came.completed_per_s is not None else "nothing served"
+    served = (
+        f"{figure(came.completed_per_s)} requests/s served" if came.completed_per_s is not None else "nothing served"
+    )
     verdict = f", {came.stability.verdict}" if came.stability is not None and came.stability.verdict else ""
     return f"step {finished.number} {step.label}: {served}{verdict}"
 

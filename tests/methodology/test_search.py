@@ -17,7 +17,7 @@ from methodology.search import at_objective, bracket, contradiction, crossing_of
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
-from methodology.study.planning import decide
+from methodology.study.planning import decide, level_label
 from methodology.study.saturation import Capacity, capacity, measured_capacity
 
 LIMIT = 10.0
@@ -98,6 +98,31 @@ def test_the_limit_is_enclosed_in_six_steps():
     verdicts = bracket([each for each in steps if each.step.load == "open"], limit)
     assert verdicts.stable is not None and verdicts.growing is not None  # noqa: PT018
     assert 0.9 * LIMIT < verdicts.stable.step.level < LIMIT <= verdicts.growing.step.level < 1.1 * LIMIT
+
+
+def test_names_of_steps_have_no_exponent_at_thousands_of_requests():
+    """A directory is `open-1215`, not `open-1.22e+03`; below a thousand the names are what they were."""
+
+    def fast(step: Step) -> dict[str, Any]:
+        share = min(1.0, step.level / 32)
+        if step.load == "open":
+            return opened(step, "stable" if step.level < 1215 else "growing") | {"completed_per_s": step.level}
+        return closed(step) | {"completed_per_s": 1215 * share, "throughput_ci95": (1214 * share, 1216 * share)}
+
+    names = {each.step.label for each in searched(asked(), fast)[0] if each.step.load == "open"}
+    assert names
+    assert all(name.removeprefix("open-").isdigit() and len(name) == len("open-1215") for name in names)
+    assert [level_label(rate) for rate in (0.5, 5.417, 32, 256, 512, 999.4)] == [
+        "0.5",
+        "5.42",
+        "32",
+        "256",
+        "512",
+        "999",
+    ]
+    assert [level_label(rate) for rate in (999.7, 1024, 12345.6, 0.00001234)] == ["1000", "1024", "12346", "0.0000123"]
+    percents = [level_label(2000.0 * share, share) for share in (0.25, 0.55, 0.125, 10.0)]
+    assert percents == ["25-percent", "55-percent", "12.5-percent", "1000-percent"]
 
 
 def test_the_objective_is_reached_where_latency_reaches_it():
