@@ -238,7 +238,9 @@ def _objective(study: _Study) -> str:
     disputed = contradiction(study.asked, study.steps, study.limit)
     doubt = f"; but {disputed}" if disputed else ""
     if objective.value >= study.load(study.best):
-        return f"SLO: {text} holds up to the highest load shown stable{doubt}."
+        tried = f"{figure(objective.value)} requests/s, the highest that was tried"
+        highest = "the highest load shown stable" if study.verdicts.stable else tried
+        return f"SLO: {text} holds up to {highest}{doubt}."
     return f"SLO: {text} holds up to {figure(objective.value)} requests/s{objective.interval()}{doubt}."
 
 
