@@ -75,7 +75,7 @@ def _value(result: StudyResult, names: Sequence[str], unit: str) -> str:
     quantity = next((result.results[name] for name in names if name in result.results), None)
     if quantity is None:
         return f"not measured (the test {result.test} has no such result)"
-    sure = quantity.interval().strip(" ()") if names in RATES and quantity.value is not None else ""
+    sure = quantity.interval().strip(" ()") if quantity.value is not None else ""
     about = [*filter(None, (sure, quantity.at and f"at {quantity.at}"))]
     full = result.results.get(f"limit{names[0].removeprefix('max')}")
     if full is not None and full.value is not None:

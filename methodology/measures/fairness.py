@@ -41,6 +41,7 @@ class Scheduling:
     policy: Policy
     first: str = ""
     reason: str
+    is_few: bool = False  # whether it is unknown because too few requests waited at the same time
 
 
 def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Ints, names: Sequence[str]) -> Scheduling:
@@ -55,7 +56,7 @@ def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Int
     earlier, later, overtook = _pairs(arrived_s, begun_s)
     if len(earlier) < LEAST_PAIRS:
         reason = f"only {len(earlier)} pairs of requests waited at the same time, at least {LEAST_PAIRS} are needed"
-        return Scheduling(policy="unknown", reason=reason)
+        return Scheduling(policy="unknown", reason=reason, is_few=True)
     same = class_of[earlier] == class_of[later]
     shorter = tokens[later] < tokens[earlier]
     within = _share(overtook[same & shorter]) - _share(overtook[same & (tokens[later] > tokens[earlier])])
@@ -78,11 +79,12 @@ def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Int
         reason = f"{pairs} {100 * most:.0f} % where it was {names[first]} and the other {names[second]}"
         if alike < LEAST_WITHIN:
             reason += "; too few of the same class waited together to say whether by class or by length"
-            return Scheduling(policy="unknown", first=names[first], reason=reason)
+            return Scheduling(policy="unknown", first=names[first], reason=reason, is_few=True)
         return Scheduling(policy="priority", first=names[first], reason=reason)
     reason = f"{pairs} {100 * _share(overtook):.0f} %"
     if few or alike < LEAST_WITHIN:
-        return Scheduling(policy="unknown", reason=f"{reason}; too few pairs of each two classes to tell")
+        reason += "; too few pairs of each two classes to tell"
+        return Scheduling(policy="unknown", reason=reason, is_few=True)
     return Scheduling(policy="fcfs" if max(within, most, _share(overtook)) < SELDOM else "unknown", reason=reason)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from rundir.columns import Bools, Floats, Texts, take
 ALONE, MIXED = "alone", "mixed"
 ROOM = 1.25  # times the requests that a class needs, since the classes are drawn
 UNFAIR = 0.9
+NEAR = 0.95  # of the capacity: a higher load is soon one that is not sustained
 _EXACT = 0.9  # share of the requests whose queue time spans or replies tell
 _LETTER = Parameters(load=0.8, duration=300.0, requests=500, mix=0.8)
 NOTES = (
@@ -136,7 +137,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     curves = {f"{name}, mixed": mixed.of(name).ttft_ms for name in names if mixed}
     curves |= {f"{name}, alone": served.ttft_ms for name, served in alone.items()}
     return Findings(
-        answer=_answer(names, results, rule),
+        answer=_answer(asked, names, results, rule),
         results=results,
         evidence=tuple(
             Evidence(claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[-1].run, value=quantity.value)
@@ -238,7 +239,16 @@ def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str
     return f"{words[rule.policy]}: {rule.reason}."
 
 
-def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Scheduling) -> tuple[str, ...]:
+def _cure(asked: Asked, rule: Scheduling) -> Iterator[str]:
+    """Yield what to do where too few requests waited together to show the rule."""
+    load = asked.parameters.load or 0.8
+    longer = f"longer steps (--duration, now {asked.parameters.duration or 300.0:g} s)"
+    nearer = f"a load nearer to the capacity (--load, now {100 * load:g} %) and " if load < NEAR else ""
+    if rule.is_few:
+        yield f"To see the rule, run the test again with {nearer}{longer}: more requests then wait at the same time."
+
+
+def _answer(asked: Asked, names: Sequence[str], results: Mapping[str, Quantity], rule: Scheduling) -> tuple[str, ...]:
     index = results["jain_index"]
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
@@ -250,6 +260,7 @@ def _answer(names: Sequence[str], results: Mapping[str, Quantity], rule: Schedul
         f"Jain's index over these is {index.value:.3f}{index.interval()}; {bound}.",
         f"Of the requests, {starving} waited over {STARVED:g} times the median of their class.",
         _rule_sentence(rule, results, names[0]),
+        *_cure(asked, rule),
     )
 
 

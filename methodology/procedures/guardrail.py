@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from methodology.measures.paired import (
 from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting, level_label
-from methodology.study.quantities import grid, number, percentiles, plot_cumulative, wilson
+from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
 
@@ -123,6 +123,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     for name in names[1:]:
         results |= _overheads(name, differences[name])
     results |= _throughputs(names, steps)
+    results |= _reported(names, levels, results)
     for name in (each for each in names if sent[each]):
         results |= _refusals(name, np.concatenate(sent[name]))
     by_level = {f"{n}_{round(100 * s)}": f"{VARIANTS.get(n, n)}, {round(100 * s)} %" for n in names for s in shares}
@@ -147,6 +148,25 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         plots=plot_cumulative("guardrail-ttft-cdf", "TTFT by configuration, lowest level", times),
         notes=(*NOTES, *_notes(asked, results, names), *overloaded(steps)),
     )
+
+
+def _reported(
+    names: Sequence[str], levels: Mapping[tuple[str, float | None], Finished], results: Mapping[str, Quantity]
+) -> dict[str, Quantity]:
+    """Return what the minimum report has, of the configuration that the answer speaks of: at its highest level."""
+    last = _last(names, results) or BASELINE
+    step = max((each for (name, _), each in levels.items() if name == last), key=lambda e: e.step.level, default=None)
+    share = f"{100 * (step.step.share or 0):g} % of the capacity of the {BASELINE}" if step else ""
+    reported = reported_times(step, f"{last} configuration, {share}", f"no level of the {last} configuration counts")
+    if (served := results.get(f"max_output_tokens_per_s_{last}")) is not None:
+        reported["max_output_tokens_per_s"] = replace(served, at=f"{last} configuration, saturated closed loop")
+    return reported
+
+
+def _last(names: Sequence[str], results: Mapping[str, Quantity]) -> str:
+    """Return the configuration that the answer speaks of, empty where none was measured beside the baseline."""
+    last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
+    return last if f"overhead_e2e_ms_{last}" in results else ""
 
 
 def _refusals(name: str, refused: Bools) -> dict[str, Quantity]:
@@ -183,8 +203,8 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
             return f"What {what} adds {verb} is not known: {quantity.missing}."
         return f"{what[0].upper()}{what[1:]} adds {figure(quantity.value)} ms{quantity.interval()} {verb}."
 
-    last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
-    if not last or f"overhead_e2e_ms_{last}" not in results:
+    last = _last(names, results)
+    if not last:
         return ("The overhead of guardrails is not known: no configuration was measured beside the baseline.",)
     sentences = [sentence(f"the {last} configuration", f"overhead_e2e_ms_{last}", "to a request, end to end")]
     if "input" in names:

@@ -17,7 +17,7 @@ from methodology.study.findings import Cell, Findings, Quantity, Table, evidence
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative
+from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, take
 from rundir.stats import Missing
@@ -109,15 +109,17 @@ def _level(finished: Finished, read: Reader) -> _Level:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    levels = [_level(each, read) for each in of_kind(counting(finished), LEVEL)]
-    levels = sorted((each for each in levels if len(each.gaps_ms)), key=lambda each: each.finished.step.level)
+    steps = sorted(of_kind(counting(finished), LEVEL), key=lambda each: each.step.level)
+    levels = [level for level in (_level(each, read) for each in steps) if len(level.gaps_ms)]
     if not levels:
         missing = number(None, "ms", missing="no level has a reply of 50 tokens that came in chunks")
         return Findings(
-            answer=("Inter-token latency is not known: no level has gaps.",), results={"itl_p50_ms": missing}
+            answer=("Inter-token latency is not known: no level has gaps.",),
+            results={"itl_p50_ms": missing} | reported_times(steps[-1] if steps else None),
         )
     name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
     results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
+    results |= reported_times(levels[-1].finished, f"{levels[-1].title} of the capacity")
     suffix = levels[-1].suffix
     shown = {each: results[each].value for each in (f"{name}_modes{suffix}", f"{name}_with_prefill_ratio{suffix}")}
     by_level = {level.title: level.gaps_ms[level.gaps_ms > 0] for level in levels}

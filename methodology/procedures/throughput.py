@@ -23,10 +23,9 @@ from methodology.study.findings import (
     plot,
     table,
 )
-from methodology.study.model import Asked, Finished, Outcome, Parameters, Procedure, Reader
-from methodology.study.outcome import KIND_OF
+from methodology.study.model import Asked, Finished, Parameters, Procedure, Reader
 from methodology.study.planning import LEVEL, counting
-from methodology.study.quantities import LABELS, latency, latency_line, metric_table, number, percentile, scaled
+from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
 from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
@@ -152,20 +151,8 @@ def _results(study: _Study) -> dict[str, Quantity]:
         "draft_sustainable_requests_per_s": criteria.draft_sustainable(study.levels, limit),
         **_efficiency(study),
     }
-    results |= {f"{metric}_{name}_ms": _latency(came, metric, name) for metric in METRICS for name in NAMES}
+    results |= {f"{metric}_{name}_ms": latency_result(came, metric, name) for metric in METRICS for name in NAMES}
     return {name: replace(of, at=at) if name.startswith(AT_BEST) else of for name, of in results.items()}
-
-
-def _latency(outcome: Outcome, metric: str, name: str) -> Quantity:
-    interval = latency(outcome, metric, name)
-    if interval.estimate is None:
-        reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
-        return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
-    window_s = outcome.window.duration_s if outcome.window else 0
-    of = percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
-    median_ms, (low, high) = latency(outcome, metric, "p50").estimate, of.ends
-    is_empty = low is not None and median_ms is not None and low < median_ms
-    return replace(of, ci95=(None, high)) if is_empty and name != "p50" else of  # a bound that the median exceeds
 
 
 def _efficiency(study: _Study) -> dict[str, Quantity]:

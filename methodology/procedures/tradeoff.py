@@ -18,7 +18,7 @@ from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Qua
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import LABELS, latency, latency_line, number
+from methodology.study.quantities import LABELS, latency, latency_line, number, reported_times
 from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.columns import take
 
@@ -76,7 +76,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     limit = stated if isinstance(stated, Capacity) else measured_capacity(steps)
     if not levels or limit is None:
         missing = number(None, "requests/s", missing="no level counts")
-        results = {f"{name}_requests_per_s": missing for name in _DERIVED}
+        results = {f"{name}_requests_per_s": missing for name in _DERIVED} | reported_times(None)
         return Findings(answer=("There is no curve: no level counts.",), results=results)
     study = _Study(asked=asked, levels=levels, limit=limit)
     results = _results(study)
@@ -127,13 +127,31 @@ def _results(study: _Study) -> dict[str, Quantity]:
     results["knee_fit_requests_per_s"] = _knee_fit(study)
     came = peak.outcome
     served_ci95, per_s = came.output_tokens_ci95, came.output_tokens_per_s
-    results["peak_output_tokens_per_s"] = number(per_s, "tokens/s", ci95=served_ci95, method="batch means")
+    served_most = number(per_s, "tokens/s", ci95=served_ci95, method="batch means")
+    results["peak_output_tokens_per_s"] = replace(served_most, at=f"{_level_words(peak)}, step {peak.number}")
+    results["optimal_output_tokens_per_s"] = number(None, "tokens/s", missing=unmet)
     if optimal is not None:
-        results["optimal_output_tokens_per_s"] = number(optimal.outcome.output_tokens_per_s, "tokens/s")
+        came = optimal.outcome
+        best = number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means")
+        at = f"{_level_words(optimal)}, the highest throughput of the levels that meet it, step {optimal.number}"
+        results["optimal_output_tokens_per_s"] = replace(best, at=at)
+    results |= _times(optimal, verdicts.stable, levels)
     stated = "of a saturated closed loop" if study.limit.run else "as stated"
     results["capacity_requests_per_s"] = number(study.limit.per_s, "requests/s", ci95=study.limit.ci95, method=stated)
     results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels, study.limit)
     return results
+
+
+def _level_words(each: Finished) -> str:
+    share = "" if each.step.share is None else f" ({100 * each.step.share:g} % of the capacity)"
+    return f"{each.step.load_words}{share}"
+
+
+def _times(optimal: Finished | None, stable: Finished | None, levels: Sequence[Finished]) -> dict[str, Quantity]:
+    """Return the TTFT and TPOT of the best level; without one of the highest that was shown stable, else the lowest."""
+    if optimal is not None:
+        return reported_times(optimal, "the best level within the objectives")
+    return reported_times(stable, "the highest shown stable") if stable else reported_times(levels[0], "the lowest")
 
 
 _FIT = (
@@ -168,11 +186,11 @@ def _log_deviation(each: Finished) -> float:
 
 def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     optimal, knee = results["optimal_requests_per_s"], results["knee_fit_requests_per_s"]
-    slo, tokens = study.asked.parameters.slo, results.get("optimal_output_tokens_per_s")
-    if optimal.value is not None and tokens is not None:
+    slo, tokens = study.asked.parameters.slo, results["optimal_output_tokens_per_s"]
+    if optimal.value is not None and tokens.value is not None:
         best = f"{figure(optimal.value)} requests/s"
         share = f"{100 * optimal.value / study.limit.per_s:.0f} % of the capacity"
-        yield f"Within {slo} the best level is {best} ({share}, {figure(tokens.value or 0)} output tokens/s)."
+        yield f"Within {slo} the best level is {best} ({share}, {figure(tokens.value)} output tokens/s)."
     else:
         highest = load_of(study.levels[-1], study.limit)
         yield f"The curve has {len(study.levels)} levels up to {figure(highest)} requests/s; {optimal.missing}."

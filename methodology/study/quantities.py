@@ -13,7 +13,7 @@ from methodology import intervals
 from methodology.intervals import QuantileInterval
 from methodology.study.findings import Cell, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Finished, Outcome
-from methodology.study.outcome import QUANTILES
+from methodology.study.outcome import KIND_OF, QUANTILES
 from rundir.columns import Floats
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
@@ -84,6 +84,31 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval:
     """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; else that of nothing."""
     return outcome.percentiles.get(f"{metric}_ms", {}).get(name, UNKNOWN)
+
+
+def latency_result(outcome: Outcome, metric: str, name: str) -> Quantity:
+    """Return such a percentile as a result; of a time that is missing or cannot be trusted, why."""
+    interval = latency(outcome, metric, name)
+    if interval.estimate is None:
+        reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
+        return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
+    window_s = outcome.window.duration_s if outcome.window else 0
+    of = percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
+    median_ms, (low, high) = latency(outcome, metric, "p50").estimate, of.ends
+    is_empty = low is not None and median_ms is not None and low < median_ms
+    return replace(of, ci95=(None, high)) if is_empty and name != "p50" else of  # a bound that the median exceeds
+
+
+def reported_times(each: Finished | None, of: str = "", missing: str = "no level counts") -> dict[str, Quantity]:
+    """Return the TTFT and the TPOT that the minimum report has, of a step, with its load and its number.
+
+    of  which of the levels that is, in words
+    """
+    keys = [(metric, name) for metric in ("ttft", "tpot") for name in ("p50", "p99")]
+    if each is None:
+        return {f"{metric}_{name}_ms": number(None, "ms", missing=missing) for metric, name in keys}
+    at = ", ".join(filter(None, (each.step.load_words, of, f"step {each.number}")))
+    return {f"{metric}_{name}_ms": replace(latency_result(each.outcome, metric, name), at=at) for metric, name in keys}
 
 
 def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> Line:

@@ -98,11 +98,12 @@ class Progress:
             self._print(Text(f"  {printable(text)}", style="dim"))
 
     def warn(self, text: str) -> None:
-        """Print a warning, also with --quiet, and remember it."""
+        """Print a warning, also with --quiet, and remember it; of a study's steps, the same one once."""
+        is_repeated = bool(self.study) and text in self.warned
         self.warned.append(text)
         if self.mode == "json":
             self._json({"event": "warning", "text": text})
-        else:
+        elif not is_repeated:
             self._print(Text(f"! {printable(text)}", style="yellow"))
 
     def show(self, renderable: RenderableType) -> None:

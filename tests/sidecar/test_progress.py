@@ -184,6 +184,17 @@ def test_quiet_still_warns(capsys: pytest.CaptureFixture[str]):
     assert ("", "! no metrics\n") == capsys.readouterr()
 
 
+def test_the_same_warning_of_several_steps_is_printed_once(capsys: pytest.CaptureFixture[str]):
+    """Of a study; each run by itself says all of its own."""
+    for study, times in (("step 2 of about 8", 1), ("", 2)):
+        with Progress("quiet") as progress:
+            progress.study = study
+            progress.warn("no --dataset")
+            progress.warn("no --dataset")
+            assert len(progress.warned) == 2
+        assert capsys.readouterr().err.count("! no --dataset") == times
+
+
 @pytest.mark.parametrize("mode", ["lines", "panel"])
 def test_a_long_warning_stays_one_line(capsys: pytest.CaptureFixture[str], mode: Mode):
     """Nothing is folded or left out, so that it can be searched for."""

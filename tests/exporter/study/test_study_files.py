@@ -76,7 +76,7 @@ def test_the_minimum_report_has_the_drafts_headings_and_fields(written: dict[str
     assert [line.partition(": ")[0] if line.startswith("-") else line for line in lines[: len(MINIMUM)]] == MINIMUM
     assert lines[len(MINIMUM)] == f"- {NOTES[0]}"
     assert lines[-1] == "=== End Report ==="
-    assert "- TTFT P99: 1,873.5 ms" in lines
+    assert "- TTFT P99: 1,873.5 ms (at least 1,640, 95 %)" in lines
     assert "- TPOT P99: not measured (the test throughput has no such result)" in lines
 
 
@@ -92,7 +92,7 @@ def test_the_minimum_report_says_at_which_load_a_latency_was_measured():
     known = result()
     at = {**known.results, "ttft_p99_ms": msgspec.structs.replace(known.results["ttft_p99_ms"], at="5.41 requests/s")}
     lines = files(msgspec.structs.replace(known, results=at))["report-minimum.txt"].splitlines()
-    assert "- TTFT P99: 1,873.5 ms (at 5.41 requests/s)" in lines
+    assert "- TTFT P99: 1,873.5 ms (at least 1,640, 95 %; at 5.41 requests/s)" in lines
 
 
 def test_what_is_missing_says_why(written: dict[str, str]):
@@ -264,3 +264,11 @@ def test_every_field_of_the_result_is_explained():
     assert set(structs) == set(re.findall(r"<!-- fields of (\w+)", page))
     names = {name for struct in structs.values() for name in struct["properties"]}
     assert set() == names - set(re.findall(r"`(\w+)` \|", page))
+
+
+def test_the_minimum_report_has_intervals_where_there_are_some():
+    """Of latencies, too, and before the load at which they were measured."""
+    known = result()
+    at = {"ttft_p50_ms": msgspec.structs.replace(quantity(43.27, "ms", 41.02, 45.81), at="4.72 requests/s offered")}
+    lines = files(msgspec.structs.replace(known, results=known.results | at))["report-minimum.txt"].splitlines()
+    assert "- TTFT P50: 43.3 ms (41.0 to 45.8, 95 %; at 4.72 requests/s offered)" in lines

@@ -106,3 +106,18 @@ def test_a_study_puts_each_class_alone_beside_the_mixed_load() -> None:
     assert studied.value("jain_index") == pytest.approx(jain(inflated))
     low, high = studied.ends("jain_index")
     assert 0.5 <= low < high <= 1.0
+
+
+def few_waiting(**given: Any) -> Asked:
+    parameters = Parameters(duration=20.0, requests=20, mix=0.8, **given)
+    return Asked(test="fairness", scale="short", parameters=parameters, seed=4)
+
+
+def test_where_too_few_waited_the_report_says_what_to_do() -> None:
+    """A higher load and longer steps; near the capacity longer steps alone."""
+    calm = study(FAIRNESS, few_waiting(load=0.1, capacity=8.0))
+    assert calm.findings.answer[-2].startswith("By which rule the engine serves is not known: only ")
+    assert calm.findings.answer[-1].startswith("To see the rule, run the test again with a load nearer to the capacity")
+    assert "(--load, now 10 %) and longer steps (--duration, now " in calm.findings.answer[-1]
+    busy = study(FAIRNESS, few_waiting(load=0.95, capacity=0.5))
+    assert busy.findings.answer[-1].startswith("To see the rule, run the test again with longer steps (--duration")

@@ -139,3 +139,18 @@ def test_without_a_level_the_gaps_are_missing_with_a_reason():
 def test_a_study_ends_with_its_levels(study: tuple[list[Finished], Findings]):
     """Each is run once."""
     assert isinstance(decide(ITL, asked(), study[0]), Done)
+
+
+def test_the_minimum_report_has_the_times_of_the_level_that_the_answer_speaks_of(
+    study: tuple[list[Finished], Findings],
+):
+    """TTFT and TPOT with their intervals, of the highest level; it says which."""
+    last = max(study[0], key=lambda each: each.step.level)
+    for metric in ("ttft", "tpot"):
+        known, result = last.outcome.percentiles[f"{metric}_ms"]["p50"], study[1].results[f"{metric}_p50_ms"]
+        assert (result.value, result.ci95) == (known.estimate, (known.low, known.high))
+        assert result.at == f"4.72 requests/s offered, 80 % of the capacity, step {last.number}"
+        few = study[1].results[f"{metric}_p99_ms"]
+        assert (few.value, few.sample) == (None, last.outcome.percentiles[f"{metric}_ms"]["p99"].estimate)
+        assert "too few for P99" in few.missing
+    assert ITL.findings(asked(), [], lambda _: pytest.fail("none")).results["ttft_p50_ms"].missing == "no level counts"

@@ -47,3 +47,27 @@ def test_a_verdict_is_of_the_load_that_was_realised():
     assert findings.results["growing_requests_per_s"].value == pytest.approx(growing)
     stable = max(load for load in loads["stable"] if load < growing)
     assert findings.results["stable_requests_per_s"].value == pytest.approx(stable)
+
+
+@pytest.mark.parametrize(
+    ("slo", "which"),
+    [("ttft_p99<500ms", "the best level within the objectives"), ("ttft_p99<1ms", "the highest shown stable")],
+)
+def test_the_minimum_report_has_the_times_and_the_throughput_of_a_level(slo: str, which: str):
+    """Of the best level, else of the highest that was sustained; it says which, and why a throughput is missing."""
+    parameters = Parameters(capacity=5.85, levels=(0.3, 0.6, 1.2), duration=40.0, requests=30, slo=slo)
+    steps, findings = play(
+        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
+    )
+    results, level = findings.results, steps[1].outcome
+    at = f"3.51 requests/s offered, {which}, step 2"
+    for metric in ("ttft", "tpot"):
+        assert results[f"{metric}_p50_ms"].at == results[f"{metric}_p99_ms"].at == at
+        assert results[f"{metric}_p50_ms"].value == level.percentiles[f"{metric}_ms"]["p50"].estimate
+    assert results["peak_output_tokens_per_s"].at == "7.02 requests/s offered (120 % of the capacity), step 3"
+    best = results["optimal_output_tokens_per_s"]
+    if "500ms" in slo:
+        assert (best.value, best.ci95) == (level.output_tokens_per_s, level.output_tokens_ci95)
+        assert best.at.startswith("3.51 requests/s offered (60 % of the capacity)")
+    else:
+        assert best.missing == "no level meets ttft_p99<1ms"

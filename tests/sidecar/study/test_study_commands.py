@@ -108,8 +108,8 @@ def test_a_plan_has_steps_time_and_tokens_and_sends_nothing(capsys: pytest.Captu
     """By the capacity that is stated, and what a budget costs."""
     assert 0 == test_of("tiny", "--plan", "--capacity", "10", "--no-sentinel", "--duration", "1m")
     lines = capsys.readouterr().out.splitlines()
-    assert ["1", "level", "5", "requests/s", "(50%)", "60", "s"] == lines[0].split()[:7]
-    assert ["2", "level", "8", "requests/s", "(80%)", "60", "s"] == lines[1].split()[:7]
+    assert ["1", "level", "5.00", "requests/s", "(50%)", "60", "s"] == lines[0].split()[:7]
+    assert ["2", "level", "8.00", "requests/s", "(80%)", "60", "s"] == lines[1].split()[:7]
     assert lines[2].startswith("2 steps, about ")
     assert 0 == test_of("tiny", "--plan", "--capacity", "10", "--duration", "1m", "--budget", "75s")
     lines = capsys.readouterr().out.splitlines()
