@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -174,10 +175,12 @@ def serving(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[str]:
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
-        script.over.set()
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+        finally:
+            script.over.set()
+            server.shutdown()
+            thread.join()
 
 
 def until(fact: Callable[[], bool], what: str, *, deadline_s: float = BOUND_S) -> None:
@@ -188,7 +191,18 @@ def until(fact: Callable[[], bool], what: str, *, deadline_s: float = BOUND_S) -
         time.sleep(0.02)
 
 
-def start(*arguments: str | Path, limit: int | None = None, **variables: str) -> subprocess.Popen[str]:
+class Command(subprocess.Popen[str]):
+    """A command that does not outlive the block of a test that fails; its children end with it."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and self.poll() is None:
+            self.kill()
+        super().__exit__(kind, error, trace)
+
+
+def start(*arguments: str | Path, limit: int | None = None, **variables: str) -> Command:
     """Start a command; `limit` is the hard limit of its open files, `variables` are added to its environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")} | variables
 
@@ -196,7 +210,7 @@ def start(*arguments: str | Path, limit: int | None = None, **variables: str) ->
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
-    return subprocess.Popen(
+    return Command(
         [sys.executable, "-m", "sidecar", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -222,7 +236,7 @@ def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
 def engine(*options: str | Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run a fast simulated engine, and yield its URL and process."""
     command = [sys.executable, "-m", "simulator", "--speed-profile", "fast", "--exit-on-eof", *map(str, options)]
-    with subprocess.Popen(
+    with Command(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout is not None
@@ -259,9 +273,14 @@ def children(parent: int) -> dict[int, str]:
     return {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in listing.read_text().split()}
 
 
+def child_processes(parent: int, *modules: str) -> list[int]:
+    """Return the processes that a process started to run one of these modules, in order."""
+    return [child for child, command in children(parent).items() if not set(modules).isdisjoint(command.split("\0"))]
+
+
 def load_workers(parent: int) -> list[int]:
     """Return the load workers that a run started, in order."""
-    return [child for child, command in children(parent).items() if "loadgen.worker" in command]
+    return child_processes(parent, "loadgen.worker")
 
 
 def state(process: int) -> str:

@@ -25,7 +25,7 @@ from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from packed_columns import read
-from processes import children
+from processes import child_processes
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
 from served import collector
@@ -105,7 +105,7 @@ class Watch:
         return self._child("scraper.worker")
 
     def _child(self, module: str) -> int:
-        (pid,) = (pid for pid, command in children(self.process.pid).items() if f"{module}\0" in command)
+        (pid,) = child_processes(self.process.pid, module)
         return pid
 
 

@@ -27,7 +27,7 @@ import processes
 from faults import crash, logs
 from faults.cases import Case, Kind, Setting, Try
 from faults.injected.wall_clock import WallClock, inherited
-from processes import QUIET, Ended, children, ended, start, until
+from processes import QUIET, Ended, child_processes, ended, start, until
 from relayed_spans import relayed
 from sent_spans import MS
 from test_watch import RESTARTS, TRACE, Watch, now_ms, request, watching  # that of the tests of `watch`
@@ -38,7 +38,12 @@ from sidecar.run import open_run
 
 STEPS = {"+1s": 1.0, "-1s": -1.0, "+1h": 3600.0, "-1h": -3600.0}
 SLEWS = {"500ppm": 500e-6, "5%": 0.05}
-VICTIMS = {"stop-conductor": "", "stop-worker": "loadgen.worker", "stop-scraper": "'scraper.worker'"}
+VICTIMS = {
+    "stop-conductor": "",
+    "stop-worker": "loadgen.worker",
+    "stop-scraper": "scraper.worker",
+    "stop-receiver": "scraper.worker.spans",
+}
 LOAD = ("--rate", "30", "--duration", "3", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
 BEFORE = 20  # answers, or requests of a watch, before the clock is set
@@ -98,8 +103,8 @@ def done(run: subprocess.Popen[str], change: Moved, clock: WallClock) -> None:
     if change.victim is None:
         clock.move(by_s=change.step_s, slew=change.slew)
         return
-    named = [child for child, command in children(run.pid).items() if change.victim and change.victim in command]
-    stop(named[0] if change.victim else run.pid, change.stopped_s)
+    victims = child_processes(run.pid, change.victim) if change.victim else [run.pid]
+    stop(victims[0], change.stopped_s)
 
 
 async def run(place: Path, change: Moved) -> str:
@@ -220,7 +225,7 @@ async def change_of(watch: Watch, clock: WallClock, change: Moved) -> None:
     if change.victim is None:
         clock.move(by_s=change.step_s, slew=change.slew)
         return
-    victim = watch.receiver() if change.victim else watch.process.pid
+    (victim,) = child_processes(watch.process.pid, change.victim) if change.victim else [watch.process.pid]
     stopping = asyncio.create_task(asyncio.to_thread(stop, victim, change.stopped_s))
     await watch.send(request(999))
     await stopping
@@ -282,7 +287,7 @@ CLOCK = Kind(
         row: int(row in QUICK)
         for row in (
             *(f"run:{what}" for what in (*STEPS, *SLEWS, *VICTIMS)),
-            *(f"watch:{what}" for what in (*STEPS, *SLEWS, "stop-conductor", "stop-scraper")),
+            *(f"watch:{what}" for what in (*STEPS, *SLEWS, "stop-conductor", "stop-scraper", "stop-receiver")),
         )
     },
     opened=opened,

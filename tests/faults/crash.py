@@ -25,22 +25,30 @@ import processes
 from faults import logs
 from faults.cases import Case, Kind, Setting, Try
 from faults.injected.sitecustomize import DEADLY, Fault, environment
-from processes import QUIET, Ended, alive, children, ended, start, until
+from processes import QUIET, Ended, alive, child_processes, children, ended, start, until
 
 LOST_NS = 1_000_000_000
 LOAD = ("--rate", "30", "--duration", "2", "--warmup", "0", "--scrape-interval", "0.1")
 LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
+RECEIVING = ("--otlp-listen", "127.0.0.1:0")
 MOST_ANSWERS = 60
-# A process that dies at its n-th call: how it is known among those of a command, and the most that n is.
-AT_CALL = {"conductor": ("sidecar", 60), "worker": ("loadgen.worker", 60), "scraper": ("scraper.worker", 40)}
-# Who is killed: the conductor, and the children whose command lines have these words. How the command then ends; with
-# 0 where a worker had nothing more to do, or was gone: then nothing may be lost at all.
+CHILDREN = ("loadgen.worker", "scraper.worker", "scraper.worker.spans")
+# A process that dies at its n-th call: its module, and the most that n is.
+AT_CALL = {
+    "conductor": ("sidecar", 60),
+    "worker": ("loadgen.worker", 60),
+    "scraper": ("scraper.worker", 40),
+    "receiver": ("scraper.worker.spans", 40),
+}
+# Who is killed: the conductor, and the children that run these modules. How the command then ends; with 0 where
+# a worker had nothing more to do, or was gone: then nothing may be lost at all.
 VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
     "conductor": (True, (), (-signal.SIGKILL,)),
     "worker": (False, ("loadgen.worker",), (0, 3)),
     "scraper": (False, ("scraper.worker",), (0,)),
-    "children": (False, ("loadgen.worker", "scraper.worker"), (0, 3)),
-    "everything": (True, ("loadgen.worker", "scraper.worker"), (-signal.SIGKILL,)),
+    "receiver": (False, ("scraper.worker.spans",), (0,)),
+    "children": (False, CHILDREN, (0, 3)),
+    "everything": (True, CHILDREN, (-signal.SIGKILL,)),
 }
 
 
@@ -64,7 +72,7 @@ def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> K
     conductor, names, _ = VICTIMS[who]
     count, delay_s = rng.choice((0, rng.randrange(1, MOST_ANSWERS))), rng.uniform(0.0, 0.6)
     began_ns = time.time_ns()
-    with start(*command(url, path, rng)) as run:
+    with start(*command(url, path, rng, who)) as run:
         until(lambda: run.poll() is not None or len(answers(truth, began_ns)) >= count, f"{count} answers")
         time.sleep(delay_s)  # the moment that is drawn, not a wait for something
         until(lambda: run.poll() is not None or conductor or bool(_named(run, names)), "a process that is to be killed")
@@ -78,9 +86,10 @@ def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> K
     return Killed(left=left, killed_ns=killed_ns, descendants=descendants)
 
 
-def command(url: str, path: Path, rng: random.Random) -> list[str | Path]:
-    """Return the command of a run, with spans or without, of one worker or two."""
-    spans = rng.choice(((), ("--otlp-listen", "127.0.0.1:0")))
+def command(url: str, path: Path, rng: random.Random, who: str) -> list[str | Path]:
+    """Return the command of a run, of one worker or two, with spans or without, as far as its victim needs none."""
+    spans = rng.choice(((), RECEIVING))
+    spans = RECEIVING if who == "receiver" else spans
     options = ("--workers", rng.choice(("1", "2")), "--seed", str(rng.randrange(1000)))
     return ["run", url, *LOAD, *LENGTHS, *QUIET, *spans, *options, "--out", path]
 
@@ -97,7 +106,7 @@ def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed
         lasting=False,
     )
     fault.marker.unlink(missing_ok=True)
-    with start(*command(url, path, rng), **environment(fault)) as run:
+    with start(*command(url, path, rng, who), **environment(fault)) as run:
         descendants: list[int] = []
         while run.poll() is None and not fault.marker.exists():
             with suppress(FileNotFoundError):
@@ -108,9 +117,9 @@ def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed
     return Killed(left=left, killed_ns=killed_ns, descendants=descendants)
 
 
-def _named(run: subprocess.Popen[str], names: Sequence[str]) -> list[int]:
+def _named(run: subprocess.Popen[str], modules: Sequence[str]) -> list[int]:
     with suppress(FileNotFoundError):  # a child that has just ended
-        return [child for child, command in children(run.pid).items() if any(name in command for name in names)]
+        return child_processes(run.pid, *modules)
     return []
 
 
@@ -121,12 +130,10 @@ def wrong_rows(run: Killed, truth: Sequence[Mapping[str, Any]], *, is_cut: bool,
     """
     rows = {row["request_id"]: row for row in run.left.requests()}
     known = {record["request_id"]: record for record in truth}
-    first_ns = min((row["submit_ns"] for row in rows.values() if (row["submit_ns"] or 0) > 0), default=run.killed_ns)
     until_ns = run.killed_ns - LOST_NS if is_cut else 2**63
-    due = [
-        key for key, record in known.items() if first_ns <= record["arrival_ns"] and record["finished_ns"] < until_ns
-    ]
     # The one request before the load, which finds out whether the engine answers, stands in no log.
+    load = sorted(truth, key=lambda record: int(record["arrival_ns"]))[1:]
+    due = [record["request_id"] for record in load if record["finished_ns"] < until_ns]
     lost = [key for key in due if key not in rows or rows[key]["status"] != "ok"]
     answered = [row for row in rows.values() if row["status"] == "ok"]
     false = [row for row in answered if not agrees(row, known.get(row["request_id"]), within_ns)]
@@ -161,8 +168,8 @@ def opened(setting: Setting) -> Iterator[Try]:
             if "Traceback" in run.left.err + run.left.out or logs.DEFECT in run.left.err:
                 return f"a defect: {run.left.err}"
             codes = VICTIMS[who][2] if run.killed_ns else (0,)
-            if who == "scraper" and len(answers(truth, since_ns)) <= 1:  # that of the request before the load
-                codes = (0, 3)  # it died before it was ready
+            if who in ("scraper", "receiver") and len(answers(truth, since_ns)) <= 1:
+                codes = (0, 3)  # it died before it was ready: that answer is of the request before the load
             if run.left.code not in codes and path.exists():
                 return f"exit {run.left.code}: {run.left.err.strip()}"
             is_cut = run.killed_ns > 0 and run.left.code != 0
@@ -193,6 +200,7 @@ CRASHES = Kind(
         "conductor": 2,
         "worker": 1,
         "scraper": 1,
+        "receiver": 1,
         "children": 1,
         "everything": 1,
         **{f"{who}:call": 1 for who in AT_CALL},

@@ -23,7 +23,7 @@ from faults.injected.sitecustomize import Fault, environment, install
 from processes import QUIET, ended, start
 
 LOAD = ("--rate", "40", "--requests", "10", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
-# The calls that fail, each with what it fails with; and how a process is known among those of a command.
+# The calls that fail, each with what it fails with; and the modules of the processes of a command.
 CALLS: dict[str, tuple[str, ...]] = {
     "write": ("ENOSPC", "EIO", "SHORT"),
     "open": ("EMFILE", "ENOSPC", "EACCES"),

@@ -24,7 +24,7 @@ DEADLY = ("KILL", "TORN")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Which call fails: the n-th, from 1, of its kind that writes below `under`, in the process of these arguments.
+    """Which call fails: the n-th, from 1, of its kind that writes below `under`, in the process that runs a module.
 
     error     its errno; "SHORT": only half of what is written; "KILL": the process dies before it, and "TORN": in the
               middle of it, and no other process does
@@ -80,7 +80,7 @@ def install(fault: Fault) -> Callable[[], None]:
             try:
                 os.close(calls["open"](fault.marker, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if dies else 0), 0o600))
             except OSError:
-                return not dies  # another process of these arguments has died
+                return not dies  # another process of that module has died
             if dies and (fault.error == "KILL" or call != "write"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return True
@@ -141,7 +141,7 @@ def environment(fault: Fault) -> dict[str, str]:
 def _install_where_asked() -> None:
     if VARIABLE in os.environ:
         fault = Fault(**json.loads(os.environ[VARIABLE]))
-        if fault.process in " ".join(sys.orig_argv):
+        if fault.process in sys.orig_argv:
             install(fault)
 
 
