@@ -272,12 +272,20 @@ async def watching(session: Session) -> AsyncIterator[None]:
 
 
 def _followed(session: Session, wall: Clock) -> Clock:
-    """Return the clock by the wall clock of now; say and record it where that was set since `wall` was anchored."""
-    if moved_ns := step_ns(wall):
-        text = f"{step_text(moved_ns)}; this run goes on by the time before, and spans of this machine may not fit it"
-        with suppress(OSError):  # a full disk or a terminal that is gone ends nothing
-            record(session, CLOCK_LEFT, moved_ns=moved_ns)
-            warn_and_record(session, text)
+    """Return the clock by the wall clock of now; say and record it where that was set since `wall` was anchored.
+
+    Where it cannot be recorded, as on a full disk, `wall` is returned, so that it is tried again.
+    """
+    moved_ns = step_ns(wall)
+    if not moved_ns:
+        return wall
+    try:
+        record(session, CLOCK_LEFT, moved_ns=moved_ns)
+    except OSError:
+        return wall
+    text = f"{step_text(moved_ns)}; this run goes on by the time before, and spans of this machine may not fit it"
+    with suppress(OSError):  # a full disk or a terminal that is gone ends nothing
+        warn_and_record(session, text)
     return replace(wall, offset_ns=wall.offset_ns + moved_ns)
 
 

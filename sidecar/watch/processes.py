@@ -34,6 +34,8 @@ from sidecar.watch.view import SCRAPES, SPANS, WatchView
 
 CLOCK_EVERY_S = 1.0
 UNWRITABLE = "its logs cannot be written"
+UNRECORDED = "that the clock was set cannot be recorded"
+_SPARE_LOGS = 10  # that processes may still begin by the old time, between the record of a step and their end
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
 
@@ -58,12 +60,13 @@ class Upkeep:
 class Watch:
     """What the tasks of one watch share.
 
-    `clock` is another after the wall clock was set; `wall_ns` reads that one. `looking` is held by who reads the view.
-    `looked_s` is when the logs were looked at last, by the monotonic clock. `clock_steps` has when the wall clock was
-    set, by the time before, and by how much. `ports` are those at which spans are received. `unwritten`
-    scrapes could not be kept, `unwritten_before` of them by scrapers that ended. `not_ready` is what /readyz answers:
-    why there is no receiver or scraper, why not all that came is counted, and why it cannot be written; each empty
-    where that is not so.
+    `clock` is another after the wall clock was set and that was recorded; `wall_ns` reads that one. It is `ahead_ns`
+    ahead of the view's until all is read that was logged by the old time; the first of what is logged by the new time
+    is in the logs of the number `first_log`. `looking` is held by who reads the view. `looked_s` is when the logs were
+    looked at last, by the monotonic clock. `clock_steps` has when the wall clock was set, by the time before, and by
+    how much. `ports` are those at which spans are received. `unwritten` scrapes could not be kept, `unwritten_before`
+    of them by scrapers that ended. `not_ready` is what /readyz answers: why there is no receiver or scraper, why not
+    all that came is counted, and why it, or that the clock was set, cannot be written; each empty where that is not so.
     """
 
     path: Path
@@ -91,12 +94,18 @@ class Watch:
     )
     ports: tuple[int, int] | None = None
     not_ready: dict[str, str] = field(
-        default_factory=lambda: {"receiver": "starting", "scraper": "", "logs": "", "disk": ""}
+        default_factory=lambda: {"receiver": "starting", "scraper": "", "logs": "", "disk": "", "clock": ""}
     )
     unwritten: int = 0
     unwritten_before: int = 0
     looked_s: float = field(default_factory=time.monotonic)
     clock_steps: tuple[tuple[int, int], ...] = ()
+    ahead_ns: int = 0
+    first_log: int = 0
+
+    def view_ns(self) -> int:
+        """Return the time by the clock that the view goes by."""
+        return self.clock.now_ns() - self.ahead_ns
 
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
@@ -107,8 +116,8 @@ class Watch:
 async def keep_processes_up(shared: Watch, look_through: Callable[[], None]) -> None:
     """Keep a receiver and a scraper up, whatever they die of. The first of each has to come up.
 
-    When the wall clock was set, the next ones stamp by the new time, once `look_through` has read all that is stamped
-    by the old one.
+    When the wall clock was set, and that is recorded, the next ones stamp by the new time, once `look_through` has read
+    all that is stamped by the old one.
     """
     lives = (
         (shared.receiver, partial(_live, shared, shared.receiver, RECEIVER, _begin_receiver)),
@@ -117,12 +126,15 @@ async def keep_processes_up(shared: Watch, look_through: Callable[[], None]) -> 
     while True:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(keep_up(life, partial(_on_death, shared, upkeep))) for upkeep, life in lives]
-            moved_ns = await _clock_step(shared)
+            await _clock_step(shared)
             for upkeep, _ in lives:
                 shared.not_ready[upkeep.name] = f"the clock was set, and the {upkeep.name} starts again"
             for task in tasks:
                 task.cancel()
-        await _set_clock(shared, moved_ns, look_through)
+        async with shared.looking:
+            await asyncio.to_thread(look_through)
+            moved_ns, shared.ahead_ns = shared.ahead_ns, 0
+            shared.view.clock_moved(moved_ns)
 
 
 async def _live(
@@ -156,7 +168,7 @@ async def _begin_receiver(shared: Watch, child: Child) -> None:
     shared.ports = ports["grpc_port"], ports["http_port"]
     if shared.receiver.down_ns is not None:
         async with shared.looking:
-            shared.view.missed(shared.clock.now_ns())
+            shared.view.missed(shared.view_ns())
     _on_begun(shared, shared.receiver, child)
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
 
@@ -224,32 +236,52 @@ def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
         shared.warn_and_record(f"logs are written again; {shared.unwritten} scrapes are lost since the start")
 
 
-async def _clock_step(shared: Watch) -> int:
-    """Wait until the wall clock is set; return by how much, ns."""
+async def _clock_step(shared: Watch) -> None:
+    """Wait until the wall clock is set, and that is recorded; `shared` then goes by the new time.
+
+    A report that does not know of it would mix stamps of two clocks. Where it cannot be recorded, as on a full disk,
+    all goes on by the old time, and it is tried again.
+    """
     while True:
-        if moved_ns := step_ns(shared.clock, shared.wall_ns):
-            return moved_ns
+        if not step_ns(shared.clock, shared.wall_ns):
+            shared.not_ready["clock"] = ""  # it may have been set back again
+        elif _follow_clock(shared):
+            return
         await asyncio.sleep(CLOCK_EVERY_S)
 
 
-async def _set_clock(shared: Watch, moved_ns: int, look_through: Callable[[], None]) -> None:
-    """Go on by the new time, once all that is stamped by the old one has been read; neither process runs meanwhile."""
-    async with shared.looking:
-        await asyncio.to_thread(look_through)
-        shared.clock_steps += ((shared.clock.now_ns(), moved_ns),)
-        shared.clock = anchor(shared.wall_ns)
-        shared.begun_ns += moved_ns
-        shared.view.clock_moved(moved_ns)
-    step = {"moved_ns": moved_ns, "first_log": _next_log(shared), "offset_ns": shared.clock.offset_ns}
-    record_if_possible(shared, run_directory.CLOCK_SET, **step)
+def _follow_clock(shared: Watch) -> bool:
+    """Record that the wall clock was set, and go on by the new time; return whether that could be recorded."""
+    before, after = shared.clock, anchor(shared.wall_ns)
+    moved_ns, first_log = after.offset_ns - before.offset_ns, _next_log(shared) + _SPARE_LOGS
+    step = {"moved_ns": moved_ns, "first_log": first_log, "offset_ns": after.offset_ns}
+    event = run_directory.Event(at_ns=after.now_ns(), name=run_directory.CLOCK_SET, data=step)
+    try:
+        run_directory.append_event(shared.path, event)
+    except OSError as error:
+        if not shared.not_ready["clock"]:
+            shared.not_ready["clock"] = f"{UNRECORDED}: {error.strerror}"
+            shared.progress.warn(
+                f"{step_text(moved_ns)}; {UNRECORDED} ({error.strerror}), so stamps are by the time before until it "
+                "can be; make room on the disk"
+            )
+        return False
+    shared.clock_steps += ((before.now_ns(), moved_ns),)
+    shared.clock, shared.ahead_ns, shared.first_log = after, moved_ns, first_log
+    shared.begun_ns += moved_ns
+    for upkeep in (shared.receiver, shared.scraper):
+        upkeep.down_ns = None if upkeep.down_ns is None else upkeep.down_ns + moved_ns
+    shared.not_ready["clock"] = ""
     shared.warn_and_record(
         f"{step_text(moved_ns)}; stamps are by the new time from here on, and earlier ones are moved by as much"
     )
+    return True
 
 
 def _next_log(shared: Watch) -> int:
     """Return the number of the logs that processes write which begin now."""
-    return max(next_number(shared.path / run_directory.RAW, pattern) for pattern in (SPANS, SCRAPES))
+    numbers = (next_number(shared.path / run_directory.RAW, pattern) for pattern in (SPANS, SCRAPES))
+    return max(shared.first_log, *numbers)
 
 
 def _log(shared: Watch, pattern: str) -> str:

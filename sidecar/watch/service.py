@@ -247,7 +247,7 @@ async def _publish(shared: Watch) -> None:
         if stream.is_watched:
             shared.view.show()
             lines = [panel(await asyncio.to_thread(_state, shared)).renderable]
-            facts = shared.columns.facts(shared.clock.now_ns())
+            facts = shared.columns.facts(shared.view_ns())
             state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)
         stream.publish(shared.columns.rows(), state)
 
@@ -285,10 +285,9 @@ async def _sending(shared: Watch) -> AsyncIterator[None]:
 
 
 def _state(shared: Watch) -> WatchState:
-    now_ns = shared.clock.now_ns()
     return shared.view.state(
-        now_ns,
-        elapsed_s=(now_ns - shared.begun_ns) / 1e9,
+        shared.view_ns(),
+        elapsed_s=(shared.clock.now_ns() - shared.begun_ns) / 1e9,
         stale_s=STALE_TICKS * shared.options.scrape_interval,
         restarts=shared.receiver.restarts,
         receiver_down=shared.not_ready["receiver"],
@@ -306,7 +305,7 @@ def _look(shared: Watch, *, all_of_it: bool = False) -> None:
     """Read what is new and show it. Nothing is waited for while no receiver is up."""
     now_ns, failures = shared.receiver.down_ns or shared.clock.now_ns(), shared.view.failures
     before = failures.count
-    shared.view.poll(now_ns, all_of_it=all_of_it)
+    shared.view.poll(now_ns - shared.ahead_ns, all_of_it=all_of_it)
     shared.not_ready["logs"] = (
         "a defect of Sidelight's: not all that came is counted" if failures.count > before else ""
     )

@@ -57,5 +57,5 @@ def opened(setting: Setting) -> Iterator[Try]:
         yield lambda case: play(case)[0]
 
 
-ROWS = ("repeats", "network", "deaths", "conductor", "disk", "collector", "engine", "clock", "all")
+ROWS = ("repeats", "network", "deaths", "conductor", "disk", "collector", "engine", "clock", "full-clock", "all")
 SIMULATED = Kind(name="time", rows=dict.fromkeys(ROWS, 4), opened=opened)

@@ -64,6 +64,10 @@ def _trouble(row: str, rng: random.Random, seconds: float) -> dict[str, Any]:
             return {"has_page": True, "cut": rng.choice((0.0, 0.2)), "engine_down": down}
         case "clock":
             return {"steps": [(begin_s, rng.choice((-1, 1)) * rng.choice((1.5, 30.0, 200.0)))]}
+        case "full-clock":  # it is set while nothing can be recorded
+            step_s = rng.choice((-1, 1)) * rng.choice((1.5, 30.0, 200.0))
+            full = [(begin_s, begin_s + 20.0)]
+            return {"full": full, "steps": [(begin_s + rng.uniform(0.0, 18.0), step_s)], "has_page": True}
     raise ValueError(row)
 
 

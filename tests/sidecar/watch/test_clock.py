@@ -14,13 +14,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from processes import children
+from processes import child_processes
 from sent_spans import MS, NOON, body, call, engine
 from waiting import BOUND_S
 
 from correlator.live.window import TraceWindow
 from rundir.access import Access
 from scraper.spans.forward import Unavailable, Wire
+from scraper.spans.log import ExportRecord, read_log
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import Progress
 from sidecar.run import open_run
@@ -92,6 +93,47 @@ async def test_spans_are_used_once_the_clock_is_right(tmp_path: Path):
     assert any("the clock of this machine was set" in note for note in run.notes)
 
 
+async def test_it_goes_on_by_the_time_before_until_the_step_can_be_recorded(tmp_path: Path):
+    """Else the report would mix stamps of two clocks. Senders are asked to come again, as long as that lasts."""
+    ahead_s = 0
+    said = Said()
+    options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
+    watching = asyncio.ensure_future(
+        watch(options, command=[], progress=said, wall_ns=lambda: time.time_ns() + ahead_s * 10**9)
+    )
+    port = await said.until(r"gRPC at 127\.0\.0\.1:(\d+)")
+    ready = (await said.until(r"http://\S+/metrics")).replace("/metrics", "/readyz")
+    events, aside = tmp_path / "watch" / "raw" / "events.log", tmp_path / "events.log"
+    async with asyncio.timeout(BOUND_S), Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+        await wire.deliver(body([engine(clock_ms=(time.time_ns() - NOON) / MS)]))
+        events.rename(aside)
+        events.mkdir()  # nothing can be recorded there now
+        ahead_s = 100
+        await said.until(r"set 100\.0 s ahead.*cannot be recorded")
+        async with aiohttp.ClientSession() as session:
+            answer = await (await session.get(ready)).text()
+        assert "that the clock was set cannot be recorded: Is a directory\n" == answer
+        events.rmdir()
+        aside.rename(events)
+        await said.until(r"set 100\.0 s ahead.*by the new time from here on")
+        await wire.deliver(body([call(clock_ms=(time.time_ns() - NOON) / MS + 100_000)]))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(watching, BOUND_S)
+    run = open_run(tmp_path / "watch")
+    (moved_ns,) = (event.data["moved_ns"] for event in run.events if event.name == "clock_set")
+    assert 100 == round(moved_ns / 1e9)
+    (measured,) = run.phases
+    assert measured.end_ns is not None
+    assert measured.end_ns - measured.start_ns < BOUND_S * 1e9
+    assert run.span_counts is not None
+    assert (2, 0) == (run.span_counts.exports, run.receiver_deaths)
+    (before_ns,), (after_ns,) = (
+        [record.received_ns for record in read_log(log) if isinstance(record, ExportRecord)]
+        for log in sorted((tmp_path / "watch" / "raw").glob("spans-*.log"))
+    )
+    assert 0 < after_ns - (before_ns + moved_ns) < BOUND_S * 1e9
+
+
 async def test_it_is_not_ready_while_what_comes_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """For a defect of ours, which does not end it; it is ready again when that is over."""
     forget, is_broken = TraceWindow._forget, True
@@ -140,7 +182,7 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
     options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
     watching = asyncio.ensure_future(watch(options, command=[], progress=said))
     await said.until("gRPC at")
-    (receiver,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker.spans" in command)
+    (receiver,) = child_processes(os.getpid(), "scraper.worker.spans")
     os.kill(receiver, signal.SIGKILL)
     await said.until("the receiver runs again")
     os.kill(os.getpid(), signal.SIGTERM)
@@ -159,7 +201,7 @@ async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest
     async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
         assert "ready\n" == await (await session.get(ready)).text()
         await said.until("scraping no page")  # one that dies before it is up ends the watch
-        (scraper,) = (pid for pid, command in children(os.getpid()).items() if "scraper.worker\0" in command)
+        (scraper,) = child_processes(os.getpid(), "scraper.worker")
         os.kill(scraper, signal.SIGKILL)
         await said.until("the scraper ended with code -9")
         assert "the scraper is down\n" == await (await session.get(ready)).text()
