@@ -2,8 +2,8 @@
 
 Exports of spans wait in the logs in which they are anyway. Those of other signals, which no log has, wait in a queue
 beside them, whose files are deleted as their exports leave. A receiver that was killed is followed by one that goes on
-there, and a watch by the next watch of the same folder. The cursor is a file, written as each export leaves; it is
-there while exports may wait. Processes that write such files hold a lock on their directory (`claimed`).
+there, and a watch by the next watch of the same folder. The cursor is a file, written as each export leaves; it
+stays, for what it counts that no log says. Processes that write such files hold a lock on their directory (`claimed`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fcntl
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ import msgspec
 from rundir.files import read_regular
 from rundir.frames import FrameLog, LogTails, Rotation, next_number, number_of
 from rundir.framing import GAP, inflate
-from scraper.spans.log import BODY_BYTES, ExportRecord, ForwardQueue, StateRecord
+from scraper.spans.log import BODY_BYTES, Counts, ExportRecord, ForwardQueue, StateRecord, last_counts
 from scraper.spans.spec import TRACES
 
 CURSOR = "forward.json"
@@ -44,8 +44,8 @@ class Place(msgspec.Struct, order=True):
 class Cursor(msgspec.Struct, kw_only=True):
     """The places of a directory's two queues.
 
-    url is that of the collector, masked; "" where only receivers of this directory go on from here. `forwarded` and
-    `dropped` are the exports of spans that receivers of this directory have passed on, and have given up.
+    url is that of the collector, masked; "" where no other watch goes on from here: of a run, and where nothing waits.
+    `forwarded` and `dropped` are the exports of spans that receivers of this directory have passed on, and given up.
     """
 
     url: str
@@ -188,7 +188,9 @@ class Backlog:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         try:
             number = 0 if (raw / CURSOR).exists() else number_of(log)
-            return cls(raw, _cursor(raw) or Cursor(url=url, spans=Place(log=number), others=Place()), lock, **limits)
+            cursor = _cursor(raw) or Cursor(url=url, spans=Place(log=number), others=Place())
+            cursor.url = url
+            return cls(raw, cursor, lock, **limits)
         except OSError:
             os.close(lock)
             raise
@@ -224,8 +226,7 @@ class Backlog:
         """Return how many exports of spans were forwarded and dropped of which no surveyed state says so, because its
         receiver was killed.
         """
-        recorded = self.spans.recorded or self.cursor
-        return max(0, self.cursor.forwarded - recorded.forwarded), max(0, self.cursor.dropped - recorded.dropped)
+        return _beyond(self.cursor, self.spans.recorded) if self.spans.recorded else (0, 0)
 
     def put(self, signal: str, packed: bytes, now_ns: int) -> bool:
         """Queue an export that no log has; return whether it fits. Raises OSError where it cannot be written."""
@@ -258,14 +259,14 @@ class Backlog:
             os.pwrite(self._fd, msgspec.json.encode(self.cursor).ljust(self._width), 0)
 
     def close(self) -> None:
-        """Leave all to who comes next where something waits, else remove the cursor, and the queue's files."""
+        """Leave all to who comes next where something waits, else remove the queue's files; the cursor says so."""
         if self._writing is not None:
             self._writing.close()
         if not self.others.exports.total():
             self._delete()
         if not any(queue.exports.total() for queue in self.queues):
-            with suppress(OSError):  # one that stays costs the next a look
-                (self._raw / CURSOR).unlink()
+            self.cursor.url = ""  # where that cannot be written, it costs the next a look
+            self.save()
         for queue in self.queues:
             queue.close()
         for fd in (self._fd, self._lock):
@@ -291,9 +292,28 @@ def claimed(raw: Path) -> Iterator[None]:
 
 
 def left_beside(log: Path) -> list[Path]:
-    """Return the folders of logs with a cursor, of all directories beside that of a log, by name."""
+    """Return the folders of logs in which exports may wait, of all directories beside that of a log, by name."""
     raw = log.absolute().parent
-    return sorted(path.parent for path in raw.parent.parent.glob(f"*/{raw.name}/{CURSOR}") if path.parent != raw)
+    folders = (path.parent for path in raw.parent.parent.glob(f"*/{raw.name}/{CURSOR}"))
+    return sorted(folder for folder in folders if folder != raw and (cursor := _cursor(folder)) and cursor.url)
+
+
+def final_counts(raw: Path, states: Sequence[StateRecord]) -> tuple[Counts | None, int]:
+    """Return the counts of all receivers of a folder of logs added up, None without one, and how many of them died.
+
+    What the last has forwarded and dropped since its last state, as a killed one has, is as the cursor says.
+    """
+    if not states:
+        return None, 0
+    counts, deaths = last_counts(states)
+    cursor = _cursor(raw)
+    forwarded, dropped = _beyond(cursor, states[-1].queue) if cursor else (0, 0)
+    whole = {"forwarded": counts.forwarded + forwarded, "forward_dropped": counts.forward_dropped + dropped}
+    return msgspec.structs.replace(counts, **whole), deaths
+
+
+def _beyond(cursor: Cursor, recorded: ForwardQueue) -> tuple[int, int]:
+    return max(0, cursor.forwarded - recorded.forwarded), max(0, cursor.dropped - recorded.dropped)
 
 
 def _folder(raw: Path) -> int:

@@ -302,7 +302,7 @@ class RunLogs:
         )
         events = tuple(self._read("events.log", lambda _, payload: self._timely(_decode_event(payload)), last=True))
         timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
-        tables = (self._spans or _SpanTables(self._within)).fields()
+        tables = (self._spans or _SpanTables(self.path / RAW, self._within)).fields()
         return Run(
             path=self.path,
             manifest=manifest,
@@ -333,7 +333,7 @@ class RunLogs:
                     yield record
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
-        self._spans = self._spans or _SpanTables(self._within)
+        self._spans = self._spans or _SpanTables(self.path / RAW, self._within)
         return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
 
     def _read_plans(self, *, last: bool = False) -> None:
@@ -426,12 +426,12 @@ def log_ends(path: Path) -> dict[str, LogEnd | None]:
 class _SpanTables:
     """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
 
-    def __init__(self, within: Span) -> None:
+    def __init__(self, raw: Path, within: Span) -> None:
         from correlator.live.gateways import GatewaySpans  # noqa: PLC0415
         from scraper.spans import log  # noqa: PLC0415
         from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
-        self._log, self._within = log, within
+        self._log, self._within, self._raw = log, within, raw
         self.spans = 0
         self._states: list[StateRecord] = []
         self._requests, self._gateways = RequestSpans(), GatewaySpans()
@@ -452,7 +452,9 @@ class _SpanTables:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a Run that are read from the logs of spans."""
-        counts, deaths = self._log.last_counts(self._states) if self._states else (None, 0)
+        from scraper.spans.backlog import final_counts  # noqa: PLC0415
+
+        counts, deaths = final_counts(self._raw, self._states)
         return {
             "spans": self._requests.table(),
             "gateways": self._gateways.by_trace(),

@@ -83,7 +83,8 @@ class _WatchLogs(RunLogs):
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         """Make requests of the spans, with the pages that were read before; none are returned."""
         from correlator.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
-        from scraper.spans.log import StateRecord, last_counts  # noqa: PLC0415
+        from scraper.spans.backlog import final_counts  # noqa: PLC0415
+        from scraper.spans.log import StateRecord  # noqa: PLC0415
 
         pages = [table.view() for table in self._series.values()]
         guard = ErrorCount("a request is left out of the report").guard
@@ -96,7 +97,7 @@ class _WatchLogs(RunLogs):
             with guard():
                 replay.take(record)
         watched = replay.replayed()
-        counts, deaths = last_counts(states) if states else (None, 0)
+        counts, deaths = final_counts(self.path / RAW, states)
         self._watched = {
             "requests": watched.requests,
             "watched": watched,

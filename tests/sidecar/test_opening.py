@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from sent_spans import INTERNAL, NOON, S, call, engine, export, span
-from watch_directories import begin, fill
+from watch_directories import COLLECTOR, begin, fill
 
 from exporter.summary.watched import BrokenTraces
 from rundir.frames import FrameLog
+from scraper.spans.backlog import CURSOR, Cursor, Place
 from scraper.spans.log import SpanLog
-from sidecar.directory import CLOCK_SET, Event, append_event
+from sidecar.directory import CLOCK_SET, RAW, Event, append_event
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
@@ -39,6 +41,17 @@ def test_what_was_stamped_before_the_clock_was_set_is_moved_by_as_much(watched: 
     (page,) = run.endpoints
     assert (20, 9 * S) == (len(page.response_ns), page.response_ns[-1] - page.response_ns[0])
     assert NOON + HOUR == run.phases[0].start_ns
+
+
+@pytest.mark.parametrize("url", [COLLECTOR, ""], ids=["some wait", "another watch has sent the rest"])
+def test_what_a_killed_watch_forwarded_last_is_counted(watched: Path, url: str):
+    """Its receiver had not recorded it: the cursor has it."""
+    fill(watched, 0)
+    cursor = Cursor(url=url, spans=Place(log=0, records=8), others=Place(), forwarded=6, dropped=1)
+    (watched / RAW / CURSOR).write_bytes(msgspec.json.encode(cursor))
+    run = open_run(watched)
+    assert run.span_counts is not None
+    assert (6, 1, 1) == (run.span_counts.forwarded, run.span_counts.forward_dropped, run.receiver_deaths)
 
 
 def test_only_the_last_bytes_are_evaluated_where_that_is_asked_for(watched: Path):

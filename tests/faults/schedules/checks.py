@@ -272,11 +272,9 @@ def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
     """All that was logged was taken by the next collector, once but where an answer was lost or a receiver died."""
     logged = Counter(export.body() for read in reads for export in read.exports)
     taken = Counter(played.collector.taken)
-    states = [state for read in reads for state in _last_states(read)]
-    forwarded, dropped = (
-        sum(getattr(state.counts, name) for state in states) for name in ("forwarded", "forward_dropped")
-    )
-    waiting = states[-1].queue.exports
+    counts = [read.run.span_counts for read in reads if read.run.span_counts is not None]
+    forwarded, dropped = (sum(getattr(each, name) for each in counts) for name in ("forwarded", "forward_dropped"))
+    waiting = _last_states(reads[-1])[-1].queue.exports
     lost = (logged - taken).total()
     if lost > dropped + waiting:
         yield f"{lost} exports were not forwarded, {dropped} are counted as dropped, {waiting} wait"
@@ -285,7 +283,6 @@ def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
     if again > deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
         yield f"{again} exports were forwarded again, after {deaths} deaths"
     missing = logged.total() - (forwarded + dropped + waiting)
-    # What a receiver forwarded on a full disk, and could write nowhere, is not known to those that follow it.
-    if len(reads) == 1 and (missing < 0 or (missing and not played.disk.failures)):
-        counts = f"{forwarded} are counted as forwarded, {dropped} as dropped, {waiting} wait"
-        yield f"{logged.total()} exports are logged, {counts}"
+    if missing:
+        stated = f"{forwarded} are counted as forwarded, {dropped} as dropped, {waiting} wait"
+        yield f"{logged.total()} exports are logged, {stated}"

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from faults.schedules.processes import Process, is_ghost, running
@@ -83,10 +84,14 @@ class Disk:
         return self._written(fd, data, lambda part: _REAL["write"](fd, part))
 
     def _pwrite(self, fd: int, data: Any, offset: int) -> int:
-        # What is small and replaces what was there, the system writes whole, or not at all.
-        return self._written(fd, data, lambda part: _REAL["pwrite"](fd, part, offset), is_whole=True)
+        # What is small and replaces what was there, the system writes whole, or not at all; it needs no more room.
+        needs_room = os.fstat(fd).st_size < offset + len(data)
+        write = partial(_REAL["pwrite"], fd)
+        return self._written(fd, data, lambda part: write(part, offset), is_whole=True, needs_room=needs_room)
 
-    def _written(self, fd: int, data: Any, write: Callable[[Any], int], *, is_whole: bool = False) -> int:
+    def _written(
+        self, fd: int, data: Any, write: Callable[[Any], int], *, is_whole: bool = False, needs_room: bool = True
+    ) -> int:
         process = running.get()
         if process is None:
             return write(data)
@@ -102,7 +107,7 @@ class Disk:
                     self._stamp(fd, write(data[:part]))
                 process.kill()
                 return len(data)
-        if self.fails(process):
+        if needs_room and self.fails(process):
             self.failures += 1
             if self._rng.random() < 0.5 and len(data) > 1:  # what fits is written; the rest is tried, and fails
                 return self._stamp(fd, write(data[: self._rng.randrange(1, len(data))]))

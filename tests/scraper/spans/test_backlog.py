@@ -22,7 +22,7 @@ from waiting import BOUND_S
 from rundir.access import Access
 from rundir.files import open_regular
 from rundir.frames import Rotation
-from scraper.spans.backlog import CURSOR, OTHERS, claimed, left_beside
+from scraper.spans.backlog import CURSOR, OTHERS, claimed, final_counts, left_beside
 from scraper.spans.forward import Forwarder
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord, compressed, last_counts, packed, read_log
 from scraper.spans.receiver import Receiver
@@ -45,6 +45,10 @@ def raw(path: Path, name: str) -> Path:
 
 def names(folder: Path, pattern: str = "*") -> set[str]:
     return {path.name for path in folder.glob(pattern)}
+
+
+def states_of(log: Path) -> list[StateRecord]:
+    return [record for record in read_log(log) if isinstance(record, StateRecord)]
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +130,7 @@ async def test_the_next_receiver_sends_what_the_last_one_could_not(tmp_path: Pat
             for number in (1, 2):
                 first.log_exports(bodies(number))
                 await first.until(number, 0, 0)
-        assert not (folder / CURSOR).exists()
+        assert [] == left_beside(tmp_path / "other/raw/spans-0.log")
     with nowhere() as (url, reserved):
         await left(folder / "spans-000007.log", url, bodies(3, 4, 5), rotation=rotation)
         await left(folder / "spans-000015.log", url, bodies(6), waiting=3)
@@ -203,8 +207,9 @@ async def test_logs_and_metrics_wait_for_who_comes_next_too(tmp_path: Path, monk
     taken = [body for _, body in exports]
     assert others[:3] == [body for body in taken if body in others[:3]]
     assert sorted([*others, *bodies(0, 1)]) == sorted(taken)
-    assert {"spans-0.log"} == names(folder.parents[1] / "ours/raw")
-    assert {f"spans-{number}.log" for number in range(3)} == names(folder)
+    assert {"spans-0.log", CURSOR} == names(folder.parents[1] / "ours/raw")
+    assert {*(f"spans-{number}.log" for number in range(3)), CURSOR} == names(folder)
+    assert [] == left_beside(tmp_path / "other/raw/spans-0.log")
 
 
 async def test_a_signal_that_the_collector_wants_later_holds_no_other_up(tmp_path: Path):
@@ -285,11 +290,12 @@ async def test_what_a_run_could_not_send_is_dropped_at_its_end(tmp_path: Path):
             run.log_exports(bodies(1, 2))
             await run.until(0, 0, 2)
     assert (0, 2, 0) == run.counts()
-    assert not (folder / CURSOR).exists()
+    assert [] == left_beside(tmp_path / "other/raw/spans-0.log")
 
 
-async def test_counts_are_right_though_a_receiver_was_killed(tmp_path: Path):
-    """It had not recorded what it had sent last: the next one does, and the sum of both is the truth."""
+@pytest.mark.parametrize("is_closed", [False, True], ids=["in its midst", "before its last record"])
+async def test_counts_are_right_though_a_receiver_was_killed(tmp_path: Path, is_closed: bool):
+    """It had not recorded what it had sent last: its report and the next one do, and the sum of both is the truth."""
     folder = raw(tmp_path, "watch")
     async with collector((200, {})) as (url, exports):
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=url, forward_keep=HOUR)
@@ -300,14 +306,22 @@ async def test_counts_are_right_though_a_receiver_was_killed(tmp_path: Path):
             await until(lambda: killed.counts().forwarded == 3)
             cursor, logged = (folder / CURSOR).read_bytes(), (folder / "spans-0.log").read_bytes()
         log.close()
-        (folder / CURSOR).write_bytes(cursor)
+        if not is_closed:
+            (folder / CURSOR).write_bytes(cursor)
         (folder / "spans-0.log").write_bytes(logged)
+        counts, deaths = final_counts(folder, states_of(folder / "spans-0.log"))
+        assert counts is not None
+        assert (3, 0, 1) == (counts.forwarded, counts.forward_dropped, deaths)
         log = SpanLog(folder / "spans-1.log")
         async with Receiver(spec, log=log, say=print) as following:
             await over_grpc(following.grpc_port, bodies(4)[0])
             await until(lambda: following.counts().forwarded == 4)
         log.close()
     assert 4 == len(exports)
-    records = [record for name in ("spans-0.log", "spans-1.log") for record in read_log(folder / name)]
-    assert 4 == sum(isinstance(record, ExportRecord) for record in records)
-    assert (4, 0) == (last_counts(records)[0].forwarded, last_counts(records)[0].forward_dropped)
+    logs = folder / "spans-0.log", folder / "spans-1.log"
+    assert 4 == sum(isinstance(record, ExportRecord) for log in logs for record in read_log(log))
+    states = [state for log in logs for state in states_of(log)]
+    (counts, _), (whole, _) = last_counts(states), final_counts(folder, states)
+    assert (4, 0) == (counts.forwarded, counts.forward_dropped)
+    assert whole == counts
+    assert 4 == states[-1].queue.forwarded
