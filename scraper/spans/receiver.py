@@ -412,11 +412,12 @@ class Receiver:
         written = self.counts(), self._queue()
         while True:
             await asyncio.sleep(_COUNT_EVERY_S)
-            if (self.counts(), self._queue()) != written:
-                written = self.counts(), self._queue()
-                # The log may be full for a while; exports are then turned away, which says it.
+            counted = self.counts(), self._queue()
+            if counted != written:
+                # The disk may be full for a while; it is tried again, though no other export comes.
                 with suppress(OSError):
                     self._write_state("counted")
+                    written = counted
 
     def _now_ns(self) -> int:
         return time.monotonic_ns() + self._spec.clock_offset_ns

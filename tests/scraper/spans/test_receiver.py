@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import gzip
 import json
 import lzma
@@ -433,6 +434,38 @@ async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
     assert listener.receiver.counts() == Counts(turned_away=2)
     reason = "it cannot be logged: Broken pipe (said once; the counts show how often)"
     assert [f"an export of spans over http is refused: {reason}"] == listener.said
+
+
+async def test_what_was_refused_on_a_full_disk_is_recorded_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Though nothing comes any more: the page of a watch has the counts of the log."""
+    monkeypatch.setattr("scraper.spans.receiver._COUNT_EVERY_S", 0.01)
+    refused: list[SpanLogRecord] = []
+    append, is_full = SpanLog.append, True
+
+    def append_if_room(log: SpanLog, record: SpanLogRecord) -> None:
+        if is_full and listener.receiver.counts() != Counts():
+            refused.append(record)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(log, record)
+
+    def states() -> list[StateRecord]:
+        return [record for record in listener.records() if isinstance(record, StateRecord)]
+
+    async with listening(tmp_path) as listener:
+        with monkeypatch.context() as full:
+            full.setattr(SpanLog, "append", append_if_room)
+            assert 400 == (await listener.over_http(b"\xff"))[0]
+            async with asyncio.timeout(BOUND_S):
+                while not refused:  # noqa: ASYNC110  the receiver's task
+                    await asyncio.sleep(0.01)
+            assert [Counts()] == [state.counts for state in states()]
+            is_full = False
+            async with asyncio.timeout(BOUND_S):
+                while len(states()) < 2:  # noqa: ASYNC110  as above
+                    await asyncio.sleep(0.01)
+        assert Counts(malformed=1) == states()[-1].counts
 
 
 async def test_a_receiver_that_died_is_known_by_its_log(tmp_path: Path):
