@@ -22,6 +22,10 @@ from rundir.access import aiohttp_tls
 from rundir.clock import Clock
 
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+_KEPT_ALIVE = (aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG)
+_TURN_NS = 1_000_000  # for which messages of one connection are taken in a turn of the event loop
+# uvloop reads up to 32 times in one turn where as much is there: with less room in the kernel it is not.
+_RECEIVE_BUFFER_BYTES = 65_536
 
 
 class _Kind(msgspec.Struct, gc=False):
@@ -47,7 +51,7 @@ class WebSocketTransport:
 
     async def __aenter__(self) -> Self:
         # No limit: an open loop never waits for a connection. A name is looked up once.
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls)
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls, socket_factory=_socket)
         self._session = aiohttp.ClientSession(connector=connector, headers=self._spec.headers)
         return self
 
@@ -89,7 +93,8 @@ class WebSocketTransport:
     async def _connect(self, url: str) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
             raise RuntimeError("a transport was used before it was entered")
-        return await self._session.ws_connect(url, max_msg_size=self._most_bytes, compress=0)
+        # aiohttp would answer all pings that are there in one turn.
+        return await self._session.ws_connect(url, max_msg_size=self._most_bytes, compress=0, autoping=False)
 
     def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:
         idle = self._idle.get(url, [])
@@ -115,10 +120,22 @@ class WebSocketTransport:
         return planned.body.rstrip().removesuffix(b"}") + ids
 
     async def _receive(self, connection: aiohttp.ClientWebSocketResponse, exchange: Exchange) -> bool:
-        """Take messages to the last one of the reply; False when the connection ended before it."""
+        """Take messages to the last one of the reply; False when the connection ended before it.
+
+        aiohttp gives messages that have come without a turn of the event loop between them: others would wait for as
+        long as a peer sends faster than we read.
+        """
+        now_ns = turn_ends_ns = 0
         while True:
+            if now_ns > turn_ends_ns:
+                await asyncio.sleep(0)
+                turn_ends_ns = self._clock.now_ns() + _TURN_NS
             message = await connection.receive()
             now_ns = self._clock.now_ns()
+            if message.type in _KEPT_ALIVE:
+                if message.type == aiohttp.WSMsgType.PING:
+                    await connection.pong(message.data)
+                continue
             if message.type in _ENDED:
                 exchange.end_ns = now_ns
                 if getattr(message.data, "code", None) == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
@@ -139,6 +156,13 @@ class WebSocketTransport:
             if kind.type in {"done", "error"}:
                 exchange.end_ns = now_ns
                 return True
+
+
+def _socket(where: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = where
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+    return sock
 
 
 def _kind(data: bytes) -> _Kind:
