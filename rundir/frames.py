@@ -15,7 +15,6 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 
-from rundir.clock import time_of_day_ns
 from rundir.files import NotRegular, mode_in, open_regular
 from rundir.framing import END_BYTES, GAP, Extent, Framer, LogEnd, Unframer
 
@@ -330,18 +329,19 @@ class LogTails:
         self,
         patterns: Sequence[str],
         *,
+        now_ns: int,
         keep_s: float,
         keep_bytes: int,
         spared: Callable[[Path], bool] = lambda _: False,
     ) -> None:
-        """Delete the files that were written to last longer ago, and the oldest of those beyond so many bytes.
+        """Delete the files that were last written to too long before `now_ns`, and the oldest of those beyond a size.
 
         The newest of each pattern stays, and so does what was not read, or is `spared`.
         """
         files = [path for pattern in patterns for path in in_order(self._directory.glob(pattern))]
         stats = {path: path.stat() for path in files}
         total = sum(stat.st_size for stat in stats.values())
-        old_s = time_of_day_ns() / 1e9 - keep_s
+        old_s = now_ns / 1e9 - keep_s
         for path in sorted(self._done & stats.keys(), key=lambda path: stats[path].st_mtime):
             if spared(path):
                 continue

@@ -310,6 +310,6 @@ def _look(shared: Watch, *, all_of_it: bool = False) -> None:
         "a defect of Sidelight's: not all that came is counted" if failures.count > before else ""
     )
     with shared.view.failures.guard():
-        shared.view.prune(keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
+        shared.view.prune(shared.view_ns(), keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
     restarts = {"restarts": shared.receiver.restarts, "scraper_restarts": shared.scraper.restarts}
     shared.page.update(shared.view.snapshot(**restarts, unwritten=shared.unwritten))

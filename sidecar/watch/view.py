@@ -225,14 +225,17 @@ class WatchView:
         if self._columns is not None:
             self._columns.known(ended.requests, ended.parts)
 
-    def prune(self, *, keep_s: float, keep_bytes: int) -> None:
-        """Delete what is beyond the limits, of what was read and does not wait for the next collector."""
+    def prune(self, now_ns: int, *, keep_s: float, keep_bytes: int) -> None:
+        """Delete what is beyond the limits, of what was read and does not wait for the next collector.
+
+        `now_ns` is by the clock of the view: by one that was set meanwhile, all might be too old.
+        """
         first = self._forward_queue.first_log
 
         def waits(path: Path) -> bool:
             return path.match(SPANS) and 0 <= first <= number_of(path)
 
-        self._tails.prune((SPANS, SCRAPES), keep_s=keep_s, keep_bytes=keep_bytes, spared=waits)
+        self._tails.prune((SPANS, SCRAPES), now_ns=now_ns, keep_s=keep_s, keep_bytes=keep_bytes, spared=waits)
 
     @property
     def waiting_exports(self) -> int:

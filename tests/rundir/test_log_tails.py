@@ -9,6 +9,7 @@ from pathlib import Path
 from rundir.frames import FrameLog, LogTails, next_number
 
 DAY_S = 86_400.0
+OLD_NS = round(DAY_S * 1e9)
 
 
 def write(path: Path, *payloads: bytes) -> None:
@@ -48,15 +49,17 @@ def test_a_torn_file_does_not_hold_up_the_next(tmp_path: Path):
 
 
 def test_old_files_are_deleted_but_the_newest_and_the_unread(tmp_path: Path):
-    """By when they were written to last."""
+    """By when they were written to last, and the clock that is given: that of the machine may have been set."""
     for number in range(4):
         write(tmp_path / f"a-{number}.log", b"x")
         os.utime(tmp_path / f"a-{number}.log", (0, 0))
     with LogTails(tmp_path) as tails:
-        tails.prune(["a-*.log"], keep_s=DAY_S, keep_bytes=10**9)
+        tails.prune(["a-*.log"], now_ns=OLD_NS + 1, keep_s=DAY_S, keep_bytes=10**9)
         assert 4 == len(list(tmp_path.iterdir()))
         list(tails.news("a-*.log", in_turn=True))
-        tails.prune(["a-*.log"], keep_s=DAY_S, keep_bytes=10**9)
+        tails.prune(["a-*.log"], now_ns=OLD_NS - 1, keep_s=DAY_S, keep_bytes=10**9)
+        assert 4 == len(list(tmp_path.iterdir()))
+        tails.prune(["a-*.log"], now_ns=OLD_NS + 1, keep_s=DAY_S, keep_bytes=10**9)
         assert ["a-3.log"] == [path.name for path in tmp_path.iterdir()]
 
 
@@ -69,7 +72,7 @@ def test_the_oldest_files_are_deleted_beyond_so_many_bytes(tmp_path: Path):
     with LogTails(tmp_path) as tails:
         for pattern in ("a-*.log", "b-*.log"):
             list(tails.news(pattern, in_turn=True))
-        tails.prune(["a-*.log", "b-*.log"], keep_s=1e12, keep_bytes=5000)
+        tails.prune(["a-*.log", "b-*.log"], now_ns=2 * 10**18, keep_s=1e12, keep_bytes=5000)
         left = sorted(path.name for path in tmp_path.iterdir())
     assert 5 == len(left)
     assert {"a-5.log", "b-5.log"} <= set(left)

@@ -98,7 +98,7 @@ def test_logs_that_a_collector_has_yet_to_take_are_not_deleted(tmp_path: Path):
             spans.append(export([call()]))
         with WatchView(tmp_path, run_id="r") as view:
             view.poll(NOON)
-            view.prune(keep_s=0.0, keep_bytes=0)
+            view.prune(2 * NOON, keep_s=0.0, keep_bytes=0)
     assert ["spans-000003.log", "spans-000004.log"] == sorted(path.name for path in tmp_path.iterdir())
     assert 3 == view.waiting_exports
 
