@@ -114,12 +114,14 @@ async def _watched(path: Path, pages: Sequence[str], seconds: float, intruder: I
     async with watching(path, *options, "--scrape-interval", "0.5") as watch:
         acting = asyncio.create_task(intruder.act(watch) if intruder else asyncio.sleep(0))
         ends_s, count = time.monotonic() + seconds, 0
-        while time.monotonic() < ends_s:
-            count += 1
-            await watch.send(request(count), over="http" if count % 2 else "grpc")
-            await asyncio.sleep(EVERY_S)
-        if intruder:
-            intruder.over.set()
+        try:
+            while time.monotonic() < ends_s:
+                count += 1
+                await watch.send(request(count), over="http" if count % 2 else "grpc")
+                await asyncio.sleep(EVERY_S)
+        finally:
+            if intruder:
+                intruder.over.set()  # whose loads, in a thread, would go on for ever
         await acting
         page = await watch.until(lambda page: page[TRACE] >= count)
         if intruder:
