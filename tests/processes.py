@@ -216,7 +216,7 @@ def start(*arguments: str | Path, limit: int | None = None, **variables: str) ->
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        preexec_fn=None if limit is None else lower,  # noqa: PLW1509  no thread of ours holds a lock in the child
+        preexec_fn=None if limit is None else lower,  # no thread of ours holds a lock in the child
     )
 
 
