@@ -20,20 +20,7 @@ from typing import Any
 import processes
 import pytest
 from jsonschema import Draft202012Validator
-from processes import (
-    LONG,
-    QUIET,
-    Ended,
-    alive,
-    answered,
-    child_processes,
-    children,
-    ended,
-    load_workers,
-    sidelight,
-    start,
-    until,
-)
+from processes import LONG, QUIET, Ended, alive, answered, children, ended, load_workers, sidelight, start, until
 
 from loadgen.records import read_plan
 from scraper.engines import QUANTITIES
@@ -192,7 +179,7 @@ def scraper_killed(engine: Simulated, tmp_path_factory: pytest.TempPathFactory) 
         "run", "--url", engine.url, *load, *lengths, "--scrape-interval", "0.1", "--out", path, *QUIET
     ) as process:
         until(lambda: answered(path) or process.poll() is not None, "answers")
-        for child in child_processes(process.pid, "scraper.worker", "scraper.worker.spans"):
+        for child in processes.child_processes(process.pid, "scraper.worker", "scraper.worker.spans"):
             os.kill(child, signal.SIGKILL)
         return ended(process, path)
 

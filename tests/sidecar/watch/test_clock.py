@@ -116,6 +116,7 @@ async def test_it_goes_on_by_the_time_before_until_the_step_can_be_recorded(tmp_
         events.rmdir()
         aside.rename(events)
         await said.until(r"set 100\.0 s ahead.*by the new time from here on")
+        await said.until("gRPC at", times=2)
         await wire.deliver(body([call(clock_ms=(time.time_ns() - NOON) / MS + 100_000)]))
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(watching, BOUND_S)
