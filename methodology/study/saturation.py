@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
-from methodology.study.planning import SENTINEL, fresh, level_label, of_kind
+from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind
 from rundir.columns import Floats
 
 SATURATE = "saturate"
@@ -78,6 +78,17 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Do
             complete=False,
         )
     return known
+
+
+def capacity_shown(asked: Asked, finished: Sequence[Finished]) -> Capacity | None:
+    """Return the capacity that a study shows in the end, as its result has it; None where it shows none.
+
+    Its levels are shares of what its first steps showed; later ones that were saturated, too, are in this.
+    """
+    known = capacity(asked, counting(finished))
+    if not isinstance(known, Capacity) or asked.parameters.capacity:
+        return known if isinstance(known, Capacity) else None
+    return measured_capacity([each for each in finished if not each.outcome.void])
 
 
 def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:

@@ -17,9 +17,8 @@ from methodology.compliance.system import as_text
 from methodology.search import bracket
 from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Parameters, Procedure
-from methodology.study.planning import counting
 from methodology.study.result import StudyResult
-from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
+from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
 from rundir.access import masked
 from sidecar import VERSION
 from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured
@@ -88,8 +87,8 @@ def _stated(options: StudyOptions) -> Capacity | None:
 def capacity_of(path: Path) -> Capacity:
     """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
     study = record.open_whole(path)
-    stated = capacity(study.record.asked, counting(study.finished))
-    if not isinstance(stated, Capacity):
+    stated = capacity_shown(study.record.asked, study.finished)
+    if stated is None:
         raise ConfigurationError(
             f"--from {path}: its {len(study.finished)} steps do not show the capacity; give --capacity"
         )

@@ -18,7 +18,7 @@ from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import decide, level_label
-from methodology.study.saturation import Capacity, capacity, measured_capacity
+from methodology.study.saturation import Capacity, capacity, capacity_shown, measured_capacity
 
 LIMIT = 10.0
 WINDOW = SteadyWindow(start_ns=0, end_ns=54 * 10**9, left_out=0.1, enough=True)
@@ -350,6 +350,7 @@ def test_the_interval_of_the_limit_holds_what_the_saturated_steps_differ_by(agai
     ended = [*steps, Finished(number=len(steps) + 1, run="steps/last", step=last, outcome=came)]
     assert isinstance(decide(THROUGHPUT, given, ended), Done)
     limit = measured(ended)
+    assert limit == capacity_shown(given, ended)  # what `--from` hands on
     assert limit.tokens_per_s == pytest.approx(100 * LIMIT * (2 + again) / 3)
     assert limit.tokens_ci95 is not None
     assert (limit.tokens_ci95[1] - limit.tokens_ci95[0]) / 2 == pytest.approx(100 * LIMIT * half, rel=0.2)
