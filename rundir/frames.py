@@ -298,6 +298,8 @@ class LogTails:
         paths = in_order(self._directory.glob(pattern))
         if self._first:
             paths = [path for path in paths if number_of(path) >= self._first]
+        # What others delete is forgotten: a log that goes on for months is hundreds of thousands of files.
+        self._done -= {path for path in self._done if path.match(pattern)}.difference(paths)
         for path in paths:
             if path in self._done or path in self.refused:
                 continue

@@ -8,6 +8,7 @@ import json
 import os
 import select
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from sidecar.progress.panel import View, line, panel
 
 Mode = Literal["panel", "lines", "json", "quiet"]
 LINE_EVERY_S = 5.0
+MOST_REMEMBERED = 1000  # warnings, the latest: a watch goes on for months
 
 
 def is_terminal(stream: IO[str]) -> bool:
@@ -74,7 +76,7 @@ class Progress:
         self._last_line_s = -LINE_EVERY_S
         self._last_phase = ""
         self._silent: Mapping[str, str] = {}
-        self.warned: list[str] = []
+        self.warned = deque[str](maxlen=MOST_REMEMBERED)
         self.study = ""  # how far a study is that the run belongs to; it stands above the panel
 
     def __enter__(self) -> Self:

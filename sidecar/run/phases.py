@@ -27,6 +27,7 @@ from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
 from rundir.clock import Clock, step_ns, step_text
 from rundir.columns import take
+from rundir.process import collecting_often
 from scraper.spans.spec import SETTLE_S
 from sidecar.directory import CLOCK_LEFT, RAW, SCRAPES, Event, append_event
 from sidecar.directory.counts import SCRAPED
@@ -262,8 +263,9 @@ async def watching(session: Session) -> AsyncIterator[None]:
 
     watching = asyncio.ensure_future(watch())
     try:
-        yield
-        look()
+        with collecting_often():
+            yield
+            look()
     finally:
         watching.cancel()
         session.progress.close()

@@ -23,7 +23,7 @@ from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
 from rundir.child import first_cause
 from rundir.clock import anchor, time_of_day_ns
-from rundir.process import raise_limit
+from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
 from scraper.spans.backlog import claimed
 from scraper.targets.target import STALE_TICKS
@@ -97,6 +97,7 @@ async def watch(
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         stack.enter_context(_signals(shared))
         _begin_recording(shared)
+        stack.enter_context(collecting_often())
         async with _sending(shared):
             await _until_stopped(shared)
             progress.close()

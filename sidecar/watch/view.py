@@ -295,7 +295,8 @@ class WatchView:
         """Return what a terminal shows of a view that `is_shown`. A page without an answer for `stale_s` is silent."""
         if self._lately is None:
             raise ValueError("the requests of the last minutes are not kept")
-        self._restarted_ns |= self._requests.estimates.restarted_ns()
+        restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
+        self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
         received = self.receiver_counts()
         engines = [self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()]
         queues = [engine.waiting for engine in engines if engine.waiting is not None]

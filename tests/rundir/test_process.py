@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 from rundir import process
-from rundir.process import MOST_ERROR_BYTES, MemoryLimit, resident_bytes
+from rundir.process import COLLECT_EVERY, MOST_ERROR_BYTES, MemoryLimit, collecting_often, resident_bytes
+
+RARELY = 100_000  # as a command collects while it begins
 
 
 def test_the_limit_is_raised_as_far_as_it_may():
@@ -37,6 +41,29 @@ def test_memory_beyond_the_limit_is_given_back_first(monkeypatch: pytest.MonkeyP
     reached.append(limit.is_reached())
     assert [False, False, True, False] == reached
     assert not sizes
+
+
+class Cyclic:
+    """Refers to itself, so that only the collector of garbage frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_garbage_waits_for_little_where_a_process_goes_on_for_hours():
+    """A command collects rarely while it begins: what it imports stays. What goes on is as it was when it is over."""
+    before = gc.get_threshold()
+    gc.set_threshold(RARELY)
+    try:
+        waiting = weakref.WeakSet[Cyclic]()
+        with collecting_often():
+            for _ in range(5 * COLLECT_EVERY):
+                waiting.add(Cyclic())
+            assert len(waiting) < 2 * COLLECT_EVERY
+        assert (RARELY, *before[1:]) == gc.get_threshold()
+        assert not gc.get_freeze_count()
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

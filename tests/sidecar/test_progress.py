@@ -12,7 +12,7 @@ from rich.console import Console
 
 from correlator.breakdown import TTFT_PARTS
 from rundir.printable import LONGEST_WORD
-from sidecar.progress import Mode, Progress, Terminal, mode_for
+from sidecar.progress import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
 from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
 
 VIEW = View(
@@ -193,6 +193,15 @@ def test_the_same_warning_of_several_steps_is_printed_once(capsys: pytest.Captur
             progress.warn("no --dataset")
             assert len(progress.warned) == 2
         assert capsys.readouterr().err.count("! no --dataset") == times
+
+
+def test_of_warnings_the_latest_are_remembered(capsys: pytest.CaptureFixture[str]):
+    """A watch goes on for months, and warns of each engine that goes and comes."""
+    with Progress("json") as progress:
+        for number in range(MOST_REMEMBERED + 7):
+            progress.warn(f"warning {number}")
+    assert [f"warning {number}" for number in range(7, MOST_REMEMBERED + 7)] == list(progress.warned)
+    assert MOST_REMEMBERED + 7 == capsys.readouterr().err.count("\n")
 
 
 @pytest.mark.parametrize("mode", ["lines", "panel"])

@@ -204,4 +204,4 @@ def test_a_terminal_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch):
             progress.show(panel(state_of()))
             progress.warn("this is read by nobody")
             progress.show(panel(state_of()))
-    assert ["this is read by nobody"] == progress.warned
+    assert ["this is read by nobody"] == list(progress.warned)
