@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from faults.cases import Case, Kind, Outcome, Setting, TooLongError, cpu_limit, quick, table_of
 from faults.simulated import player
+from faults.soak import virtual
 from faults.suite import KINDS
 
 SEED = 0
@@ -57,3 +58,8 @@ def test_a_case_that_takes_long_is_ended():
     """By CPU time, which another's load does not use up."""
     with pytest.raises(TooLongError, match="CPU time"), cpu_limit(0.05):
         deque(each for each in itertools.count() if each < 0)
+
+
+def test_a_watch_holds_no_more_after_a_while(tmp_path: Path):
+    """In virtual time, with all that goes wrong in a soak: neither what is in use grows, nor garbage that waits."""
+    assert "" == virtual(tmp_path, (8, 14))

@@ -1,6 +1,7 @@
-"""Play schedules, a case a line on standard input, in a process whose time is virtual; answer what is wrong with each.
+"""Play schedules in a process whose time is virtual: a case a line on standard input, of which what is wrong is
+answered, or with MINUTES a watch that goes on up to the last of them (`soaking`).
 
-python -m faults.schedules PLACE
+python -m faults.schedules PLACE [MINUTE ...]
 """
 
 from __future__ import annotations
@@ -13,5 +14,6 @@ CLOCK = Time()
 CLOCK.install()  # before anything keeps a function of `time`
 
 from faults.schedules.rows import answer_cases  # noqa: E402
+from faults.schedules.soaking import answer_minutes  # noqa: E402
 
-sys.exit(answer_cases(CLOCK))
+sys.exit(answer_minutes(CLOCK, [*map(int, sys.argv[2:])]) if sys.argv[2:] else answer_cases(CLOCK))

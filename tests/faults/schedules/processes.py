@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import io
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ class Process:
     at_death: list[Callable[[], object]] = field(default_factory=list)
     standard_input: asyncio.StreamReader = field(default_factory=asyncio.StreamReader)
     heard: Callable[[bytes], object] = lambda _: None
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] | deque[str] = field(default_factory=list)
     is_dead: bool = False
     code: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
