@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -84,23 +83,3 @@ def test_files_are_numbered_on_from_those_that_are_there(tmp_path: Path):
     assert 0 == next_number(tmp_path, "a-*.log")
     write(tmp_path / "a-000007.log", b"x")
     assert 8 == next_number(tmp_path, "a-*.log")
-
-
-def test_files_that_others_delete_are_forgotten(tmp_path: Path):
-    """The process that forwards spans follows the logs that the conductor of a watch deletes, for months."""
-
-    def follow(numbers: range, tails: LogTails) -> None:
-        for number in numbers:
-            write(tmp_path / f"a-{number}.log", b"x")
-            assert [b"x"] == [payload for _, payload in tails.news("a-*.log", in_turn=True)]
-            (tmp_path / f"a-{number - 1}.log").unlink(missing_ok=True)
-
-    with LogTails(tmp_path) as tails:
-        follow(range(1000, 1100), tails)
-        tracemalloc.start()
-        try:
-            follow(range(1100, 2000), tails)
-            held_bytes, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert held_bytes < 50_000
