@@ -16,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from exporter.server_metrics.json import PERCENTILES, TYPES
+from exporter.server_metrics.source import label_columns
 from rundir.printable import defused, escaped
 
 _GAUGE = ("avg", "min", "max", "std", *PERCENTILES)
@@ -73,11 +74,10 @@ def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[l
     if not rows:
         return
     statistics = _STATISTICS[kind]
-    labels = sorted({label for _, _, series in rows for label in series.get("labels", ())})
+    labels = {label for _, _, series in rows for label in series.get("labels", ())}
     last = ("Description", "buckets") if kind == "histogram" else ("Description",)
-    fixed = {*_FIRST, *statistics, *last}
-    names = (defused(f"label_{label}" if label in fixed else label) for label in labels)
-    yield [*_FIRST, *statistics, *names, *last]
+    columns = label_columns(labels, {*_FIRST, *statistics, *last})
+    yield [*_FIRST, *statistics, *map(defused, columns.values()), *last]
     for name, metric, series in rows:
         given = series.get("labels", {})
         texts = (endpoints[series["endpoint_url"]], kind, name, metric.get("unit", ""))
@@ -85,7 +85,7 @@ def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[l
         yield [
             *map(defused, texts),
             *(series["stats"].get(statistic, "") for statistic in statistics),
-            *(defused(given.get(label, "")) for label in labels),
+            *(defused(given.get(label, "")) for label in columns),
             defused(metric["description"]),
             *((packed,) if kind == "histogram" else ()),
         ]

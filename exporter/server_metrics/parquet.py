@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
+from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, label_columns, named
 from scraper.exposition import HistogramColumns, Series, histograms
 from scraper.series.resets import rising, rising_histogram
 from scraper.series.table import EndpointSeries, Float64, Int64
@@ -40,6 +40,7 @@ class _Run:
     """Rows [n] of one series: what is the same in all of them, and what is not. NaN and -1 are null."""
 
     texts: Mapping[str, str | None]
+    labels: Mapping[str, str]
     at_ns: Int64
     numbers: Mapping[str, Float64]
     le: tuple[str, ...] = ()
@@ -70,15 +71,16 @@ def write(source: Source, file: IO[bytes]) -> None:
         (piece for endpoint, selection in usable for piece in _pieces(endpoint, selection, metrics)),
         key=lambda piece: piece.metric.name,
     )
-    labels = sorted({_label_column(label) for piece in pieces for label, _ in piece.of.labels})
-    schema = _schema(labels)
+    columns = label_columns((label for piece in pieces for label, _ in piece.of.labels), _FIXED)
+    label_of = dict(sorted((column, label) for label, column in columns.items()))
+    schema = _schema(list(label_of))
     # Dictionaries are how it is written, not what a reader should see: the Arrow schema is left out.
     with pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer:
         for runs in _groups(run for piece in pieces for run in _runs(piece)):
-            writer.write_table(_table(runs, schema), row_group_size=2 * ROWS)
+            writer.write_table(_table(runs, schema, label_of), row_group_size=2 * ROWS)
         rate_s = {endpoint.url: selection.rate_s for endpoint, selection in usable}
         references_ns = {endpoint.url: int(endpoint.response_ns[selection.reference]) for endpoint, selection in usable}
-        writer.add_key_value_metadata(_about(source, pieces, labels, rate_s, references_ns))
+        writer.add_key_value_metadata(_about(source, pieces, list(label_of), rate_s, references_ns))
 
 
 def _schema(labels: Sequence[str]) -> pa.Schema:
@@ -87,10 +89,6 @@ def _schema(labels: Sequence[str]) -> pa.Schema:
     fields += [pa.field(label, _WORDS) for label in labels]
     fields += [pa.field(name, pa.float64()) for name in _NUMBERS]
     return pa.schema([*fields, pa.field("bucket_le", _WORDS), pa.field("bucket_count", pa.float64())])
-
-
-def _label_column(label: str) -> str:
-    return f"label_{label}" if label in _FIXED else label
 
 
 def _pieces(
@@ -109,6 +107,7 @@ def _runs(piece: _Piece) -> Iterator[_Run]:
 
 def _of_one(piece: _Piece, series: Series) -> Iterator[_Run]:
     span = slice(piece.selection.reference, piece.selection.last + 1)
+    stamps, labels = piece.endpoint.response_ns[span], dict(series.labels)
     values = piece.endpoint.values[span, piece.column]
     shown = ~np.isnan(values)
     part = "value"
@@ -117,11 +116,11 @@ def _of_one(piece: _Piece, series: Series) -> Iterator[_Run]:
     if series.type == "counter" or part != "value":
         cumulative = rising(piece.endpoint, piece.column, piece.selection.restarts).values[span]
         values = cumulative - cumulative[0]
-    yield _Run(texts=_texts(piece), at_ns=piece.endpoint.response_ns[span][shown], numbers={part: values[shown]})
+    yield _Run(texts=_texts(piece), labels=labels, at_ns=stamps[shown], numbers={part: values[shown]})
 
 
 def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
-    endpoint, selection = piece.endpoint, piece.selection
+    endpoint, selection, texts, labels = piece.endpoint, piece.selection, _texts(piece), dict(group.labels)
     span = slice(selection.reference, selection.last + 1)
     if group.count < 0 and not group.buckets:
         return
@@ -138,7 +137,7 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
         if not group.buckets:
             present = shown[rows, 0]
             numbers = {"sum": sums[rows][present], "count": counts[rows][present]}
-            yield _Run(texts=_texts(piece), at_ns=stamps[rows][present], numbers=numbers)
+            yield _Run(texts=texts, labels=labels, at_ns=stamps[rows][present], numbers=numbers)
             continue
         row, bucket = np.nonzero(shown[rows, 1:])
         numbers = {
@@ -147,7 +146,8 @@ def _of_histogram(piece: _Piece, group: HistogramColumns) -> Iterator[_Run]:
             "bucket_count": buckets[rows][row, bucket],
         }
         yield _Run(
-            texts=_texts(piece),
+            texts=texts,
+            labels=labels,
             at_ns=stamps[rows][row],
             numbers=numbers,
             le=group.le,
@@ -163,7 +163,6 @@ def _texts(piece: _Piece) -> dict[str, str | None]:
         "metric_type": metric.type,
         "unit": metric.unit,
         "description": metric.description,
-        **{_label_column(label): value for label, value in piece.of.labels},
     }
 
 
@@ -180,7 +179,7 @@ def _groups(runs: Iterator[_Run]) -> Iterator[list[_Run]]:
         yield group
 
 
-def _table(runs: Sequence[_Run], schema: pa.Schema) -> pa.Table:
+def _table(runs: Sequence[_Run], schema: pa.Schema, label_of: Mapping[str, str]) -> pa.Table:
     lengths = np.array([len(run.at_ns) for run in runs])
     columns: list[pa.Array[Any]] = []
     for name in schema.names:
@@ -193,6 +192,8 @@ def _table(runs: Sequence[_Run], schema: pa.Schema) -> pa.Table:
             nothing = (np.full(length, np.nan) for length in lengths)
             whole = np.concatenate([gap if part is None else part for part, gap in zip(parts, nothing, strict=True)])
             columns.append(pa.array(whole, from_pandas=True))
+        elif name in label_of:
+            columns.append(_repeated([run.labels.get(label_of[name]) for run in runs], lengths))
         else:
             columns.append(_repeated([run.texts.get(name) for run in runs], lengths))
     return pa.Table.from_arrays(columns, schema=schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,21 @@ def named(endpoints: Sequence[EndpointSeries]) -> dict[tuple[str, str], Metric]:
         unit = infer_unit(family, description)
         metrics[family, kind] = Metric(name=name, exposed=family, type=kind, unit=unit, description=description)
     return metrics
+
+
+def label_columns(labels: Iterable[str], fixed: Collection[str]) -> dict[str, str]:
+    """Return the column of each label, in the order of their names: called like it, or `label_NAME` where a column
+    beside it is called so, with `label_` before it once more where that is a label, too.
+    """
+    ordered = sorted(set(labels))
+    taken, columns = {*fixed, *ordered}, dict[str, str]()
+    for label in ordered:
+        column = label
+        while label in fixed and column in taken:
+            column = f"label_{column}"
+        taken.add(column)
+        columns[label] = column
+    return columns
 
 
 def key(series: Series) -> tuple[str, str]:

@@ -32,6 +32,7 @@ from msgspec import Meta, field
 MOONCAKE_BLOCK_TOKENS = 512
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRACTION = re.compile(r":\d\d[.,](\d+)")
+_HASH_IDS = "hash_ids"  # of CSV the only list, which stands there as JSON
 _SHOWN_CHARS = 60
 # Bounds that no trace reaches, so that nothing overflows int64.
 _Tokens = Annotated[int, Meta(ge=0, le=2**31)]
@@ -191,7 +192,7 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[st
         for number, row in enumerate(csv.reader(text), 1):
             cells = map(str.strip, row)
             if columns and row:
-                yield number, {name: _cell(cell) for name, cell in zip(columns, cells, strict=False) if cell}
+                yield number, {name: _cell(name, cell) for name, cell in zip(columns, cells, strict=False) if cell}
             elif row:
                 columns = list(cells)
                 _recognised(path, dict.fromkeys(columns))
@@ -199,8 +200,8 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[st
         raise TraceError(f"{path}, line {number}: {error} {_shown(line.strip())}") from error
 
 
-def _cell(text: str) -> Any:
-    return msgspec.json.decode(text) if text[:1] == "[" else text
+def _cell(name: str, text: str) -> Any:
+    return msgspec.json.decode(text) if name == _HASH_IDS and text[:1] == "[" else text
 
 
 def _recognised(path: Path, fields: Mapping[str, Any]) -> str:

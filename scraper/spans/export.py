@@ -32,6 +32,7 @@ _VALUE |= {5: {1: _VALUE}, 6: {1: _ATTRIBUTE}}
 _SPAN: _Fields = {9: _ATTRIBUTE, 11: {3: _ATTRIBUTE}, 13: {4: _ATTRIBUTE}, 15: {}}
 _EXPORT: _Fields = {1: {1: {1: _ATTRIBUTE, 3: {}}, 2: {1: {3: _ATTRIBUTE}, 2: _SPAN}}}
 _LENGTH_DELIMITED = 2
+_GROUP, _GROUP_END = -2, -3
 # How the tags of those fields begin, also where one is written longer than it need be; and those of values' lists.
 _TAGS = bytes(
     number << 3 | _LENGTH_DELIMITED | more for number in (1, 2, 3, 4, 5, 6, 9, 11, 13, 15) for more in (0, 128)
@@ -112,11 +113,14 @@ def checked(body: bytes, of: str) -> Iterator[None]:
     and MAX_MESSAGES messages in those of spans, which are parsed. Raises Refusal.
     """
     try:
-        for count, _ in enumerate(_records(body), 1):
+        count = 0
+        for record in _records(body):
+            if record is None:
+                yield
+                continue
+            count += 1
             if count > MAX_SPANS:
                 raise Refusal("too_large", f"more than {MAX_SPANS} {of} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
-            if not count % _LOOKS:
-                yield
         if of == "spans":
             yield from _few_messages(body)
     except IndexError:
@@ -130,11 +134,13 @@ def _few_messages(body: bytes) -> Iterator[None]:
     An attribute counts once with its value, but each part of a value that is a list.
     """
     unseen = _beginnings(body)
-    count = looks = seen = at = 0
+    count = looks = seen = at = groups = 0
     end, messages = len(body), _EXPORT
     above: list[tuple[int, int, _Fields]] = []
     while count + unseen > MAX_MESSAGES:
         if at >= end:
+            if groups:
+                raise IndexError
             if not above:
                 return
             at, end, messages = above.pop()
@@ -147,7 +153,9 @@ def _few_messages(body: bytes) -> Iterator[None]:
         behind = at + max(size, 0)
         if behind > end or len(above) > _DEPTH:
             raise IndexError
-        inner = messages.get(number) if size >= 0 else None
+        if size < 0:
+            groups += (size == _GROUP) - (size == _GROUP_END)
+        inner = messages.get(number) if size >= 0 and not groups else None
         count += inner is not None and messages is not _ATTRIBUTE
         looks += 1
         if inner is None or (inner is _ATTRIBUTE and not _LIST.search(body, at, behind)):
@@ -170,8 +178,8 @@ def _beginnings(body: bytes) -> int:
 
 
 def _field(body: bytes, at: int) -> tuple[int, int, int]:
-    """Return a field's number, where its content begins if it has a length, else where it ends; and that length, -1
-    without one. Raises IndexError.
+    """Return a field's number, where its content begins if it has a length, else where it ends; and that length, below
+    zero without one: _GROUP where a group begins, _GROUP_END where it ends. Raises IndexError.
     """
     tag, at = _varint(body, at)
     kind = tag & 7
@@ -182,9 +190,12 @@ def _field(body: bytes, at: int) -> tuple[int, int, int]:
         _, at = _varint(body, at)
     elif kind in (1, 5):
         at += 8 if kind == 1 else 4
-    elif kind not in (3, 4):
+    elif kind == 3:
+        return tag >> 3, at, _GROUP
+    elif kind == 4:
+        return tag >> 3, at, _GROUP_END
+    else:
         raise IndexError
-    # The begin and the end of a group are tags alone: what is between them counts as if it stood here.
     return tag >> 3, at, -1
 
 
@@ -192,31 +203,44 @@ def _no_export(of: str) -> Refusal:
     return malformed(f"it is not an {_MESSAGES[of]}")
 
 
-def _records(body: bytes) -> Iterator[tuple[int, int]]:
-    """Give where the spans, logs or metrics of an export are: field 2 of field 2 of its field 1, in all three.
+def _records(body: bytes) -> Iterator[tuple[int, int] | None]:
+    """Give where the spans, logs or metrics of an export are, field 2 of field 2 of its field 1 in all three, and None
+    between two steps.
 
     Raises IndexError if it is cut off.
     """
     for resource in _fields(body, 0, len(body), 1):
+        if resource is None:
+            yield None
+            continue
         for scope in _fields(body, *resource, 2):
-            yield from _fields(body, *scope, 2)
+            if scope is None:
+                yield None
+            else:
+                yield from _fields(body, *scope, 2)
 
 
-def _fields(body: bytes, at: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    """Give the begin and end of each length-delimited field of a number; others are passed over.
+def _fields(body: bytes, at: int, end: int, number: int) -> Iterator[tuple[int, int] | None]:
+    """Give the begin and end of each length-delimited field of a number, and None whenever so many fields were looked
+    at; others are passed over, and so are groups with all that is in them.
 
     Raises IndexError for what cannot be a message, or is cut off.
     """
+    looks = groups = 0
     while at < end:
         field, at, size = _field(body, at)
+        looks += 1
+        if not looks % _LOOKS:
+            yield None
         if size < 0:
+            groups += (size == _GROUP) - (size == _GROUP_END)
             continue
         if at + size > end:
             raise IndexError
-        if field == number:
+        if field == number and not groups:
             yield at, at + size
         at += size
-    if at > end:
+    if at > end or groups:
         raise IndexError
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from faults.cases import Case, Kind, Setting, Try
 from faults.parsers import OPENMETRICS, TEXT
@@ -14,29 +15,43 @@ from prometheus_client.parser import text_string_to_metric_families as text_fami
 
 from scraper.exposition import MalformedPage, PageReader
 
-Sample = tuple[str, tuple[tuple[str, str], ...]]
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, Labels]
+LABELS = ("a", "b_2", "_c", "Model", "engine")
 LETTERS = "abz_AZ09"
 ODD = "ab\\\"\n{}=, #'é€\u2028\U0001f600\t\x7f"
 NUMBERS = (0.0, -0.0, 1.0, -1.5, 1e-300, 1e300, 5e-324, 2.0**53 + 1, math.inf, -math.inf, math.nan)
 
 
-def page(rng: random.Random, *, openmetrics: bool) -> str:
-    """Return a page of up to five families, each of a name and a type of its own."""
+def page(
+    rng: random.Random,
+    *,
+    openmetrics: bool,
+    labels: Sequence[str] = LABELS,
+    odd: Callable[[random.Random], str] | None = None,
+) -> str:
+    """Return a page of up to five families, each of a name and a type of its own.
+
+    Its labels have names among these, and they and helps such texts.
+    """
+    odd = odd or _odd
     lines = []
     for number in range(rng.randrange(6)):
         name = f"{rng.choice(('m', 'm:', '_'))}{''.join(rng.choices(LETTERS, k=rng.randrange(6)))}{number}"
         kind = rng.choice(("counter", "gauge", "histogram", "untyped"))
         if rng.random() < 0.5:
-            lines.append(f"# HELP {name} {_escaped(_odd(rng)).replace(chr(34), '')}".rstrip(" ") if not openmetrics
+            lines.append(f"# HELP {name} {_escaped(odd(rng)).replace(chr(34), '')}".rstrip(" ") if not openmetrics
                          else f"# HELP {name} words")  # fmt: skip
-        lines += _family(name, kind, rng, openmetrics=openmetrics)
+        lines += _family(name, kind, rng, partial(_labels, rng, labels, odd), openmetrics=openmetrics)
     return "\n".join([*lines, *(["# EOF"] if openmetrics else [])]) + "\n"
 
 
-def _family(name: str, kind: str, rng: random.Random, *, openmetrics: bool) -> Iterator[str]:
+def _family(
+    name: str, kind: str, rng: random.Random, labelled: Callable[[], Labels], *, openmetrics: bool
+) -> Iterator[str]:
     declared = "unknown" if openmetrics and kind == "untyped" else kind
     yield f"# TYPE {name}_total counter" if kind == "counter" and not openmetrics else f"# TYPE {name} {declared}"
-    for labels in {_labels(rng) for _ in range(rng.randrange(1, 4))}:
+    for labels in dict.fromkeys(labelled() for _ in range(rng.randrange(1, 4))):
         if kind == "histogram":
             bounds = sorted(rng.sample((0.1, 0.5, 1.0, 2.5, 1e3), rng.randrange(4)))
             counts = sorted(rng.randrange(100) for _ in range(len(bounds) + 1))
@@ -51,16 +66,15 @@ def _family(name: str, kind: str, rng: random.Random, *, openmetrics: bool) -> I
             yield f"{name}{suffix}{_shown(labels)} {_number(value)}{stamp}"
 
 
-def _labels(rng: random.Random) -> tuple[tuple[str, str], ...]:
-    names = rng.sample(("a", "b_2", "_c", "Model", "engine"), rng.randrange(4))
-    return tuple((name, _odd(rng)) for name in names)
+def _labels(rng: random.Random, names: Sequence[str], odd: Callable[[random.Random], str]) -> Labels:
+    return tuple((name, odd(rng)) for name in rng.sample(names, rng.randrange(4)))
 
 
 def _odd(rng: random.Random) -> str:
     return "".join(rng.choices(ODD, k=rng.randrange(9)))
 
 
-def _shown(labels: tuple[tuple[str, str], ...]) -> str:
+def _shown(labels: Labels) -> str:
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}" if labels else ""
 
 

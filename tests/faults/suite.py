@@ -12,9 +12,14 @@ from faults.logs import LOG_FAULTS
 from faults.network import NETWORK
 from faults.simulated import SIMULATED
 from faults.soak import SOAK
+from faults.tables import TABLES
 from faults.watches import WATCHES
+from faults.wire import WIRE
 
-_ALL = (CRASHES, WATCHES, CLOCK, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, NETWORK, DISK, INTRUDER, SOAK)
+_ALL = (
+    *(CRASHES, WATCHES, CLOCK, SIMULATED, LOG_FAULTS, FUZZ, DIFFERENTIAL, WIRE, TABLES),
+    *(NETWORK, DISK, INTRUDER, SOAK),
+)
 KINDS = {kind.name: kind for kind in _ALL}
 # Of the time of a long run, how many parts each kind gets.
 SHARES = {
@@ -25,6 +30,8 @@ SHARES = {
     "logs": 2,
     "fuzz": 2,
     "pages": 1,
+    "wire": 1,
+    "tables": 1,
     "network": 1,
     "disk": 2,
     "intruder": 2,

@@ -80,6 +80,13 @@ def test_a_label_called_like_a_column_is_renamed():
     assert ("1.0", "x", "y") == (row["avg"], row["label_avg"], row["z"])
 
 
+def test_a_label_called_like_a_renamed_one_stays_beside_it():
+    """Of two columns of one name a reader would see one."""
+    text = as_csv(document(source_of(endpoint_of(['# TYPE g gauge\ng{avg="x",label_avg="y"} 1\n'] * 3))))
+    (row,) = blocks(text)["gauge"]
+    assert ("1.0", "x", "y") == (row["avg"], row["label_label_avg"], row["label_avg"])
+
+
 def test_pages_of_one_host_are_distinguished():
     """An endpoint is its host and port where that is enough, else its URL."""
     urls = ("http://a:1/metrics", "http://a:1/other", "http://b:2/metrics")

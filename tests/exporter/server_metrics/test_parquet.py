@@ -130,6 +130,13 @@ def test_bounds_that_change_are_rows_of_their_own(written: Rows):
     assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [row["count"] for row in rows] == [row["sum"] for row in rows]
 
 
+def test_a_label_called_like_a_renamed_one_stays_beside_it(written: Rows):
+    """Two labels in one column would be one value, and the other one lost."""
+    rows = written(source_of(endpoint_of(['# TYPE g gauge\ng{value="x",label_value="y",unit="u"} 1\n'] * 2)))
+    names = ("value", "label_label_value", "label_value", "unit", "label_unit")
+    assert [(1.0, "x", "y", None, "u")] * 2 == [tuple(row[name] for name in names) for row in rows]
+
+
 def test_odd_series(written: Rows):
     """A label called like a column, a histogram without a sum, a summary, an info: nothing is lost or mixed up."""
     page = (

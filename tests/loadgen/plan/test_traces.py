@@ -96,6 +96,12 @@ def test_json_lines_and_csv_hold_the_same_fields(file: Path):
     assert ("mooncake", [0, 500_000_000], ((1,), ())) == (trace.name, trace.offsets_ns.tolist(), trace.hash_ids)
 
 
+def test_what_a_column_of_others_holds_is_not_read(file: Path):
+    """A text that begins with a bracket, as a name of a model may, need not be a list."""
+    file.write_text('Timestamp,Model,Request tokens,Response tokens\n5,"[draft] GPT-4",472,18\n')
+    assert [472] == read_trace(file).input_tokens.tolist()
+
+
 def test_requests_out_of_order_are_sorted_and_counted(file: Path):
     """Whole requests move, those of one moment keep their order, and a note counts the steps back."""
     lines = [f'{{"timestamp": {at}, "input_length": {length}, "output_length": 1}}' for at, length in

@@ -65,6 +65,22 @@ def test_a_field_of_tomorrow_is_passed_over():
         assert export([[1]]) + unknown == taken(export([[1]]) + unknown).SerializeToString()
 
 
+def test_what_is_in_a_group_is_no_part_of_an_export():
+    """Google's parser keeps a group as it is: what looks like a span in it is none, and need be no message at all."""
+    group = b"\xa3\x06\x0a\x03\xff\xff\xff\x12\x01\xff\xa4\x06"
+    resource = group + export([[1]])[2:]
+    body = group + b"\x0a" + bytes([len(resource)]) + resource
+    assert ExportTraceServiceRequest.FromString(body) == taken(body)
+    with pytest.raises(Refusal, match="it is not an ExportTraceServiceRequest"):
+        taken(group[:-2])
+
+
+@pytest.mark.parametrize("two_bytes", [b"\x18\x01", b"\x1a\x00", b"\x0a\x00"], ids=["number", "text", "resource"])
+def test_what_is_passed_over_takes_steps_too(two_bytes: bytes):
+    """Two million such fields fit into one export: the receiver would do nothing else for a second."""
+    assert 100_000 // 64 <= len(list(checked(two_bytes * 100_000, "logs")))
+
+
 def test_the_limit_of_spans_is_exact():
     """As many as allowed pass, over all scopes together; one more does not."""
     half = MAX_SPANS // 2
@@ -93,13 +109,14 @@ def field(number: int, content: bytes) -> bytes:
 )
 def test_parts_of_spans_are_counted_before_they_are_parsed(parts: Callable[[int], bytes]):
     """Two bytes of an empty one take a hundred when parsed: some 200,000 pass, whatever they are, and twice as many do
-    not, of which no more than those are looked at.
+    not, of which no more than those are looked at, once it is known how many spans there are.
     """
     assert taken(parts(MAX_MESSAGES - 100)).ByteSize()
     steps: list[None] = []
     with pytest.raises(Refusal, match=f"more than {MAX_MESSAGES} attributes and other parts at once"):
         steps.extend(checked(parts(2 * MAX_MESSAGES), "spans"))
-    assert MAX_MESSAGES // 100 < len(steps) < MAX_MESSAGES // 50
+    of_spans = len(list(checked(parts(2 * MAX_MESSAGES), "logs")))
+    assert MAX_MESSAGES // 100 < len(steps) - of_spans < MAX_MESSAGES // 50
 
 
 def test_long_texts_are_no_parts():
