@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import golden_files
 import msgspec
 import pytest
+from faults.cases import cpu_limit
 from processes import sidelight
 from sent_requests import parts
 from tiny_study import TINY
@@ -23,11 +27,17 @@ from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord
 from sidecar.cli import main
+from sidecar.options.fields import FORMATS
 from sidecar.study.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
 FORMULA = "=cmd|' /C calc'!A0"
 OBEYED = set("\x1b\x07\u202e\x9b\x00\u2028")
+# What moves a cursor, turns text round or has no width; a line's end is the only one of them that a file may have.
+UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+NUMBER = re.compile(r"[+-][\d.einf]+(=.*)?", re.IGNORECASE)  # the bound of a bucket, too
+MOST_CPU_S = 10.0
+BINARY = (".parquet", ".log")
 
 
 def ran(*arguments: object) -> int:
@@ -86,7 +96,24 @@ def attackers(tmp_path: Path, victim: Path) -> Path:
         log.append(msgspec.msgpack.encode(other))
     with FrameLog(raw / "scrapes-1.log") as log:
         log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=bomb)))
+    with FrameLog(raw / "scrapes-2.log") as log:
+        log.append(*hostile_page(manifest["started_ns"]))
     return path
+
+
+def hostile_page(began_ns: int) -> Iterator[bytes]:
+    """Give the records of a page that is scraped twice a second, with formulas and escapes wherever it has a text."""
+    labels = (("=a", FORMULA), ("b", f"@SUM(1){ESCAPES}"), ("model_name", "-2+3"), (f"{ESCAPES}<img>", "\t=1"))
+    series = [
+        Series(name, labels, name, "gauge", f"{help_}{ESCAPES}<script>alert(1)</script>")
+        for name, help_ in (("vllm:num_requests_running", FORMULA), (f"=g{ESCAPES}", "+1"), ("-g", "@"))
+    ]
+    packed = zlib.compress(msgspec.msgpack.encode(series))
+    yield msgspec.msgpack.encode(LayoutRecord(id=0, url=f"http://=h/{ESCAPES}{FORMULA}", series=packed))
+    for number in range(120):
+        at_ns = began_ns + number * 500_000_000
+        row = RowRecord(layout=0, tick_ns=at_ns, request_ns=at_ns, response_ns=at_ns + 1, delta=b"")
+        yield msgspec.msgpack.encode(row)
 
 
 def test_a_run_of_an_attacker_is_reported_and_obeyed_in_nothing(
@@ -111,6 +138,60 @@ def test_a_run_of_an_attacker_is_reported_and_obeyed_in_nothing(
     assert "<script>alert" not in (tmp_path / "both.html").read_text()
     assert [] == obeyed(attackers) == obeyed(tmp_path)
     assert unharmed(victim)
+
+
+def everything(root: Path, *without: Path) -> dict[str, object]:
+    """Return all that lies in a directory, but in some of it: modes, where links lead to and what files hold."""
+    seen: dict[str, object] = {}
+    for path in root.rglob("*"):
+        if any(path.is_relative_to(other) for other in without):
+            continue
+        holds = path.read_bytes() if path.is_file() and not path.is_symlink() else None
+        seen[str(path)] = (path.lstat().st_mode, path.readlink() if path.is_symlink() else holds)
+    return seen
+
+
+def formulas(path: Path) -> list[str]:
+    """Return the cells of a table that a spreadsheet would compute."""
+    cells = [cell for row in csv.reader(path.read_text().splitlines()) for cell in row]
+    return [cell for cell in cells if cell.lstrip().startswith(("=", "+", "-", "@")) and not NUMBER.fullmatch(cell)]
+
+
+@pytest.mark.parametrize("command", ["report", "page", "base", "compare"])
+def test_no_command_takes_long_writes_elsewhere_or_shows_a_control(
+    attackers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+):
+    """Of an attacker's run alone with every format, of a page of two runs, beside another, and in a comparison: 10 s of
+    the processor are enough, and only the directory that is named for it changes.
+    """
+    other, out = golden_files.copied("vllm_spans", tmp_path), tmp_path / "out"
+    (tmp_path / "here").mkdir()
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    arguments: tuple[object, ...]
+    if command == "report":
+        arguments, out = ("report", attackers, "--formats", ",".join(FORMATS)), attackers
+    elif command == "page":
+        arguments = ("report", attackers, other, "--output", out / "page.html")
+    elif command == "base":
+        arguments, out = ("report", other, "--base", attackers, "--formats", ",".join(FORMATS)), other
+    else:
+        arguments, out = ("compare", attackers, other, "--anyway", "--out", out / "study"), out / "study"
+    before = everything(tmp_path, out)
+    with cpu_limit(MOST_CPU_S):
+        code = ran(*arguments)
+    said = capsys.readouterr()
+    assert code in (0, 3), said.err
+    assert [] == UNSEEN.findall(said.out + said.err)
+    assert before == everything(tmp_path, out)
+    files = [path for path in out.rglob("*") if path.is_file() and not path.is_symlink() and path.suffix not in BINARY]
+    shown = {path.name: path.read_text() for path in files if path.name not in ("manifest.json", "steps.log")}
+    if "report.md" in shown:  # it parts mentions from their names by a character without width
+        shown["report.md"] = re.sub("(?<=[@#!-])\u200b", "", shown["report.md"])
+    assert {"report.html", "page.html"} & shown.keys()
+    assert {} == {name: UNSEEN.findall(text)[:5] for name, text in shown.items() if UNSEEN.search(text)}
+    assert [] == [name for name, text in shown.items() if name.endswith(".html") and "<script>alert" in text]
+    assert [] == [cell for path in files if path.suffix == ".csv" for cell in formulas(path)]
 
 
 def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):

@@ -4,6 +4,7 @@ leaves, prints, serves or exports has one of them, nor anything that a terminal 
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
@@ -37,10 +38,15 @@ SECRETS = {
     for at, name in enumerate(
         (
             "apikey", "token", "user", "password", "header", "headerfile", "pageheader", "urluser", "urlpassword",
-            "query", "field", "body", "prompt", "path", "collector", "variant", "command", "variable", "page",
+            "query", "field", "body", "prompt", "path", "collector", "variant", "command", "variable", "page", "listen",
         )
     )
 }  # fmt: skip
+# As servers get two of them, which stand there in one word.
+IN_BASE64 = {
+    user: base64.b64encode(f"{SECRETS[user]}:{SECRETS[password]}".encode()).decode()
+    for user, password in (("user", "password"), ("urluser", "urlpassword"))
+}
 UNSEEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f]")
 SHOWN = (".txt", ".html", ".json", ".csv", ".md", ".xml")
 
@@ -78,12 +84,17 @@ def finished(left: Left, name: str, *arguments: str | Path, **variables: str) ->
     return process.returncode
 
 
+def certificates_in(directory: Path, authority: Authority) -> Path:
+    """Make a directory with certificates and a key."""
+    directory.mkdir()
+    for name in ("solo.pem", "unrelated.pem", "unrelated.key"):
+        (directory / name).write_bytes(Path(authority.path(name)).read_bytes())
+    return directory
+
+
 def run(left: Left, echo: Echoing, authority: Authority, directory: Path) -> None:
     """A run over TLS with all that its options can hold, exported to a collector."""
-    hidden = directory / SECRETS["path"]
-    hidden.mkdir()
-    for name in ("solo.pem", "unrelated.pem", "unrelated.key"):
-        (hidden / name).write_bytes(Path(authority.path(name)).read_bytes())
+    hidden = certificates_in(directory / SECRETS["path"], authority)
     (directory / "key").write_text(SECRETS["apikey"] + "\n")
     (directory / "headers").write_text(f"X-Secret: {SECRETS['headerfile']}\n")
     lines = ({"prompt": "a", "max_tokens": 2, "headers": {"X-Tenant-Key": SECRETS["prompt"]}}, {"prompt": "b"})
@@ -122,13 +133,16 @@ def refused(left: Left, echo: Echoing, directory: Path) -> None:
     assert "Traceback" in left.texts["refused: err"]
 
 
-def watch(left: Left, echo: Echoing, directory: Path) -> None:
-    """A watch of a page and of a span that repeats a key."""
-    path = directory / "watch"
+def watch(left: Left, echo: Echoing, authority: Authority, directory: Path) -> None:
+    """A watch of a page and of a span that repeats a key, which is forwarded; it asks for a token itself."""
+    path, hidden = directory / "watch", certificates_in(directory / f"watch-{SECRETS['path']}", authority)
     with started(
         "watch", f"{echo.url}/metrics?token={SECRETS['page']}", "--scrape-interval", "0.1", "--listen", "127.0.0.1:0",
-        "--otlp-listen", "127.0.0.1:0", "--out", path, "--json",
-        SIDELIGHT_METRICS_USER=f"{SECRETS['user']}:{SECRETS['password']}",
+        "--otlp-listen", "127.0.0.1:0", "--out", path, "--json", "--verbose",
+        "--metrics-header", f"X-Page: {SECRETS['pageheader']}", "--metrics-ca", hidden / "solo.pem",
+        "--metrics-cert", hidden / "unrelated.pem", "--metrics-key", hidden / "unrelated.key",
+        "--otlp-forward", f"{echo.url}/?key={SECRETS['query']}", "--otlp-header", f"X-Otlp: {SECRETS['collector']}",
+        SIDELIGHT_METRICS_USER=f"{SECRETS['user']}:{SECRETS['password']}", SIDELIGHT_LISTEN_TOKEN=SECRETS["listen"],
     ) as process:  # fmt: skip
         assert process.stderr is not None
         said: list[str] = []
@@ -139,11 +153,9 @@ def watch(left: Left, echo: Echoing, directory: Path) -> None:
         port = re.findall(r"HTTP/protobuf at 127\.0\.0\.1:(\d+)", "".join(said))[-1]
         attributes = {"http.request.header.authorization": basic(f"{SECRETS['user']}:{SECRETS['password']}")}
         spans = body([span("chat model", "client", attributes=attributes)])
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/traces", spans, {"Content-Type": "application/x-protobuf"}
-        )
-        urllib.request.urlopen(request).close()  # noqa: S310  on loopback
+        fetched(f"http://127.0.0.1:{port}/v1/traces", spans)
         until(lambda: "sidelight_engine_" in fetched(served) or process.poll() is not None, "a page with the engine")
+        until(lambda: bool(echo.exports) or process.poll() is not None, "the export at the next collector")
         left.environments += environments_of_children(process.pid)
         left.texts |= {f"watch {at}": fetched(served.replace("/metrics", at)) for at in ("/metrics", "/", "/readyz")}
         process.send_signal(signal.SIGTERM)
@@ -183,8 +195,10 @@ def environments_of_children(process: int) -> list[str]:
     )
 
 
-def fetched(url: str) -> str:
-    with urllib.request.urlopen(url) as reply:  # noqa: S310  on loopback
+def fetched(url: str, spans: bytes | None = None) -> str:
+    """Get a page of a watch, or send it spans."""
+    headers = {"Authorization": f"Bearer {SECRETS['listen']}", "Content-Type": "application/x-protobuf"}
+    with urllib.request.urlopen(urllib.request.Request(url, spans, headers)) as reply:  # noqa: S310  on loopback
         text: str = reply.read().decode()
         return text
 
@@ -198,12 +212,14 @@ def left(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Left
         jobs = [
             pool.submit(run, left, secured, authority, directory),
             pool.submit(refused, left, echo, directory),
-            pool.submit(watch, left, echo, directory),
+            pool.submit(watch, left, echo, authority, directory),
             pool.submit(study, left, echo, directory),
         ]
         for job in jobs:
             job.result()
-        left.exports, left.sent = secured.exports, secured.sent + echo.sent
+        assert secured.exports
+        assert echo.exports
+        left.exports, left.sent = secured.exports + echo.exports, secured.sent + echo.sent
     return left
 
 
@@ -233,14 +249,17 @@ def inflated(value: Any) -> bytes:
 
 
 def leaks(data: bytes) -> list[str]:
-    return [name for name, secret in SECRETS.items() if secret.encode() in data]
+    plain = [name for name, secret in SECRETS.items() if secret.encode() in data]
+    return plain + [f"{name} in base64" for name, secret in IN_BASE64.items() if secret.encode() in data]
 
 
 def test_each_secret_was_sent_where_it_belongs(left: Left):
     """What is missing below was there: the servers had them, but for the two of variables and files' places."""
     sent = "".join(left.sent)
     unsent = {name for name, secret in SECRETS.items() if secret not in sent}
-    assert {"path", "variable", "command", "user", "password", "urluser", "urlpassword", "collector"} >= unsent
+    assert {
+        "path", "variable", "command", "user", "password", "urluser", "urlpassword", "collector", "listen",
+    } >= unsent  # fmt: skip
     assert basic(f"{SECRETS['user']}:{SECRETS['password']}") in sent
     assert basic(f"{SECRETS['urluser']}:{SECRETS['urlpassword']}") in sent
 
@@ -255,7 +274,6 @@ def test_no_file_has_a_secret(left: Left):
 def test_nothing_that_is_printed_served_or_exported_has_a_secret(left: Left):
     """Tracebacks, progress as JSON, the page for Prometheus and the one for browsers, a collector's exports."""
     assert {} == {name: leaks(text.encode()) for name, text in left.texts.items() if leaks(text.encode())}
-    assert left.exports
     assert [] == [name for export in left.exports for name in leaks(export)]
 
 
