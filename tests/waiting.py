@@ -6,8 +6,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from loadgen.transports.transport import Exchange
 
 # Five minutes, not one: beside two processes that spin, at the lowest priority, a process takes 20 s to start, and a
 # closed loop of 4,000 requests as long. No test takes longer for it that does not hang.
@@ -25,3 +29,19 @@ def movable_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     monkeypatch.setattr(loop, "time", lambda: real_s() + ahead_s)
     return move
+
+
+class Turns:
+    """Watches how many bytes of a reply come in one turn of the event loop: `most` of them, until it has ended."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.most = 0
+        self._exchange = exchange
+        self._before = 0
+
+    def watch(self) -> None:
+        """Look in each turn of the running loop."""
+        received = self._exchange.received_bytes
+        self.most, self._before = max(self.most, received - self._before), received
+        if self._exchange.end_ns < 0:
+            asyncio.get_running_loop().call_soon(self.watch)

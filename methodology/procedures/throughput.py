@@ -24,7 +24,7 @@ from methodology.study.findings import (
     table,
 )
 from methodology.study.model import Asked, Finished, Parameters, Procedure, Reader
-from methodology.study.planning import LEVEL, counting
+from methodology.study.planning import LEVEL, counting, valid
 from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
 from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
 
@@ -85,7 +85,7 @@ class _Study:
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:  # noqa: ARG001  outcomes suffice
-    steps = [each for each in finished if not each.outcome.void]  # with the saturated step that was repeated
+    steps = valid(finished)  # with the saturated step that was repeated
     limit = measured_capacity(steps)
     if limit is None:
         void = next((each.outcome.void for each in reversed(finished) if each.outcome.void), "")
@@ -112,10 +112,6 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         plots=(_path(study), _latency_plot(study)),
         notes=(*_NOTES, *_deviations(study)),
     )
-
-
-def _rate(each: Finished) -> float:
-    return each.outcome.output_tokens_per_s or 0.0
 
 
 def _open_loops(steps: Sequence[Finished]) -> list[Finished]:
@@ -345,7 +341,7 @@ def _deviations(study: _Study) -> Iterator[str]:
             "once; what counts is the highest stable load below all that grew."
         )
     if study.limit.varied:
-        served = [_rate(each) for each in study.steps if each.run in study.limit.runs]
+        served = [each.outcome.output_tokens_per_s or 0.0 for each in study.steps if each.run in study.limit.runs]
         yield (
             f"The saturated steps served {figure(min(served))} to {figure(max(served))} output tokens/s, which differ "
             "by more than each by itself explains: the interval of the limit holds that, too."

@@ -50,7 +50,12 @@ def repeated(procedure: Procedure, finished: Sequence[Finished]) -> Finished | N
 
 def counting(finished: Sequence[Finished]) -> list[Finished]:
     """Return the steps that count, without void ones and sentinels."""
-    return [each for each in finished if not each.outcome.void and each.step.kind != SENTINEL]
+    return [each for each in valid(finished) if each.step.kind != SENTINEL]
+
+
+def valid(finished: Sequence[Finished]) -> list[Finished]:
+    """Return the steps that are not void, with the sentinel."""
+    return [each for each in finished if not each.outcome.void]
 
 
 def of_kind(finished: Sequence[Finished], kind: str) -> list[Finished]:

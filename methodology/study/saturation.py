@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
-from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind
+from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind, valid
 from rundir.columns import Floats
 
 SATURATE = "saturate"
@@ -86,9 +86,9 @@ def capacity_shown(asked: Asked, finished: Sequence[Finished]) -> Capacity | Non
     Its levels are shares of what its first steps showed; later ones that were saturated, too, are in this.
     """
     known = capacity(asked, counting(finished))
-    if not isinstance(known, Capacity) or asked.parameters.capacity:
-        return known if isinstance(known, Capacity) else None
-    return measured_capacity([each for each in finished if not each.outcome.void])
+    if not isinstance(known, Capacity):
+        return None
+    return known if asked.parameters.capacity else measured_capacity(valid(finished))
 
 
 def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:

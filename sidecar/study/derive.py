@@ -17,7 +17,7 @@ from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
 from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Done, Finished, Kind, Procedure
-from methodology.study.planning import SENTINEL, decide, repeated
+from methodology.study.planning import SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
 from rundir.files import make_directory
@@ -176,7 +176,7 @@ def _steps_named(numbers: str) -> str:
 
 def _drift(study: Study, procedure: Procedure) -> Drift | None:
     """Return what the step says that was measured again at the end; None where none was."""
-    again = next((each for each in study.finished if each.step.kind == SENTINEL and not each.outcome.void), None)
+    again = next(iter(of_kind(valid(study.finished), SENTINEL)), None)
     if again is None:
         return None
     first = repeated(procedure, study.finished)

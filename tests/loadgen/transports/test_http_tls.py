@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 from faults.servers import serving
-from waiting import BOUND_S
+from waiting import BOUND_S, Turns
 
 from loadgen.transports.http import Pool, origin_of
 from loadgen.transports.transport import Exchange
@@ -76,16 +76,10 @@ def test_a_flood_over_tls_leaves_others_their_turn(certificate: tuple[Path, Path
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
-    before, most = 0, 0
-
-    def turn() -> None:
-        nonlocal before, most
-        most, before = max(most, exchange.received_bytes - before), exchange.received_bytes
-        if exchange.end_ns < 0:
-            asyncio.get_running_loop().call_soon(turn)
+    turns = Turns(exchange)
 
     async def load(url: str) -> None:
-        asyncio.get_running_loop().call_soon(turn)
+        asyncio.get_running_loop().call_soon(turns.watch)
         async with Pool(origin_of(url), anchored, tls=tls_context(Tls(ca=cert))) as pool:
             await pool.perform(exchange, REQUEST, timeout_s=BOUND_S)
 
@@ -96,4 +90,4 @@ def test_a_flood_over_tls_leaves_others_their_turn(certificate: tuple[Path, Path
     ):
         runner.run(load(url))
     assert ("", 20_000_000) == (exchange.error, exchange.received_bytes)
-    assert most <= 512 * 1024
+    assert turns.most <= 512 * 1024

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from faults.servers import AGAIN, Asked, serving
-from waiting import BOUND_S
+from waiting import BOUND_S, Turns
 
 from loadgen.records import PlannedRequest
 from loadgen.transports.transport import Exchange, WorkerSpec
@@ -48,7 +48,7 @@ def test_a_flood_of_messages_leaves_others_their_turn(certificate: tuple[Path, P
     readings = itertools.count(_STEP_NS, _STEP_NS)
     clock = Clock(offset_ns=0, monotonic_ns=lambda: next(readings))
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
-    before = most = 0
+    turns = Turns(exchange)
 
     def answer(asked: Asked) -> Sequence[bytes]:
         stated = _KEY.search(asked.head)
@@ -57,14 +57,8 @@ def test_a_flood_of_messages_leaves_others_their_turn(certificate: tuple[Path, P
         head = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         return (head + b"Sec-WebSocket-Accept: %b\r\n\r\n" % accepted, frame * MESSAGES + DONE, AGAIN, PING)
 
-    def turn() -> None:
-        nonlocal before, most
-        most, before = max(most, exchange.received_bytes - before), exchange.received_bytes
-        if exchange.end_ns < 0:
-            asyncio.get_running_loop().call_soon(turn)
-
     async def load(url: str) -> None:
-        asyncio.get_running_loop().call_soon(turn)
+        asyncio.get_running_loop().call_soon(turns.watch)
         async with WebSocketTransport(_spec(url, cert), clock) as transport:
             planned = PlannedRequest(index=0, path="/v1/stream", body=b"{}")
             await transport.perform(exchange, planned, timeout_s=BOUND_S)
@@ -75,4 +69,4 @@ def test_a_flood_of_messages_leaves_others_their_turn(certificate: tuple[Path, P
     ):
         runner.run(load(url))
     assert ("", 200, MESSAGES + 1) == (exchange.error, exchange.status, len(exchange.reads_ns))
-    assert most <= 2 * MOST_IN_A_TURN
+    assert turns.most <= 2 * MOST_IN_A_TURN
