@@ -9,27 +9,37 @@ named with what replays it. Exit 1: something is not as it should be.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from faults.cases import Case, Outcome, Setting, long, quick, table_of, tried
+from faults.cases import Case, Kind, Outcome, Setting, long, quick, table_of, tried
 from faults.suite import KINDS, SHARES
 
 
-def outcomes(kinds: list[str], seed: int, minutes: float, scratch: Path) -> Iterator[Outcome]:
+def outcomes(kinds: list[Kind], seed: int, minutes: float, most: float, scratch: Path) -> Iterator[Outcome]:
     """Try cases of each kind, a kind in a directory of its own."""
-    shares = sum(SHARES[name] for name in kinds)
-    for name in kinds:
-        place = scratch / name
+    shares = sum(SHARES[kind.name] for kind in kinds)
+    for kind in kinds:
+        place = scratch / kind.name
         place.mkdir()
         if minutes:
-            setting = Setting(place=place, seconds=60 * minutes * SHARES[name] / shares)
-            yield from shown(long(KINDS[name], setting, seed))
+            setting = Setting(place=place, seconds=60 * minutes * SHARES[kind.name] / shares)
+            yield from shown(long(kind, setting, seed, most))
         else:
-            yield from shown(quick(KINDS[name], Setting(place=place), seed))
+            yield from shown(quick(kind, Setting(place=place), seed))
+
+
+def selected(names: str, rows: str) -> list[Kind]:
+    """Return kinds, with those of their rows alone that are named; all of them where none is."""
+    kinds, chosen = [KINDS[name] for name in names.split(",")], rows.split(",") if rows else ()
+    return [
+        replace(kind, rows={row: n for row, n in kind.rows.items() if not chosen or row in chosen}) for kind in kinds
+    ]
 
 
 def shown(tries: Iterator[Outcome]) -> Iterator[Outcome]:
@@ -46,6 +56,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=None, help="number of the first case of each row")
     parser.add_argument("--kinds", default=",".join(KINDS), help="separated by commas")
+    parser.add_argument("--rows", default="", help="faults of these kinds, separated by commas; all of them without it")
+    parser.add_argument("--cases", type=float, default=math.inf, help="with --minutes: of each row this many at most")
     parser.add_argument("--case", type=Case.parse, default=None, help="KIND/FAULT/NUMBER: this one alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
@@ -56,7 +68,9 @@ def main() -> int:
             return int(bool(outcome.wrong))
         seed = int(time.time()) if options.seed is None else options.seed
         print(f"seed {seed}", flush=True)
-        table = table_of(outcomes(options.kinds.split(","), seed, options.minutes, Path(scratch)))
+        table = table_of(
+            outcomes(selected(options.kinds, options.rows), seed, options.minutes, options.cases, Path(scratch))
+        )
     print(table)
     return int(table.wrong > 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import resource
 import signal
@@ -41,6 +43,10 @@ class Case:
 Try = Callable[[Case], str]  # what is wrong, "" where the fault was met as it must be
 
 
+class NotReachedError(Exception):
+    """The fault of a case did not happen, as where its victim had ended; and nothing is wrong without it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Where a kind's cases may write, and how long it may take; 0: the quick part."""
@@ -53,34 +59,37 @@ class Setting:
 class Kind:
     """Faults of one kind: what holds for all of its cases is opened once.
 
-    rows     what is done, each with how many cases of it the quick part has
-    repeats  whether another number is another case; if not, each row is one
+    rows   what is done, each with how many cases of it the quick part has
+    sizes  of rows that have so many different cases and no more, how many: as many numbers one after another are all
     """
 
     name: str
     rows: Mapping[str, int]
     opened: Callable[[Setting], AbstractContextManager[Try]]
-    repeats: bool = True
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a case: what is wrong, or nothing."""
+    """What came of a case: what is wrong, or nothing, and whether its fault happened at all."""
 
     case: Case
     wrong: str
     seconds: float
+    reached: bool = True
 
 
 def tried(attempt: Try, case: Case) -> Outcome:
     """Try a case; what it raises is wrong, too."""
-    begun_s = time.monotonic()
+    begun_s, wrong, reached = time.monotonic(), "", True
     try:
         wrong = attempt(case)
+    except NotReachedError:
+        reached = False
     except Exception as error:  # noqa: BLE001  whatever it is goes into the table
         last = traceback.extract_tb(error.__traceback__)[-1]
         wrong = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-    return Outcome(case=case, wrong=wrong, seconds=time.monotonic() - begun_s)
+    return Outcome(case=case, wrong=wrong, seconds=time.monotonic() - begun_s, reached=reached)
 
 
 def quick(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
@@ -93,29 +102,36 @@ def quick(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
                 yield tried(attempt, Case(kind.name, row, seed + number))
 
 
-def long(kind: Kind, setting: Setting, seed: int) -> Iterator[Outcome]:
-    """Try one case of each row after another until the time is over; each row once at least."""
+def long(kind: Kind, setting: Setting, seed: int, most: float = math.inf) -> Iterator[Outcome]:
+    """Try one case of each row after another until the time is over, or each row has had all of its cases, or `most`;
+    each row once at least.
+    """
     ends_s = time.monotonic() + setting.seconds
+    sizes = {row: min(most, kind.sizes.get(row, math.inf)) for row in kind.rows}
     with kind.opened(setting) as attempt:
-        number = seed
-        while number == seed or (kind.repeats and time.monotonic() < ends_s):
-            for row in kind.rows:
-                if number > seed and time.monotonic() > ends_s:
+        for count in itertools.count():
+            rows = [row for row, size in sizes.items() if count < size]
+            for row in rows:
+                if count and time.monotonic() > ends_s:
                     return
-                yield tried(attempt, Case(kind.name, row, number))
-            number += 1
+                yield tried(attempt, Case(kind.name, row, seed + count))
+            if not rows:
+                return
 
 
 @dataclass(slots=True)
 class _Row:
     cases: int = 0
+    not_reached: int = 0
     wrong: int = 0
     slowest_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Table:
-    """A line for each row of each kind; under it the first that were wrong, with what replays them."""
+    """A line for each row of each kind, with how many of its faults did not happen; under it the first that were wrong,
+    with what replays them.
+    """
 
     rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
     shown: list[Outcome] = field(default_factory=list)
@@ -125,6 +141,7 @@ class Table:
         """Count a case."""
         row = self.rows.setdefault((outcome.case.kind, outcome.case.row), _Row())
         row.cases += 1
+        row.not_reached += not outcome.reached
         row.slowest_s = max(row.slowest_s, outcome.seconds)
         if outcome.wrong:
             row.wrong += 1
@@ -133,11 +150,15 @@ class Table:
                 self.shown.append(outcome)
 
     def __str__(self) -> str:
-        lines = [f"{'kind':<9} {'fault':<28} {'cases':>7} {'wrong':>6} {'slowest s':>10}"]
+        lines = [f"{'kind':<9} {'fault':<28} {'cases':>7} {'not reached':>12} {'wrong':>6} {'slowest s':>10}"]
         for (kind, name), row in self.rows.items():
-            lines.append(f"{kind:<9} {name:<28} {row.cases:>7} {row.wrong:>6} {row.slowest_s:>10.1f}")
+            counts = f"{row.cases:>7} {row.not_reached:>12} {row.wrong:>6}"
+            lines.append(f"{kind:<9} {name:<28} {counts} {row.slowest_s:>10.1f}")
         lines += [f"CASE={outcome.case}: {outcome.wrong[:SHOWN_CHARACTERS]}" for outcome in self.shown]
-        return "\n".join([*lines, f"{sum(row.cases for row in self.rows.values())} cases, {self.wrong} wrong"])
+        cases, not_reached = (
+            sum(getattr(row, name) for row in self.rows.values()) for name in ("cases", "not_reached")
+        )
+        return "\n".join([*lines, f"{cases} cases, {not_reached} of them not reached, {self.wrong} wrong"])
 
 
 def table_of(outcomes: Iterable[Outcome]) -> Table:

@@ -23,7 +23,7 @@ from typing import Any
 
 import processes
 from faults import logs
-from faults.cases import Case, Kind, Setting, Try
+from faults.cases import Case, Kind, NotReachedError, Setting, Try
 from faults.injected.sitecustomize import DEADLY, Fault, environment
 from processes import QUIET, Ended, alive, child_processes, children, ended, start, until
 
@@ -33,13 +33,14 @@ LENGTHS = ("--input-tokens", "32", "--output-tokens", "16")
 RECEIVING = ("--otlp-listen", "127.0.0.1:0")
 MOST_ANSWERS = 60
 CHILDREN = ("loadgen.worker", "scraper.worker", "scraper.worker.spans")
-# A process that dies at its n-th call: its module, and the most that n is.
-AT_CALL = {
-    "conductor": ("sidecar", 60),
-    "worker": ("loadgen.worker", 60),
-    "scraper": ("scraper.worker", 40),
-    "receiver": ("scraper.worker.spans", 40),
+# A process that dies at its n-th call: its module, and about how many calls of each kind it does in such a run.
+AT_CALL: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "conductor": ("sidecar", {"write": 70, "fsync": 35, "rename": 9, "open": 15}),
+    "worker": ("loadgen.worker", {"write": 75, "open": 2}),
+    "scraper": ("scraper.worker", {"write": 40, "open": 3}),
+    "receiver": ("scraper.worker.spans", {"write": 4, "open": 2}),
 }
+WRITE_SHARE = 0.5  # of these deaths
 # Who is killed: the conductor, and the children that run these modules. How the command then ends; with 0 where
 # a worker had nothing more to do, or was gone: then nothing may be lost at all.
 VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
@@ -54,7 +55,7 @@ VICTIMS: Mapping[str, tuple[bool, tuple[str, ...], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """A run some of whose processes got SIGKILL, and when; 0 if it had ended before."""
+    """A run some of whose processes got SIGKILL, and when; 0 if they had ended."""
 
     left: Ended
     killed_ns: int
@@ -77,8 +78,8 @@ def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> K
         time.sleep(delay_s)  # the moment that is drawn, not a wait for something
         until(lambda: run.poll() is not None or conductor or bool(_named(run, names)), "a process that is to be killed")
         descendants = [] if run.poll() is not None else list(children(run.pid))
-        killed_ns = 0 if run.poll() is not None else time.time_ns()
-        victims = [*([run.pid] if conductor else []), *_named(run, names)] if killed_ns else []
+        victims = [] if run.poll() is not None else [*([run.pid] if conductor else []), *_named(run, names)]
+        killed_ns = time.time_ns() if any(map(alive, victims)) else 0
         for victim in victims:
             with suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
@@ -96,12 +97,13 @@ def command(url: str, path: Path, rng: random.Random, who: str) -> list[str | Pa
 
 def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed:
     """Run a load, one of whose processes dies before its n-th write, sync or rename, or in the middle of a write."""
-    process, most = AT_CALL[who]
+    process, calls = AT_CALL[who]
+    call = "write" if rng.random() < WRITE_SHARE else rng.choice([name for name in calls if name != "write"])
     fault = Fault(
         under=str(path),
         process=process,
-        call=rng.choice(("write", "write", "write", "fsync", "rename", "open")),
-        nth=round(most ** rng.random()),
+        call=call,
+        nth=round(calls[call] ** rng.random()),
         error=rng.choice(DEADLY),
         lasting=False,
     )
@@ -173,7 +175,10 @@ def opened(setting: Setting) -> Iterator[Try]:
             if run.left.code not in codes and path.exists():
                 return f"exit {run.left.code}: {run.left.err.strip()}"
             is_cut = run.killed_ns > 0 and run.left.code != 0
-            return evaluated(run, answers(truth, since_ns), is_cut=is_cut)
+            wrong = evaluated(run, answers(truth, since_ns), is_cut=is_cut)
+            if not wrong and not (run.killed_ns and path.exists()):
+                raise NotReachedError
+            return wrong
 
         yield attempt
 

@@ -7,8 +7,10 @@ and where it ends as if nothing had been, nothing is lost. Of a report, the file
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 import subprocess
 import time
@@ -18,9 +20,9 @@ from pathlib import Path
 
 import processes
 from faults import bases, crash, logs
-from faults.cases import Case, Kind, Setting, Try
+from faults.cases import Case, Kind, NotReachedError, Setting, Try
 from faults.injected.sitecustomize import Fault, environment, install
-from processes import QUIET, ended, start
+from processes import QUIET, Ended, ended, start
 
 LOAD = ("--rate", "40", "--requests", "10", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 # The calls that fail, each with what it fails with; and the modules of the processes of a command.
@@ -53,6 +55,7 @@ MOST_CALLS = {
     "scraper:write": 96,
     "scraper:open": 6,
 }
+SIZES = {row: MOST_CALLS[row] * 2 * len(CALLS[row.partition(":")[2]]) for row in ROWS if row != "tmpfs"}
 MARGIN = 8  # calls that a run may have more than another one
 STRIDE = 0.382  # of all faults of a row: those that follow each other lie far apart
 
@@ -61,7 +64,7 @@ def fault_of(case: Case, run: Path) -> Fault:
     """Return the fault of a case: as many numbers in a row as a row has faults are all of them."""
     who, _, call = case.row.partition(":")
     ways = [(error, lasting) for error in CALLS[call] for lasting in (False, True)]
-    size = MOST_CALLS[case.row] * len(ways)
+    size = SIZES[case.row]
     stride = next(step for step in range(round(STRIDE * size), size) if math.gcd(step, size) == 1)
     nth, way = divmod((case.number + 1) * stride % size, len(ways))
     error, lasting = ways[way]
@@ -100,17 +103,20 @@ def small_disk(path: Path, size: int) -> Iterator[None]:
         subprocess.run(["/bin/umount", path], check=True)
 
 
-def loaded(url: str, truth: Path, run: Path, variables: Mapping[str, str], *, may_fail_again: bool = False) -> str:
-    """Say what is wrong with a run one of whose processes cannot write; `may_fail_again`: nor may its report."""
-    since_ns = time.time_ns()
+def loaded(url: str, run: Path, variables: Mapping[str, str]) -> Ended:
+    """Run a load."""
     lengths = ("--input-tokens", "16", "--output-tokens", "8")
     with start("run", url, *LOAD, *lengths, *QUIET, "--out", run, **variables) as process:
-        left = ended(process, run)
+        return ended(process, run)
+
+
+def wrong_run(left: Ended, truth: Path, since_ns: int, *, may_fail_again: bool = False) -> str:
+    """Say what is wrong with a run one of whose processes cannot write; `may_fail_again`: nor may its report."""
     if "Traceback" in left.err + left.out or logs.DEFECT in left.err:
         return f"a defect: {left.err}"
     if left.code not in (0, 3) or (left.code and not left.err.rpartition("sidelight: ")[2]):
         return f"exit {left.code}: {left.err}"
-    if not (run / "manifest.json").exists():
+    if not (left.path / "manifest.json").exists():
         return "" if left.code == 3 else f"exit {left.code}, and no manifest"
     killed = crash.Killed(left=left, killed_ns=0 if left.code == 0 else since_ns, descendants=())
     codes = (0,) if left.code == 0 and not may_fail_again else (0, 2, 3)
@@ -129,24 +135,32 @@ def opened(setting: Setting) -> Iterator[Try]:
             run = setting.place / "case/run"
             shutil.rmtree(run.parent, ignore_errors=True)
             run.parent.mkdir()
+            since_ns = time.time_ns()
             if case.row == "tmpfs":
                 size = round(LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** case.random().random())
                 with small_disk(run.parent / "disk", size):
-                    wrong = loaded(url, truth, run.parent / "disk/run", {}, may_fail_again=True)
+                    left = loaded(url, run.parent / "disk/run", {})
+                    wrong = wrong_run(left, truth, since_ns, may_fail_again=True)
+                if not wrong and os.strerror(errno.ENOSPC) not in left.err:
+                    raise NotReachedError
                 return wrong and f"{size} bytes: {wrong}"
             fault = fault_of(case, run)
             if fault.nth > last.get(case.row, fault.nth):
-                return ""
+                raise NotReachedError
             if case.row.startswith("report"):
                 shutil.copytree(base, run)
                 wrong = reported(run, fault)
             else:
-                wrong = loaded(url, truth, run, environment(fault))
+                wrong = wrong_run(loaded(url, run, environment(fault)), truth, since_ns)
             if not fault.marker.exists():
                 last[case.row] = min(last.get(case.row, fault.nth + MARGIN), fault.nth + MARGIN)
+                if not wrong:
+                    raise NotReachedError
+            elif fault.nth == MOST_CALLS[case.row]:
+                wrong = wrong or "a command has more calls than are tried"
             return wrong and f"{fault}: {wrong}"
 
         yield attempt
 
 
-DISK = Kind(name="disk", rows=ROWS, opened=opened)
+DISK = Kind(name="disk", rows=ROWS, opened=opened, sizes=SIZES)

@@ -164,4 +164,4 @@ def opened(setting: Setting) -> Iterator[Try]:
     yield attempt
 
 
-INTRUDER = Kind(name="intruder", rows={"watch": 0}, opened=opened, repeats=False)
+INTRUDER = Kind(name="intruder", rows={"watch": 0}, opened=opened, sizes={"watch": 1})

@@ -224,4 +224,4 @@ def opened(setting: Setting) -> Iterator[Try]:
     yield attempt
 
 
-NETWORK = Kind(name="network", rows=ROWS, opened=opened, repeats=False)
+NETWORK = Kind(name="network", rows=ROWS, opened=opened, sizes=dict.fromkeys(ROWS, 1))

@@ -152,4 +152,9 @@ def opened(setting: Setting) -> Iterator[Try]:
     yield attempt
 
 
-SOAK = Kind(name="soak", rows={"watch": 0, "run": 0, "virtual": 0}, opened=opened, repeats=False)
+SOAK = Kind(
+    name="soak",
+    rows={"watch": 0, "run": 0, "virtual": 0},
+    opened=opened,
+    sizes=dict.fromkeys(("watch", "run", "virtual"), 1),
+)
