@@ -45,7 +45,9 @@ NATIVE_SCHEMA = 3  # each bound is 9 % above the one before
 NATIVE_ZERO, NATIVE_ZERO_S = -(10**6), 1e-6
 OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
-REFUSED = ("bad_spans", "off_clock", "malformed", "too_large", "turned_away", "no_memory", "unauthorized")
+REFUSED = (
+    "bad_spans", "off_clock", "malformed", "too_large", "turned_away", "no_memory", "unauthorized", "incomplete",
+)  # fmt: skip
 # In s by quantity, quantile ("0.99") and bound: estimate, or low and high, the ends of its 90 % interval.
 EngineQuantiles = Mapping[tuple[str, str, str], float]
 

@@ -20,7 +20,9 @@ _MESSAGES = {
     "logs": "ExportLogsServiceRequest",
     "metrics": "ExportMetricsServiceRequest",
 }
-_GZIP = 16 + zlib.MAX_WBITS
+GZIP, DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS  # as zlib calls them
+# How a body begins that is packed so; no export does: its fields of today are of number 1, and a byte of 0x1f is none.
+_BEGINNINGS = {b"\x1f\x8b": GZIP, **{b"\x78" + level: DEFLATE for level in (b"\x01", b"\x5e", b"\x9c", b"\xda")}}
 _LOOKS = 64  # fields between two steps
 _DEPTH = 200  # of messages; the parser takes 100
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
@@ -74,6 +76,11 @@ def turned_away(text: str) -> Refusal:
     return Refusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
 
 
+def incomplete() -> Refusal:
+    """Return the refusal of an export that did not come whole; its sender may be gone."""
+    return Refusal("incomplete", "no whole export came", 400, grpc.StatusCode.INVALID_ARGUMENT)
+
+
 def unauthorized() -> Refusal:
     """Return the refusal of an export without the token that is asked for."""
     text = "a bearer token is asked for here (Authorization: Bearer ...)"
@@ -86,17 +93,23 @@ def no_memory(most_bytes: int) -> Refusal:
     return Refusal("no_memory", text, 503, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def unpacked(body: bytes, limit_bytes: int) -> bytes:
-    """Inflate gzip up to the limit: never more of it is in memory. Raises Refusal."""
-    inflate = zlib.decompressobj(_GZIP)
+def packing(body: bytes) -> int | None:
+    """Return how a message of gRPC is packed, None where it is plain; grpcio does not say which encoding it has."""
+    return _BEGINNINGS.get(body[:2])
+
+
+def unpacked(body: bytes, limit_bytes: int, packed: int = GZIP) -> bytes:
+    """Inflate gzip, or deflate, up to the limit: never more of it is in memory. Raises Refusal."""
+    inflate = zlib.decompressobj(packed)
+    name = "gzip" if packed == GZIP else "deflate"
     try:
         plain = inflate.decompress(body, limit_bytes + 1)
     except zlib.error:
-        raise malformed("declared as gzip, but is not") from None
+        raise malformed(f"declared as {name}, but is not") from None
     if len(plain) > limit_bytes:
         raise too_large(limit_bytes)
     if not inflate.eof:
-        raise malformed("cut off: its gzip has no end")
+        raise malformed(f"cut off: its {name} has no end")
     return plain
 
 

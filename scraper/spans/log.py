@@ -34,6 +34,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
     no_memory       exports that had to come again because the receiver was at its limit of memory
     unauthorized    exports without the token that is asked for
+    incomplete      exports that did not come whole, or whose sender left before they were taken; over gRPC also those
+                    that its library refuses: far beyond the limit, or packed as it does not know
     cut_connections connections that sent no request in time, or had to make room for others
     logs, metrics   exports of other signals, which are passed on and then not kept; of them `_dropped`, those that were
                     not passed on, for want of a next collector too
@@ -55,6 +57,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     no_memory: int = 0
     unauthorized: int = 0
     cut_connections: int = 0
+    incomplete: int = 0
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

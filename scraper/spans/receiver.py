@@ -34,10 +34,13 @@ from rundir.clock import anchor, step_ns, time_of_day_ns
 from rundir.process import MemoryLimit
 from scraper.spans.export import (
     AGAIN_S,
+    GZIP,
     Refusal,
     checked,
+    incomplete,
     malformed,
     no_memory,
+    packing,
     too_large,
     turned_away,
     unauthorized,
@@ -63,7 +66,11 @@ from scraper.spans.spec import (
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _HTTP_BYTES = 64 * 1024 * 1024  # of bodies in hand
-_CALLS = 64  # of gRPC, which reads up to LIMIT_BYTES of each before it shows any
+_CALLS = 64  # of gRPC, which reads all of a message before it shows any
+# Beyond so many limits gRPC refuses a message by its length, before it reads it. Up to there it is for us to refuse and
+# to count: of one that gRPC refuses we learn no more than of one whose sender left.
+_LIMITS_READ = 4
+_SPARE_EVERY_S = 0.05
 _KEEP_ALIVE_S, _GRPC_IDLE_S = 75.0, 120.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
 
@@ -103,6 +110,7 @@ class Receiver:
         self._connections: Connections | None = None
         self._awaited = Awaited()
         self._stack = AsyncExitStack()
+        self._is_ending = False
 
     def _forwarding(self) -> Forwarder:
         spec = self._spec
@@ -122,8 +130,8 @@ class Receiver:
             if self._spec.http:
                 await self._listen_http()
             self._write_state("started")
-            counting = asyncio.ensure_future(self._count_on())
-            self._stack.callback(counting.cancel)
+            for lasting in (self._count_on(), self._spare_memory()):
+                self._stack.callback(asyncio.ensure_future(lasting).cancel)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -131,6 +139,7 @@ class Receiver:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop listening, pass on what is queued, within a few seconds; the log then says that it ended."""
+        self._is_ending = True
         try:
             await self._stack.aclose()
         finally:
@@ -162,7 +171,8 @@ class Receiver:
 
     async def _listen_grpc(self) -> None:
         options = {
-            "grpc.max_receive_message_length": self._spec.limit_bytes,
+            "grpc.max_receive_message_length": _LIMITS_READ * self._spec.limit_bytes,
+            "grpc.per_message_decompression": 0,  # not all versions of grpcio bound it
             "grpc.so_reuseport": 0,
             "grpc.max_allowed_incoming_connections": self._most_connections,
             "grpc.server_handshake_timeout_ms": round(HEAD_S * 1e3),
@@ -223,22 +233,22 @@ class Receiver:
             raise CannotListen(f"cannot listen on {self._spec.http}: {connection_problem(error)}") from error
 
     async def _from_grpc(self, signal: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        is_read = False
-
         async def read(reading: Reading) -> bytes:
-            nonlocal is_read
             async for body in requests:
-                is_read = True
+                if len(body) > self._spec.limit_bytes:
+                    raise too_large(self._spec.limit_bytes)
                 reading.grow(len(body))
-                return body
-            raise too_large(self._spec.limit_bytes)  # grpcio has refused it: a call without a message
+                packed = packing(body)
+                return body if packed is None else await self._unpacked(body, packed, reading)
+            raise self._departure(is_cut=False)
 
         try:
             stated = dict(context.invocation_metadata() or ()).get("authorization", "")
             return await self._admit(signal, "grpc", self._grpc, read, str(stated))
+        except asyncio.CancelledError:
+            self._count_refusal(signal, "grpc", self._departure(is_cut=False))
+            raise
         except Refusal as refusal:
-            if refusal.count == "too_large" and not is_read:
-                return b""  # grpcio has answered
             again = (("grpc-status-details-bin", refusal.details()),) if refusal.count == "no_memory" else ()
             await context.abort(refusal.grpc_code, refusal.text, again)
             raise  # abort has raised
@@ -263,8 +273,7 @@ class Receiver:
             reply.force_close()
             return reply
         except asyncio.CancelledError:
-            if connection is not None and connection.was_cut:
-                self._count_refusal(signal, "http", turned_away("its connection had to give way"))
+            self._count_refusal(signal, "http", self._departure(is_cut=connection is not None and connection.was_cut))
             raise
         return web.Response(body=body, content_type=PROTOBUF)
 
@@ -286,6 +295,12 @@ class Receiver:
         except Refusal as refusal:
             self._count_refusal(signal, via, refusal)
             raise
+
+    def _departure(self, *, is_cut: bool) -> Refusal:
+        """Return why an export is dropped whose call or connection is gone: by us, or by its sender."""
+        if is_cut:
+            return turned_away("its connection had to give way")
+        return turned_away("the receiver ends") if self._is_ending else incomplete()
 
     def _count_refusal(self, signal: str, via: str, refusal: Refusal) -> None:
         self._totals[refusal.count] += 1
@@ -312,7 +327,10 @@ class Receiver:
             raise malformed("its body is not framed as HTTP has it") from None
         if encoding != "gzip":
             return bytes(body)
-        plain = await asyncio.to_thread(unpacked, bytes(body), limit)
+        return await self._unpacked(bytes(body), GZIP, reading)
+
+    async def _unpacked(self, body: bytes, packed: int, reading: Reading) -> bytes:
+        plain = await asyncio.to_thread(unpacked, body, self._spec.limit_bytes, packed)
         reading.grow(len(plain) - len(body))
         return plain
 
@@ -418,6 +436,13 @@ class Receiver:
                 with suppress(OSError):
                     self._write_state("counted")
                     written = counted
+
+    async def _spare_memory(self) -> None:
+        """Let messages give way that gRPC still reads, of which we see nothing, while there is no memory for them."""
+        while True:
+            await asyncio.sleep(_SPARE_EVERY_S)
+            if self._grpc.are_any_read and self._memory.is_reached():
+                self._grpc.let_all_give_way(no_memory(self._memory.most_bytes))
 
     def _now_ns(self) -> int:
         return time.monotonic_ns() + self._spec.clock_offset_ns

@@ -186,7 +186,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
         return None
     counts = msgspec.structs.asdict(run.span_counts)
     counts["turned_away"] += counts.pop("no_memory")
-    for name in ("cut_connections", "unauthorized"):  # nothing was read of these
+    for name in ("cut_connections", "unauthorized", "incomplete"):  # nothing was read of these
         del counts[name]
     return ReceivedSpans(
         **counts,

@@ -223,7 +223,8 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
             f"no span was received at {listening}, so no times come from spans; switch tracing on "
             f"in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
         )
-    kinds = [(name, name.replace("_", " ")) for name in ("malformed", "too_large", "turned_away", "unauthorized")]
+    names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
+    kinds = [(name, name.replace("_", " ")) for name in names]
     kinds.append(("no_memory", "beyond --memory"))
     refused = [f"{counts[name]} {kind}" for name, kind in kinds if counts[name]]
     if refused:

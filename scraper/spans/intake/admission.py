@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from scraper.spans.export import turned_away
+from scraper.spans.export import Refusal, turned_away
 
 WHOLE_S = 10.0  # an exporter's own patience; after this its answer comes too late
 PATIENCE_S = 5.0
@@ -27,7 +27,9 @@ class Reading:
 
     def __init__(self, readings: Readings, timeout: asyncio.Timeout) -> None:
         self.size_bytes = 0
-        self.reason = f"no whole export within {WHOLE_S:g} s, or less than {LEAST_BYTES_PER_S / 1000:g} kB/s"
+        self.refusal = turned_away(
+            f"no whole export within {WHOLE_S:g} s, or less than {LEAST_BYTES_PER_S / 1000:g} kB/s"
+        )
         self._readings, self._timeout = readings, timeout
         self._begun_s = asyncio.get_running_loop().time()
         self._set_due()
@@ -41,16 +43,16 @@ class Reading:
     def finish(self) -> None:
         """Note that the body is whole: it gives way no more, and may wait for its turn."""
         self._readings.keep(self)
-        self.reason = f"no turn within {WHOLE_S:g} s: too many exports at once"
+        self.refusal = turned_away(f"no turn within {WHOLE_S:g} s: too many exports at once")
         self._reschedule(self._begun_s + WHOLE_S)
 
     def begin(self) -> None:
         """Note that its turn has come."""
         self._reschedule(None)
 
-    def give_way(self, reason: str) -> None:
+    def give_way(self, refusal: Refusal) -> None:
         """Let it be refused; its sender may send it again."""
-        self.reason = reason
+        self.refusal = refusal
         self._reschedule(self._begun_s)
 
     def _set_due(self) -> None:
@@ -81,15 +83,25 @@ class Readings:
                 self._read[reading] = None
                 yield reading
         except TimeoutError:
-            raise turned_away(reading.reason if reading else "") from None
+            raise (reading.refusal if reading else turned_away("")) from None
         finally:
             if reading is not None:
                 self._read.pop(reading, None)
                 self._bytes -= reading.size_bytes
 
+    @property
+    def are_any_read(self) -> bool:
+        """Tell whether there is a body that is not whole."""
+        return bool(self._read)
+
     def keep(self, reading: Reading) -> None:
         """Let a body give way no more."""
         self._read.pop(reading, None)
+
+    def let_all_give_way(self, refusal: Refusal) -> None:
+        """Let all bodies give way that are not whole."""
+        while self._read:
+            self._let_oldest_give_way(refusal)
 
     def add(self, reading: Reading, size_bytes: int) -> None:
         """Count bytes that are in hand now, and make room for them. Raises Refusal where no other body can give way."""
@@ -99,12 +111,12 @@ class Readings:
                 raise turned_away(_FULL)
             self._let_oldest_give_way()
 
-    def _let_oldest_give_way(self) -> None:
+    def _let_oldest_give_way(self, refusal: Refusal | None = None) -> None:
         oldest = next(iter(self._read))
         del self._read[oldest]
         self._bytes -= oldest.size_bytes
         oldest.size_bytes = 0
-        oldest.give_way(_FULL)
+        oldest.give_way(refusal or turned_away(_FULL))
 
 
 class Turns:

@@ -136,6 +136,7 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
             "malformed": 1,
             "too_large": 0,
             "turned_away": 3,
+            "incomplete": 5,
             "no_memory": 7,
             "cut_connections": 9,
         },
@@ -153,8 +154,8 @@ def test_what_a_watch_says_of_itself_is_on_the_page():
     assert 9 == page["sidelight_receiver_cut_connections_total", ()]
     assert 50 == page["sidelight_receiver_spans_total", ()]
     assert 1 == page["sidelight_receiver_restarts_total", ()]
-    kinds = ("off_clock", "malformed", "turned_away", "no_memory")
-    assert [4, 1, 3, 7] == [page["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
+    kinds = ("off_clock", "malformed", "turned_away", "no_memory", "incomplete")
+    assert [4, 1, 3, 7, 5] == [page["sidelight_receiver_refused_total", (("kind", kind),)] for kind in kinds]
     assert 2 == page["sidelight_window_size", (("what", "pending"),)]
 
 

@@ -38,10 +38,10 @@ def test_spans_that_were_refused_are_a_note():
     """By kind; where all was well there is nothing to say."""
     assert [] == notes(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
     assert [
-        "exports of spans were refused (3 malformed, 1 too large); raw/receiver.stderr says why",
+        "exports of spans were refused (3 malformed, 1 too large, 2 incomplete); raw/receiver.stderr says why",
         "4 of 9 spans violate the OTLP specification and are not used; raw/receiver.stderr names them",
         (
             "2 of 9 spans are timed by a clock more than 10 minutes off ours and are not used; raw/receiver.stderr "
             "names it"
         ),
-    ] == notes(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1), {"vllm"})
+    ] == notes(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1, incomplete=2), {"vllm"})

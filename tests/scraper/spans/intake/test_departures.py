@@ -1,0 +1,221 @@
+"""Senders that leave, and messages that gRPC does not show: each export that does not come whole is counted, once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_frames import END_STREAM, RESET, Call, calling
+from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
+from waiting import BOUND_S
+
+from scraper.spans.log import Counts, SpanLog
+from scraper.spans.receiver import Receiver
+from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
+
+MB = 1 << 20
+NOW_NS = 10**18
+CANCEL = (8).to_bytes(4, "big")
+HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nExpect: 100-continue\r\n".encode()
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL = (
+    code.value[0]
+    for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+)
+
+
+@asynccontextmanager
+async def receiving(path: Path) -> AsyncIterator[Receiver]:
+    log = SpanLog(path / "spans.log")
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=NOW_NS - time.monotonic_ns())
+    try:
+        async with Receiver(spec, log=log, say=print) as receiver:
+            yield receiver
+    finally:
+        log.close()
+
+
+async def counted(receiver: Receiver, **counts: int) -> None:
+    """Wait until a receiver has counted that; it must count no more for what was sent before."""
+    async with asyncio.timeout(BOUND_S):
+        while receiver.counts() == Counts():  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.001)
+    assert 200 == (await over_http(receiver.http_port, odd_export(NOW_NS)))[0]
+    await over_grpc(receiver.grpc_port, odd_export(NOW_NS))
+    assert receiver.counts() == Counts(exports=2, spans=2, **counts)
+
+
+async def read_by(receiver: Receiver) -> None:
+    """Wait until the receiver reads an export over gRPC."""
+    async with asyncio.timeout(BOUND_S):
+        while not receiver._grpc.are_any_read:  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("sent", [b"", b"\x0a" * 1000], ids=["nothing", "a part"])
+async def test_a_sender_that_leaves_in_the_middle_of_a_message_is_counted(tmp_path: Path, how: str, sent: bytes):
+    """Over gRPC: not as one that sent too much, of which nothing is known."""
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call:
+        call.begin(MB, sent)
+        await read_by(receiver)
+        if how == "close":
+            call.leave()
+        else:
+            call.send(RESET, CANCEL)
+        await counted(receiver, incomplete=1)
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_a_call_that_ends_without_a_whole_message_is_refused(tmp_path: Path, is_begun: bool):
+    """It was answered as if all of it were taken."""
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call:
+        if is_begun:
+            call.begin(MB, b"\x0a" * 1000, flags=END_STREAM)
+        else:
+            call.send(0, flags=END_STREAM)
+        assert INVALID_ARGUMENT == await call.status()
+        await counted(receiver, incomplete=1)
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"), [(LIMIT_BYTES + 1, "too_large"), (16 * MB, "too_large"), (40 * MB, "incomplete")]
+)
+async def test_a_message_beyond_the_limit_is_counted_as_what_is_known_of_it(tmp_path: Path, size: int, kind: str):
+    """One far beyond it is refused by gRPC before it is read, and its sender is given the reason all the same."""
+    async with receiving(tmp_path) as receiver:
+        with pytest.raises(aio.AioRpcError) as refused:
+            await over_grpc(receiver.grpc_port, bytes(size))
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED == refused.value.code()
+        await counted(receiver, **{kind: 1})
+
+
+@pytest.mark.parametrize("window", [31, 15], ids=["gzip", "deflate"])
+async def test_a_bomb_over_grpc_is_inflated_up_to_the_limit(tmp_path: Path, window: int):
+    """By us: not every version of gRPC's library has a bound."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, window)
+    bomb = b"".join([*(packer.compress(bytes(MB)) for _ in range(60)), packer.flush()])
+    async with receiving(tmp_path) as receiver:
+        name = "gzip" if window > 15 else "deflate"
+        async with calling(receiver.grpc_port, headers=[("grpc-encoding", name)]) as call:
+            call.begin(len(bomb), bomb, packed=True, flags=END_STREAM)
+            assert RESOURCE_EXHAUSTED == await call.status()
+        await counted(receiver, too_large=1)
+
+
+@pytest.mark.parametrize("window", [31, 15], ids=["gzip", "deflate"])
+@pytest.mark.parametrize("damage", ["cut off", "garbage"])
+async def test_what_is_packed_badly_is_malformed(tmp_path: Path, window: int, damage: str):
+    """As over HTTP."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, window)
+    whole = packer.compress(odd_export(NOW_NS)) + packer.flush()
+    body = whole[:-9] if damage == "cut off" else whole[:2] + b"\xff" * 30
+    headers = [("grpc-encoding", "gzip" if window > 15 else "deflate")]
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port, headers=headers) as call:
+        call.begin(len(body), body, packed=True, flags=END_STREAM)
+        assert INVALID_ARGUMENT == await call.status()
+        await counted(receiver, malformed=1)
+
+
+@pytest.mark.parametrize("packing", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_exports_packed_by_either_are_taken(tmp_path: Path, packing: grpc.Compression):
+    """gRPC offers both to its clients."""
+    async with receiving(tmp_path) as receiver:
+        assert b"" == await over_grpc(receiver.grpc_port, odd_export(NOW_NS), packing)
+        assert receiver.counts() == Counts(exports=1, spans=1)
+
+
+async def test_another_encoding_is_refused_by_grpc(tmp_path: Path):
+    """It says so to the sender; to us it is an export that did not come."""
+    async with receiving(tmp_path) as receiver:
+        async with calling(receiver.grpc_port, headers=[("grpc-encoding", "snappy")]) as call:
+            call.begin(9, b"\xff\x06\x00\x00sNaPp", packed=True, flags=END_STREAM)
+            assert INTERNAL == await call.status()
+        await counted(receiver, incomplete=1)
+
+
+async def test_messages_that_are_read_give_way_beyond_the_limit_of_memory(tmp_path: Path):
+    """gRPC shows none before it is whole, so that their bytes cannot be counted."""
+    async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
+        calls: list[Call] = [await stack.enter_async_context(calling(receiver.grpc_port)) for _ in range(3)]
+        for call in calls:
+            call.begin(MB, b"\x0a" * 1000)
+        async with asyncio.timeout(BOUND_S):
+            while len(receiver._grpc._read) < len(calls):  # noqa: ASYNC110  nothing tells of it
+                await asyncio.sleep(0)
+        receiver._memory.most_bytes = 1
+        assert [RESOURCE_EXHAUSTED] * 3 == [await call.status() for call in calls]
+        receiver._memory.most_bytes = sys.maxsize
+        receiver._memory._looked_s = -1e9
+        await counted(receiver, no_memory=3)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 5\r\n\r\n"],
+    ids=["length", "chunked", "nearly whole"],
+)
+async def test_a_sender_that_leaves_in_the_middle_of_a_body_is_counted(tmp_path: Path, how: str, framing: bytes):
+    """Over HTTP, however its body is framed."""
+    async with receiving(tmp_path) as receiver:
+        _, writer = await begun(receiver.http_port, framing)
+        writer.write(b"4\r\nab" if b"chunked" in framing else b"abcd")
+        leave(writer, how)
+        await counted(receiver, incomplete=1)
+
+
+async def test_a_sender_that_leaves_before_its_turn_is_counted(tmp_path: Path):
+    """Its export is whole, and dropped: as one that gives up has not been answered, it may send it again."""
+    body = odd_export(NOW_NS)
+    async with receiving(tmp_path) as receiver:
+        async with AsyncExitStack() as turns:
+            while not receiver._turns.of(len(body)).locked():
+                await turns.enter_async_context(receiver._turns.of(len(body)))
+            _, writer = await begun(receiver.http_port, b"Content-Length: %d\r\n\r\n" % len(body))
+            writer.write(body)
+            async with asyncio.timeout(BOUND_S):
+                while not receiver._turns.of(len(body))._waiters:  # noqa: ASYNC110  nothing tells of it
+                    await asyncio.sleep(0)
+            leave(writer, "close")
+            async with asyncio.timeout(BOUND_S):
+                while not receiver.counts().incomplete:  # noqa: ASYNC110  as above
+                    await asyncio.sleep(0.001)
+        await counted(receiver, incomplete=1)
+
+
+async def test_what_is_in_hand_when_a_receiver_ends_is_turned_away(tmp_path: Path):
+    """Its sender did not leave."""
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call:
+        call.begin(MB, b"\x0a" * 1000)
+        await read_by(receiver)
+        _, writer = await begun(receiver.http_port, b"Content-Length: 9\r\n\r\n")
+    writer.close()
+    assert receiver.counts() == Counts(turned_away=2)
+
+
+async def begun(port: int, framing: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begin to send a body; its receiver reads it by now."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + framing)
+    assert b"HTTP/1.1 100 Continue\r\n\r\n" == await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), BOUND_S)
+    return reader, writer
+
+
+def leave(writer: asyncio.StreamWriter, how: str) -> None:
+    """Close a connection, or break it off."""
+    if how == "reset":
+        taken = writer.get_extra_info("socket")
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    else:
+        writer.close()
