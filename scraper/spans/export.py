@@ -127,17 +127,26 @@ def checked(body: bytes, of: str) -> Iterator[None]:
     """
     try:
         count = 0
-        for record in _records(body):
+        for record in () if of == "spans" and _most_records(body) <= MAX_SPANS else _records(body):
             if record is None:
                 yield
                 continue
             count += 1
             if count > MAX_SPANS:
                 raise Refusal("too_large", f"more than {MAX_SPANS} {of} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
-        if of == "spans":
+        if of == "spans" and len(body) > MAX_MESSAGES:  # a message takes a byte at least
             yield from _few_messages(body)
     except IndexError:
         raise _no_export(of) from None
+
+
+def _most_records(body: bytes) -> int:
+    """Return a number that is not exceeded by how many spans, logs or metrics an export has: that of bytes with which a
+    field 2 may begin, also where its tag is written longer than it need be.
+
+    Of usual exports that is enough, and costs a hundredth of counting them. That they are well-formed is the parser's.
+    """
+    return body.count(b"\x12") + body.count(b"\x92")
 
 
 def _few_messages(body: bytes) -> Iterator[None]:
