@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 from typing import NoReturn
@@ -11,6 +12,9 @@ from typing import NoReturn
 INTERRUPTED = 130  # sidecar.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.
 GC_THRESHOLD = 100_000
+UNABLE = 3  # SidelightError's exit code
+# Of address space. Where there is less, libraries that find no room end the process, or ask for it for ever.
+LEAST_BYTES = 512 * 1024**2
 
 
 def main() -> None:
@@ -20,6 +24,8 @@ def main() -> None:
     imported there is nothing to end, and an exception would be that of any import: each of them ends the process.
     """
     gc.set_threshold(GC_THRESHOLD)
+    # No matrix of ours is large: OpenBLAS would take 32 MB of address space for each core, and do so twice.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     heeded = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,6 +38,13 @@ def main() -> None:
 
         sys.stdout.write(f"{VERSION}\n")
         return
+    most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if most_bytes != resource.RLIM_INFINITY and most_bytes < LEAST_BYTES:
+        sys.stderr.write(
+            f"sidelight: this process may take {most_bytes // 1024**2} MiB of memory (ulimit -v), and needs "
+            f"{LEAST_BYTES // 1024**2}: raise the limit\n"
+        )
+        sys.exit(UNABLE)
     from sidecar.cli import main as cli  # noqa: PLC0415  as above
 
     for number in heeded:

@@ -47,11 +47,18 @@ def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | N
 def outlasting(rate_per_s: float, *, workers: int = 1, targets: int = 1) -> str | None:
     """Say after how long a reply an open loop runs out of open files or ports; None when that cannot happen.
 
-    In flight are rate x duration of a reply, so the limits over the rate are the longest that replies may take.
+    In flight are rate x duration of a reply, so the limits over the rate are the longest that replies may take. Where
+    there are no files for connections at all, that is said instead.
     """
     if rate_per_s <= 0:
         return None
-    files_s = (descriptor_limit() - _OWN_DESCRIPTORS) * workers / rate_per_s
+    limit = descriptor_limit()
+    if limit <= _OWN_DESCRIPTORS:
+        return (
+            f"a load worker has up to {_OWN_DESCRIPTORS} files open beside its connections, and its limit is {limit}: "
+            f"requests may fail; raise it (ulimit -Hn)"
+        )
+    files_s = (limit - _OWN_DESCRIPTORS) * workers / rate_per_s
     ports = port_count()
     ports_s = math.inf if ports is None else ports * targets / rate_per_s
     longest_s = min(files_s, ports_s)

@@ -451,9 +451,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of our output has gone: there is nothing left to print, and nowhere to print it.
         discard(sys.stdout)
         code = 0
-    except OSError as error:
-        print_error(f"{error.filename or 'input/output'}: {error.strerror or error}", trace=verbose)
-        code = 3
     except Exception as error:  # noqa: BLE001  the top of the command: one line for all, a traceback on request
         print_error(unexpected(error), trace=verbose)
         code = 3

@@ -8,6 +8,7 @@ shown.
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
 import re
 import sys
@@ -31,6 +32,7 @@ _MUST_BE = {
     int: "must be a whole number",
     bool: "is a flag and takes no value but true or false",
 }
+_NO_ROOM = ("can't start new thread", "failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 _MISSING = {
     "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
 }
@@ -45,9 +47,15 @@ EPILOGUE = (
 
 def unexpected(error: Exception) -> str:
     """Return what a user reads of an error that nothing here raises on purpose."""
-    text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or "can't start new thread" in text:
+    text, number = " ".join(str(error).split()), getattr(error, "errno", None)
+    # A library that finds no room for its code, or a thread none for its stack, says so in words of its own.
+    no_room = number == errno.ENOMEM or any(words in text for words in _NO_ROOM)
+    if isinstance(error, MemoryError) or no_room:
         return "the memory that this process may take is used up (ulimit -v, or the limit of a container); raise it"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "all files that this process may have open are (ulimit -n), or all of the machine; raise the limit"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input/output'}: {error.strerror or error}"
     return f"{type(error).__name__}: {text}; this is a defect, --verbose shows where"
 
 

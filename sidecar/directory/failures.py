@@ -10,7 +10,7 @@ from pathlib import Path
 from sidecar.errors import ConfigurationError
 
 # What evaluating raises where a file or a record says something that no run and no study does.
-_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+_IMPOSSIBLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 log = logging.getLogger(__name__)
 
 
@@ -37,6 +37,11 @@ def evaluating(path: Path, *files: str) -> Iterator[None]:
     """Raise ConfigurationError in place of what evaluating raises where a directory holds what is never written."""
     try:
         yield
+    except MemoryError as error:
+        raise ConfigurationError(
+            f"{path}: evaluating it takes more memory than this process may have (MemoryError): raise that (ulimit -v, "
+            f"or the limit of a container), unless others wrote {' or '.join(files)} to be so large"
+        ) from error
     except _IMPOSSIBLE as error:
         raise ConfigurationError(
             f"{path}: cannot be evaluated: {' or '.join(files)} holds what is never written there "

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import golden_files
 import pytest
 from processes import Ended
+from waiting import BOUND_S
 
 from loadgen.plan import workloads
+from sidecar.__main__ import LEAST_BYTES
 
 UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
 RUN = f"run --url {UNUSED}"
@@ -234,3 +238,23 @@ def test_help_does_not_wait_for_numpy():
     )
     shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert "[]\n" == shown.stdout
+
+
+@pytest.mark.parametrize(("missing_bytes", "code"), [(1, 3), (0, 0)])
+def test_too_little_memory_is_said_before_a_library_asks_for_it(tmp_path: Path, missing_bytes: int, code: int):
+    """Some end the process where they get none, and OpenBLAS asks again and again: with less than the least that is
+    asked for, one line; with that, a report.
+    """
+    most_bytes = LEAST_BYTES - missing_bytes
+    run = golden_files.copied("two_engines", tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-m", "sidecar", "report", run],
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes)),
+    )
+    assert code == ended.returncode, ended.stderr
+    assert bool(code) == (ended.stdout == "") == ended.stderr.endswith("(ulimit -v), and needs 512: raise the limit\n")
+    assert ended.stderr.count("\n") <= 1

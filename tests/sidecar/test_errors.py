@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import pkgutil
 import re
@@ -44,6 +45,10 @@ def test_the_tree_is_flat_under_its_root():
     [
         (MemoryError(), "the memory that this process may take is used up"),
         (RuntimeError("can't start new thread"), "the memory that this process may take is used up"),
+        (ImportError("libx.so: failed to map segment from shared object"), "memory that this process may take is used"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "the memory that this process may take is used up"),
+        (OSError(errno.EMFILE, "Too many open files"), "all files that this process may have open are (ulimit -n)"),
+        (OSError(errno.EFBIG, "File too large", "raw/x.log"), "raw/x.log: File too large"),
         (KeyError("a\nb"), "KeyError: 'a\\nb'; this is a defect, --verbose shows where"),
     ],
 )

@@ -39,3 +39,15 @@ def test_more_connections_than_ports_are_a_warning(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(descriptors, "_PORT_RANGE", tmp_path / "none")
     assert descriptors.port_count() is None
     assert descriptors.shortage(11) is None
+
+
+def test_fewer_open_files_than_a_worker_has_without_connections_are_a_warning(monkeypatch: pytest.MonkeyPatch):
+    """No duration can be said after which they are used up: it would be below zero."""
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 24)
+    said = descriptors.outlasting(6.0)
+    assert said == (
+        "a load worker has up to 32 files open beside its connections, and its limit is 24: requests may fail; "
+        "raise it (ulimit -Hn)"
+    )
+    monkeypatch.setattr(descriptors, "descriptor_limit", lambda: 64)
+    assert "replies that take longer than 5.3 s use up this machine's open files" in str(descriptors.outlasting(6.0))
