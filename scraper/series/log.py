@@ -27,6 +27,7 @@ _WHOLE_EVERY = 64  # rows of a target
 LOST = "lost: a record that it builds on is damaged"
 _LAYOUT_BYTES = 64 * 1024 * 1024  # of 50,000 series; a page has 16 MiB at most
 _LAYOUTS_KEPT = 8  # a target: a page that invents labels on each scrape must not fill the memory
+_USUAL_SERIES = 1000  # of a page
 MOST_SERIES = 200_000  # of a run: nor that of who reads it
 
 
@@ -225,6 +226,7 @@ class LogReader:
         self._layouts: dict[int, _Layout] = {}
         self._last: dict[str, tuple[int, Floats]] = {}
         self._lost: set[str] = set()  # targets whose last row is not known
+        self._series: dict[str, dict[Series, Series]] = {}  # of each target's last layouts
 
     def take(self, payload: bytes) -> Row | FailureRecord | None:
         """Return the record of one payload; None for a layout, which the rows after it use, and for a GAP. A row that
@@ -239,7 +241,7 @@ class LogReader:
         if isinstance(record, FailureRecord):
             return record
         if isinstance(record, LayoutRecord):
-            series = _series_decoder.decode(inflate(record.series, _LAYOUT_BYTES))
+            series = self._shared(record.url, _series_decoder.decode(inflate(record.series, _LAYOUT_BYTES)))
             self._layouts[record.id] = self._limit.take(record.url, series)
             self._last.pop(record.url, None)  # its next row is encoded against zeros
             self._lost.discard(record.url)
@@ -274,6 +276,16 @@ class LogReader:
             changed=changed,
             is_cut=places is not None,
         )
+
+    def _shared(self, url: str, series: tuple[Series, ...]) -> tuple[Series, ...]:
+        """Return series as those that they equal in the target's last layouts: an engine that starts again has new
+        layouts each time, and what holds their rows would hold all names and help again with each.
+        """
+        known = self._series.setdefault(url, {})
+        shared = tuple([known.setdefault(item, item) for item in series])
+        if len(known) > _LAYOUTS_KEPT * max(len(series), _USUAL_SERIES):
+            self._series[url] = dict(zip(series, shared, strict=True))
+        return shared
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:

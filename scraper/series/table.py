@@ -18,7 +18,7 @@ from scraper.series.log import FailureRecord, Row
 
 Float64 = Floats  # as the exporter calls them
 Int64 = Ints
-_CHUNK_ROWS = 64
+_CHUNK_ROWS, _FIRST_ROWS = 64, 4
 MOST_VALUES = 2**25  # of an endpoint: 268 MB
 _Key = tuple[str, tuple[tuple[str, str], ...], float]
 
@@ -124,11 +124,13 @@ class SeriesTable:
 
 
 class _Chunk:
-    """Up to 64 rows of one layout. Memory that was not written to costs nothing."""
+    """Up to 64 rows of one layout, room for which is made as they come: an engine that starts again and again has few
+    of each.
+    """
 
     def __init__(self, series: tuple[Series, ...]) -> None:
         self.series = series
-        self.values: Floats = np.empty((_CHUNK_ROWS, len(series)))
+        self.values: Floats = np.empty((_FIRST_ROWS, len(series)))
         self.tick_ns, self.request_ns, self.response_ns = array("q"), array("q"), array("q")
         self.changed = array("b")
 
@@ -137,6 +139,8 @@ class _Chunk:
         return len(self.response_ns) == _CHUNK_ROWS
 
     def append(self, row: Row) -> None:
+        if len(self.response_ns) == len(self.values):
+            self.values = np.concatenate((self.values, np.empty_like(self.values)))
         self.values[len(self.response_ns)] = row.values
         self.tick_ns.append(row.tick_ns)
         self.request_ns.append(row.request_ns)

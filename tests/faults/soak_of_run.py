@@ -27,8 +27,9 @@ from waiting import BOUND_S
 
 RATE_PER_S = 3.0
 SCRAPES_PER_S = 4.0  # as a run does by itself
-# What the report is made of: stamps and counts of a request, and 8 bytes for a value in matrices of 64 rows.
-REQUEST_BYTES, VALUE_BYTES = 8_000, 10
+# What the report is made of, as tracemalloc counts it: a request's plan, its stamps and its spans, and 8 bytes for
+# a value in matrices that double up to 64 rows.
+REQUEST_BYTES, VALUE_BYTES = 12_000, 12
 MIB = 2**20
 
 

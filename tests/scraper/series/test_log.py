@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scraper.exposition import parse
+from scraper.exposition import Series, parse
 from scraper.series import table
 from scraper.series.log import Encoder, FailureRecord, LogReader, Row, ScrapeLog, SeriesLimit, read_log, rows
 from scraper.series.table import SeriesTable, build
@@ -73,6 +74,27 @@ def test_a_layout_that_returns_is_not_written_again():
     assert [2, 2, 1, 1, 1, 1] == counts
 
 
+def test_an_engine_that_starts_again_takes_no_names_again():
+    """Its pages have new layouts each time, and their series are the same objects: a run of hours keeps all rows. Of
+    pages that invent names, those of long ago are not looked for.
+    """
+    encoder, reader = Encoder(), LogReader()
+
+    def series(number: int, page: str) -> tuple[Series, ...]:
+        row = [reader.take(payload) for payload in encoder.encode(scrape(number, page))[0]][-1]
+        assert isinstance(row, Row)
+        return row.series
+
+    started, served = "# HELP a text\na 1\n", '# HELP a text\na 1\nb{status="200"} 1\n'
+    first = series(0, served)
+    for life in range(20):
+        series(2 * life + 1, started + f"life{life} 1\n")
+        assert all(early is late for early, late in zip(first, series(2 * life + 2, served), strict=True))
+    for life in range(20):
+        series(100 + life, "".join(f"new{life}_{number} 1\n" for number in range(1000)))
+    assert first[0] == series(200, served)[0] is not first[0]
+
+
 def test_failures_and_malformed_pages_are_records_with_reasons():
     """A scrape without a page says why; so does a page that is cut off, with the byte."""
     records = list(rows([scrape(1, "", error="connect: refused"), scrape(2, "a 1\nb 2"), scrape(3, "a 1\n")]))
@@ -119,6 +141,21 @@ def test_recorded_run_takes_less_than_a_byte_and_a_half_a_sample(recording: Call
     stamps = endpoint.tick_ns.nbytes + endpoint.request_ns.nbytes + endpoint.response_ns.nbytes
     assert written / samples < 1.5
     assert (endpoint.values.nbytes + stamps) / samples < 8.5
+
+
+def test_room_is_made_for_the_rows_that_come():
+    """A page whose series change all the time, as one of an engine that starts again and again, takes what its rows
+    take, twice at most.
+    """
+    pages = ["".join(f"{name}{number} 1\n" for number in range(1000)) for name in "ab"]
+    scrapes = list(rows([scrape(number, pages[number // 3 % 2]) for number in range(600)]))
+    table = SeriesTable("u")
+    tracemalloc.start()
+    for row in scrapes:
+        table.append(row)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2 * 600 * 1000 * 8
 
 
 @pytest.mark.parametrize("keep_s", [1, 60])
