@@ -18,8 +18,10 @@ Check = Callable[[bytes], Spec]
 Run = Callable[[Spec, asyncio.StreamReader], Awaitable[None]]
 
 
-def main(check: Check[Spec], run: Run[Spec]) -> int:
-    """Run a process and return its exit code; the conductor decides what Ctrl-C means.
+def main(
+    check: Check[Spec], run: Run[Spec], loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+) -> int:
+    """Run a process on a loop and return its exit code; the conductor decides what Ctrl-C means.
 
     `check` decodes its specification, or raises ValueError; `run` raises an ExceptionGroup of OSError when a log cannot
     be made, of CannotListen or of UnusableFile (a certificate).
@@ -27,7 +29,8 @@ def main(check: Check[Spec], run: Run[Spec]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_limit()
     limit_errors()
-    return asyncio.run(_main(check, run))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(_main(check, run))
 
 
 async def _main(check: Check[Spec], run: Run[Spec]) -> int:

@@ -12,6 +12,7 @@ import sys
 from contextlib import closing, suppress
 
 import msgspec
+import uvloop
 
 from rundir.child import commands, say
 from scraper.commands import Exit, SettleSpans, SpanCommand, SpanSpec
@@ -63,4 +64,4 @@ def _check(line: bytes) -> SpanSpec:
 
 
 if __name__ == "__main__":
-    sys.exit(main(_check, run))
+    sys.exit(main(_check, run, uvloop.new_event_loop))

@@ -17,7 +17,7 @@ from aiohttp import web
 HEAD_S = 5.0  # a TLS handshake included
 HEAD_BYTES = 64 * 1024
 _HEAD_END = b"\r\n\r\n"
-_ACCEPTS = 16  # in a row, then others have their turn
+_ACCEPTS = 2  # in a row, then others have their turn: each costs a third of a millisecond, and its first request too
 _BACKLOG = 1024  # the system keeps these until it is theirs
 _PAUSE_S = 1.0  # after which a connection that could not be taken is tried again
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,6 +91,20 @@ async def test_an_idle_connection_gives_way_to_a_new_one():
         assert 1 == server.cut
         idle[1].writer.write(b"TP/1.1\r\nHost: x\r\n\r\n")
         assert (await idle[1].reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_burst_of_connections_leaves_others_their_turn():
+    """A few are taken at a time: all that came at once held an export under way for as long as all took."""
+    async with serving(50) as (server, port):
+        burst = [socket.create_connection(("127.0.0.1", port)) for _ in range(30)]
+        steps = [0]
+        async with asyncio.timeout(BOUND_S):
+            while steps[-1] < len(burst):
+                await asyncio.sleep(0)
+                steps.append(len(server._new))
+        assert 4 >= max(after - before for before, after in itertools.pairwise(steps))
+        for each in burst:
+            each.close()
 
 
 async def test_a_sender_that_was_answered_gives_way_last():
