@@ -34,7 +34,7 @@ WAITING = 'sidelight_receiver_forward_queue{what="exports"}'
 AWAY = "sidelight_receiver_forward_dropped_total"
 # Of a watch in virtual time: when memory is looked at, by when its windows are full, and how much more it may hold at
 # the end: less than one block for each time that the configuration was read again.
-MINUTES = (10, 40, 70, 130)
+MINUTES = (20, 40, 70, 130)
 MOST_MORE_BLOCKS, MOST_WAITING_BLOCKS = 1000, 30_000
 
 

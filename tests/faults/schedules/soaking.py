@@ -32,12 +32,13 @@ from series import counter, gauge
 
 from sidecar.__main__ import GC_THRESHOLD
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress
+from sidecar.progress import MOST_REMEMBERED, Progress
 from sidecar.watch import service
 from sidecar.watch.view import WatchView
 
 PAGE_PORT = 9464
 RELOAD_EVERY_S, LIFE_S, TWICE_EVERY = 3, 30, 10
+LINES = 10  # of what a process says, so many are looked at
 AWAY_S = range(10, 20)  # of each life of the engine
 INTERVALS = ("0.5", "1", "[[")  # the last is refused
 REQUEST = traffic.Request(
@@ -97,7 +98,7 @@ class LongStage(Stage):
         return WatchView(*arguments, **named)
 
     def begin_watch(self) -> None:
-        """Start the watch; of what it says, the last lines are remembered."""
+        """Start the watch as one that has gone on for days: with as many warnings as it remembers."""
         options = check_watch(
             WatchOptions(
                 otlp_listen=f"{HOST}:{traffic.GRPC_PORT}",
@@ -110,14 +111,14 @@ class LongStage(Stage):
             )
         )
 
+        progress = Progress("json")
+        progress.warned.extend(f"warning {number}" for number in range(MOST_REMEMBERED))
+
         async def main(_: object) -> int:
-            self.line, _ = await service.watch(
-                options, command=[], progress=Progress("json"), wall_ns=self.clock.wall_ns
-            )
+            self.line, _ = await service.watch(options, command=[], progress=progress, wall_ns=self.clock.wall_ns)
             return 0
 
-        process, self._watch = self.machine.start("watch", main)
-        process.errors = deque(maxlen=10)
+        _, self._watch = self.machine.start("watch", main)
 
     async def soak(self, minutes: Sequence[int]) -> list[Held]:
         """Let the watch go on up to the last of some minutes; return what was held at each of them."""
@@ -150,6 +151,8 @@ class LongStage(Stage):
             await self.engine.begin()
         self.collector.busy = float(second % LIFE_S in AWAY_S)
         if second % RELOAD_EVERY_S == 0:
+            for process in self.machine.processes:
+                process.errors = deque(process.errors, maxlen=LINES)
             self._configure(INTERVALS[second // RELOAD_EVERY_S % len(INTERVALS)])
             self.loop.signals[signal.SIGHUP]()
             self._do(self._scrape())
