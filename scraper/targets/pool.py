@@ -30,8 +30,8 @@ class ScrapePool:
 
     def set_targets(self, urls: Sequence[str], interval_s: float, *, within_s: float) -> asyncio.Task[None]:
         """Scrape these at this interval from now on; the task is done when each has been scraped once, or could not be
-        within that time. A URL that is listed twice is scraped once. A scrape of an earlier target that is under way
-        goes on and is logged.
+        within that time. A URL that is listed twice is scraped once, and a clock of several pages is read once. A
+        scrape of an earlier target that is under way goes on and is logged.
         """
         for target, task in zip(self._targets, self._ticking, strict=True):
             target.stop()
@@ -41,11 +41,12 @@ class ScrapePool:
             else:
                 task.cancel()
         self._config = replace(self._config, interval_ns=round(interval_s * 1e9))
+        pages = {bare(url): url for url in urls}.values()
         self._targets = [
-            Target(url, self._config, log=self._timings if clock_of(url) else self._log, say=self._say)
-            for url in {bare(url): url for url in urls}.values()
+            Target(url, self._config, log=self._timings if clock_of(url) else self._log, say=self._say) for url in pages
         ]
-        self._clocks = [clock for url in urls if (clock := clock_of(url))]
+        # Pages that differ in their query have one clock: each reading of it waits for the one before.
+        self._clocks = list({bare(clock): clock for url in pages if (clock := clock_of(url))}.values())
         first = self._group.create_task(self.scrape_all(within_s=within_s))
         # A target that has answered goes on: one that hangs delays only our word that all are ready.
         self._ticking = [self._group.create_task(target.tick()) for target in self._targets]

@@ -120,3 +120,20 @@ async def test_a_page_that_a_defect_cannot_take_is_one_failed_scrape(serve: Serv
             assert PAGE == (await log.next_of(f"{base}/good")).body.decode()
         assert 3 <= pool.counts()["failed"]
     assert 1 == sum("for a defect of ours" in record.message for record in caplog.records)
+
+
+async def test_a_clock_is_read_once_however_often_its_page_is_listed(serve: Serve):
+    """Also where the pages differ in what has nothing to do with it: user, slash, query."""
+    asked: list[str] = []
+
+    async def note(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response([])
+
+    base = await serve({"/perf_metrics": note, "/perf_metrics/": note, "/steady_clock_offset": note})
+    other = base.replace("://", "://user:password@")
+    urls = [f"{base}/perf_metrics", f"{base}/perf_metrics", f"{other}/perf_metrics/", f"{base}/perf_metrics?all=1"]
+    async with asyncio.timeout(BOUND_S), pooled(Kept(), lambda *_, **__: None) as pool:
+        await pool.set_targets(urls, 3600.0, within_s=BOUND_S)
+        assert 1 == asked.count("/steady_clock_offset")
+        assert 3 == len(asked) - 1
