@@ -351,4 +351,3 @@ class LogTails:
                 path.unlink(missing_ok=True)
                 self._done.discard(path)
                 total -= stats[path].st_size
-        self._done = {path for path in self._done if path.exists()}

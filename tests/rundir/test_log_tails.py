@@ -83,3 +83,32 @@ def test_files_are_numbered_on_from_those_that_are_there(tmp_path: Path):
     assert 0 == next_number(tmp_path, "a-*.log")
     write(tmp_path / "a-000007.log", b"x")
     assert 8 == next_number(tmp_path, "a-*.log")
+
+
+def test_what_others_delete_is_forgotten(tmp_path: Path):
+    """So that a file which comes again under its name is new; what was read of another pattern stays read."""
+    for number in range(3):
+        write(tmp_path / f"a-{number}.log", b"a%d" % number)
+        write(tmp_path / f"b-{number}.log", b"b%d" % number)
+    with LogTails(tmp_path) as tails:
+        for name in ("a", "b"):
+            list(tails.news(f"{name}-*.log", in_turn=True))
+        for name in ("a", "b"):
+            (tmp_path / f"{name}-0.log").unlink()
+        assert [] == list(tails.news("a-*.log", in_turn=True))
+        write(tmp_path / "a-0.log", b"again")
+        write(tmp_path / "b-0.log", b"unseen")
+        assert [b"again"] == [payload for _, payload in tails.news("a-*.log", in_turn=True)]
+        assert [] == list(tails.news("b-*.log", in_turn=True))
+
+
+def test_what_it_deletes_is_forgotten(tmp_path: Path):
+    """Likewise."""
+    for number in range(2):
+        write(tmp_path / f"a-{number}.log", b"x")
+        os.utime(tmp_path / f"a-{number}.log", (0, 0))
+    with LogTails(tmp_path) as tails:
+        list(tails.news("a-*.log", in_turn=True))
+        tails.prune(["a-*.log"], now_ns=OLD_NS + 1, keep_s=DAY_S, keep_bytes=10**9)
+        write(tmp_path / "a-0.log", b"again")
+        assert [b"again"] == [payload for _, payload in tails.news("a-*.log", in_turn=True)]
