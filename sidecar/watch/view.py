@@ -56,13 +56,14 @@ from sidecar.watch.panel import EngineState, WatchState
 
 MOST_GATEWAYS = 20  # said by name
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
-POLL_S = 1.0  # of reading spans, after which what is known by then is shown
+READ_S = 1.0
 
 
 class WatchView:
     """Owns the tails of a watch's logs. A context manager; `poll` and `state` may run in a thread, one call at a time.
 
     Where it `is_shown`, it keeps the requests of the last minutes too, for `state`. `columns` are filled for browsers.
+    A poll reads spans for `read_s`, after which what is known by then is shown.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class WatchView:
         pages: Collection[str] = (),
         is_shown: bool = False,
         columns: LiveColumns | None = None,
+        read_s: float = READ_S,
     ) -> None:
-        self._columns = columns
+        self._columns, self._read_s = columns, read_s
         self._lately = Lately() if is_shown else None
         self._waiting = Peaks(columns=BAR, column_s=WINDOW_S / BAR)
         self._restarted_ns: dict[str, int] = {}
@@ -151,7 +153,7 @@ class WatchView:
     def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
         """Read what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left.
 
-        Where more spans have come than are read in POLL_S, the view `is_behind`: the rest is read by the next polls,
+        Where more spans have come than are read in `read_s`, the view `is_behind`: the rest is read by the next polls,
         and until then requests end by when the spans came that were read. What cannot be read or counted is passed
         over, and `failures` counts it.
         """
@@ -162,7 +164,7 @@ class WatchView:
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
                 self._take_page(path, payload)
-        self._read_spans(now_ns, within_s=math.inf if all_of_it else POLL_S)
+        self._read_spans(now_ns, within_s=math.inf if all_of_it else self._read_s)
         self._count_ended(min(now_ns, self._spans_ns) if self.is_behind else now_ns, all_of_it=all_of_it)
         with self.failures.guard():
             window = Window(start_ns=now_ns - round(WINDOW_S * 1e9), end_ns=now_ns)

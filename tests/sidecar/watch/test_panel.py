@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def logged(path: Path, *requests: Sequence[Span]) -> None:
 def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path: Path):
     """With the labels of a report, and the sums of the page: two requests whose spans came, one without an engine's."""
     logged(tmp_path, traced(1), traced(2, first_ms=400.0), [call(trace=b"t" * 16)])
-    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
         state = looked(view, NOON + 30 * S)
         counted = view.parts
     text = words(shown(state))
@@ -97,7 +98,7 @@ def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path:
 def test_requests_go_after_five_minutes(tmp_path: Path):
     """What is too old is shown no more; a clock that was set makes nothing older."""
     logged(tmp_path, traced(1))
-    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
         looked(view, NOON + 30 * S)
         view.clock_moved(3600 * S)
         later = looked(view, NOON + 3600 * S + 60 * S)
@@ -115,7 +116,7 @@ def test_it_says_where_traces_break(tmp_path: Path):
         spans.append(export(halves, at_s=second + 1.0))
     spans.close()
     logged_texts: list[str] = []
-    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
         for second in range(0, 120, 2):
             state = looked(view, NOON + second * S)
             logged_texts += view.fresh_breaks()
@@ -134,7 +135,7 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
         FailureRecord(url=URL, tick_ns=gone_ns, request_ns=gone_ns, response_ns=gone_ns, status=0, error="refused")
     )
     pages.close()
-    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True, read_s=inf) as view:
         before = words(shown(looked(view, NOON + 4 * S), width=120))
         after = words(shown(looked(view, NOON + 7 * S), width=120))
     assert "vllm running 7 waiting 3 KV cache 21 % restarted 3 s ago 127.0.0.1:8000" in before
@@ -143,7 +144,7 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
 
 def state_of(**changes: object) -> WatchState:
     """Return a state without requests."""
-    with WatchView(Path(os.devnull), run_id="r", is_shown=True) as view:
+    with WatchView(Path(os.devnull), run_id="r", is_shown=True, read_s=inf) as view:
         bare = view.state(NOON, elapsed_s=1.0, stale_s=5.0, restarts=0, receiver_down="")
     return replace(bare, **changes)  # type: ignore[arg-type]
 
@@ -174,7 +175,7 @@ def test_it_says_what_is_still_to_come():
 def test_a_narrow_terminal_gets_no_line_that_is_too_long(width: int, tmp_path: Path):
     """Whatever stands in it."""
     logged(tmp_path, traced(1))
-    with WatchView(tmp_path, run_id="r", is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
         state = replace(looked(view, NOON + 30 * S), engines=[replace(FOREIGN, url="http://" + "e" * 200)] * 6)
     assert width >= max(map(len, shown(state, width=width).splitlines()))
 
@@ -187,7 +188,7 @@ def test_its_width_stays_and_the_queue_of_the_last_minutes_is_drawn(width: int, 
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
     pages.append(scraped(NOON, PAGE.format(started=100), url=URL))
     pages.close()
-    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True, read_s=inf) as view:
         frames = [shown(state, width=width) for state in (state_of(), looked(view, NOON + 2 * S))]
     assert {min(width, 100)} == {len(row) for frame in frames for row in frame.splitlines()}
     assert width == 60 or "█  up to 3 " in frames[1]

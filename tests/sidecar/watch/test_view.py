@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from correlator.live.traces import Trace, TracedRequest
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord
-from sidecar.watch import view as view_module
 from sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -34,7 +34,7 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
     pages.close()
     with FrameLog(tmp_path / "spans-000000.log") as log:
         log.append(b"no record")
-    with WatchView(tmp_path, run_id="r", pages=[URL]) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
         view.poll(2 * 10**9)
         shown = view.snapshot(restarts=0)
     assert shown.watch is not None
@@ -42,14 +42,13 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
     assert [{"requests_running": 7.0}] == [engine.gauges for engine in shown.engines]
 
 
-def test_a_view_that_is_behind_ends_no_request_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_view_that_is_behind_ends_no_request_early(tmp_path: Path):
     """More spans have come than a look reads: it goes on where it was, and what is not read yet is not missing."""
-    monkeypatch.setattr(view_module, "POLL_S", -1.0)
     spans = SpanLog(tmp_path / "spans-000000.log")
     spans.append(export([call()], at_s=1))
     spans.append(export([call(trace=b"o" * 16)], at_s=1))
     spans.append(export([engine()], at_s=3))
-    with WatchView(tmp_path, run_id="r") as view:
+    with WatchView(tmp_path, run_id="r", read_s=-1.0) as view:
         seen = []
         for look in range(1, 6):
             if look == 4:
@@ -73,7 +72,7 @@ def test_spans_that_come_twice_count_once(tmp_path: Path):
         for side, sent in enumerate((call(trace=trace, clock_ms=clock_ms), engine(trace=trace, clock_ms=clock_ms))):
             came += [(at_s, sent) for at_s in (number, number + late_s[2 * number + side])]
     came.sort(key=lambda coming: coming[0])
-    with closing(SpanLog(tmp_path / "spans-000000.log")) as spans, WatchView(tmp_path, run_id="r") as view:
+    with closing(SpanLog(tmp_path / "spans-000000.log")) as spans, WatchView(tmp_path, run_id="r", read_s=inf) as view:
         polled_s = 0.0
         for second, sent in came:
             spans.append(export([sent], at_s=second))
@@ -96,7 +95,7 @@ def test_logs_that_a_collector_has_yet_to_take_are_not_deleted(tmp_path: Path):
             queue = ForwardQueue(exports=3, size_bytes=300, limit_bytes=1000, first_log=max(2, number - 1))
             spans.append(StateRecord(at_ns=NOON, state="started", counts=Counts(), queue=queue))
             spans.append(export([call()]))
-        with WatchView(tmp_path, run_id="r") as view:
+        with WatchView(tmp_path, run_id="r", read_s=inf) as view:
             view.poll(NOON)
             view.prune(2 * NOON, keep_s=0.0, keep_bytes=0)
     assert ["spans-000003.log", "spans-000004.log"] == sorted(path.name for path in tmp_path.iterdir())
@@ -112,7 +111,7 @@ def polled(path: Path) -> WatchView:
     for trace in (b"1" * 16, b"2" * 16, POISON, b"3" * 16, b"4" * 16):
         spans.append(export([call(trace=trace), engine(trace=trace)]))
     spans.close()
-    with WatchView(path, run_id="r") as view:
+    with WatchView(path, run_id="r", read_s=inf) as view:
         view.poll(NOON + 30 * S)
     return view
 
@@ -157,7 +156,7 @@ def test_a_request_that_is_not_counted_yet_is_pending(tmp_path: Path):
     pages.append(scraped(NOON, PAGE, url=URL))
     pages.close()
     seen = []
-    with WatchView(tmp_path, run_id="r", pages=[URL]) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
         for second in (2, 30, 200):
             view.poll(NOON + second * S)
             parts = view.snapshot(restarts=0).parts
@@ -171,7 +170,7 @@ def test_quantiles_of_an_engine_are_of_the_last_five_minutes(tmp_path: Path):
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
     nothing, slow, quick = ((0, 0), 0.0), ((0, 100), 500.0), ((100, 200), 505.0)
     seen = []
-    with WatchView(tmp_path, run_id="r", pages=[URL]) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
         for second, (counts, total) in ((1, nothing), (10, slow), (400, slow), (450, quick)):
             buckets = list(zip(("0.1", "10.0"), counts, strict=True))
             page = histogram("vllm:time_to_first_token_seconds", counts[-1], total, buckets=buckets) + PAGE
