@@ -7,6 +7,7 @@ from __future__ import annotations
 import resource
 import socket
 import sys
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -19,6 +20,7 @@ LIMIT_BYTES = 4 * 1024 * 1024
 SETTLE_S = 6.0
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
 _OWN_DESCRIPTORS = 96
+MOST_STEPS = 64
 GRPC_PORT = 4317
 TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 # What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
@@ -32,7 +34,8 @@ SIGNALS = {
 class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long exports wait for the next collector: for so many seconds, and of spans so many bytes of the logs.
 
-    clock_steps: when the clock was set, ns by the time before, and by how much, in turn.
+    clock_steps: when the clock was set, ns by the time before, and by how much, in turn. Of those before the last only
+    the ones that matter, MOST_STEPS at most: of a clock that is set each second for months there would be millions.
     """
 
     seconds: float
@@ -45,6 +48,19 @@ class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if came_ns <= at_ns and moved_ns > 0:  # what came since a clock was set back may bear stamps as early
                 came_ns += moved_ns
         return now_ns - came_ns > self.seconds * 1e9
+
+    def after_step(self, at_ns: int, moved_ns: int) -> Self:
+        """Return what holds once the clock was set by so much, at a moment by the time before.
+
+        Steps go before which nothing came that still waits, and those back, by which nothing is corrected. Where there
+        are too many, the two smallest in a row count as one: what came between them waits for longer by the first.
+        """
+        steps = [step for step in self.clock_steps if step[1] > 0 and not self.is_over(step[0], at_ns)]
+        if len(steps) >= MOST_STEPS:
+            place = min(range(1, len(steps)), key=lambda place: steps[place - 1][1] + steps[place][1])
+            (_, first_ns), (second_at_ns, second_ns) = steps[place - 1 : place + 1]
+            steps[place - 1 : place + 1] = [(second_at_ns, first_ns + second_ns)]
+        return msgspec.structs.replace(self, clock_steps=(*steps, (at_ns, moved_ns)))
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

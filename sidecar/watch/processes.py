@@ -63,10 +63,10 @@ class Watch:
     `clock` is another after the wall clock was set and that was recorded; `wall_ns` reads that one. It is `ahead_ns`
     ahead of the view's until all is read that was logged by the old time; the first of what is logged by the new time
     is in the logs of the number `first_log`. `looking` is held by who reads the view. `looked_s` is when the logs were
-    looked at last, by the monotonic clock. `clock_steps` has when the wall clock was set, by the time before, and by
-    how much. `ports` are those at which spans are received. `unwritten` scrapes could not be kept, `unwritten_before`
-    of them by scrapers that ended. `not_ready` is what /readyz answers: why there is no receiver or scraper, why not
-    all that came is counted, and why it, or that the clock was set, cannot be written; each empty where that is not so.
+    looked at last, by the monotonic clock. `clock_steps` are as in ForwardKeep. `ports` are those at which spans are
+    received. `unwritten` scrapes could not be kept, `unwritten_before` of them by scrapers that ended. `not_ready` is
+    what /readyz answers: why there is no receiver or scraper, why not all that came is counted, and why it, or that the
+    clock was set, cannot be written; each empty where that is not so.
     """
 
     path: Path
@@ -153,13 +153,10 @@ async def _live(
 async def _begin_receiver(shared: Watch, child: Child) -> None:
     options, raw = shared.options, shared.path / run_directory.RAW
     host = options.otlp_listen.rpartition(":")[0]
-    keep = ForwardKeep(
-        seconds=options.forward_keep_s, most_bytes=options.kept_bytes // 2, clock_steps=shared.clock_steps
-    )
     spans = receiver_spec(options, shared.clock)
     if spans is None:
         raise AssertionError("a watch receives spans")
-    spans = msgspec.structs.replace(spans, restarts_at_clock_step=True, is_awaited=False, forward_keep=keep)
+    spans = msgspec.structs.replace(spans, restarts_at_clock_step=True, is_awaited=False, forward_keep=_keep(shared))
     if shared.ports is not None:  # senders know these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
     spec = SpanSpec(receiver=spans, out=str(raw / _log(shared, SPANS)), rotation=_rotation(shared))
@@ -171,6 +168,13 @@ async def _begin_receiver(shared: Watch, child: Child) -> None:
             shared.view.missed(shared.view_ns())
     _on_begun(shared, shared.receiver, child)
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
+
+
+def _keep(shared: Watch) -> ForwardKeep:
+    options = shared.options
+    return ForwardKeep(
+        seconds=options.forward_keep_s, most_bytes=options.kept_bytes // 2, clock_steps=shared.clock_steps
+    )
 
 
 async def _begin_scraper(shared: Watch, child: Child) -> None:
@@ -266,7 +270,7 @@ def _follow_clock(shared: Watch) -> bool:
                 "can be; make room on the disk"
             )
         return False
-    shared.clock_steps += ((before.now_ns(), moved_ns),)
+    shared.clock_steps = _keep(shared).after_step(before.now_ns(), moved_ns).clock_steps
     shared.clock, shared.ahead_ns, shared.first_log = after, moved_ns, first_log
     shared.begun_ns += moved_ns
     for upkeep in (shared.receiver, shared.scraper):

@@ -15,6 +15,8 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 from odd_exports import odd_export, over_grpc
 from served import collector
 from waiting import BOUND_S
@@ -26,7 +28,7 @@ from scraper.spans.backlog import CURSOR, OTHERS, claimed, final_counts, left_be
 from scraper.spans.forward import Forwarder
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord, compressed, last_counts, packed, read_log
 from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ForwardKeep, ReceiverSpec
+from scraper.spans.spec import MOST_STEPS, ForwardKeep, ReceiverSpec
 
 S = 10**9
 NOW_NS = 1_700_000_000 * S
@@ -245,6 +247,45 @@ async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
             await last.until(0, 0, 2)
         async with passing(folder / "spans-3.log", url, now_ns=NOW_NS + 7230 * S) as last:
             await last.until(0, 2, 0)
+
+
+MOMENTS = st.lists(st.tuples(st.integers(0, 2000), st.integers(2, 5000)), max_size=12)
+
+
+@given(steps=MOMENTS, came_s=st.integers(0, 20_000), late_s=st.integers(0, 5000))
+def test_steps_of_the_clock_that_matter_no_more_are_forgotten(
+    steps: list[tuple[int, int]], came_s: int, late_s: int
+) -> None:
+    """Whether an export waits for too long is what it would be if all were known, where none was back."""
+    keep, everything, ahead_s, now_s, came_ns = HOUR, HOUR, 0, 0, -1
+    for pause_s, moved_s in [*steps, (late_s, 0)]:
+        if came_ns < 0 and now_s + pause_s >= came_s:
+            came_ns = (max(now_s, came_s) + ahead_s) * S  # stamped by the clock as it was then
+        now_s += pause_s
+        at_ns = (now_s + ahead_s) * S
+        if moved_s:
+            keep = keep.after_step(at_ns, moved_s * S)
+            known = *everything.clock_steps, (at_ns, moved_s * S)
+            everything = msgspec.structs.replace(everything, clock_steps=known)
+        ahead_s += moved_s
+        for stamp_ns in (came_ns, at_ns):
+            assert everything.is_over(stamp_ns, at_ns + moved_s * S) == keep.is_over(stamp_ns, at_ns + moved_s * S)
+
+
+def test_of_a_clock_that_is_set_again_and_again_few_steps_are_known():
+    """What waits is dropped a little late for it, and never early."""
+    keep, came_ns = HOUR, list[int]()
+    for second in range(6000):
+        came_ns.append(NOW_NS + 3 * second * S)
+        keep = keep.after_step(came_ns[-1], 2 * S)
+    assert MOST_STEPS >= len(keep.clock_steps)
+    over = [keep.is_over(stamp_ns, came_ns[-1] + 2 * S) for stamp_ns in came_ns]
+    assert all(over[: 6000 - 3600 - 300])
+    assert not any(over[6000 - 3600 :])
+    back = keep.after_step(came_ns[-1] + 2 * S, -60 * S)
+    assert (came_ns[-1] + 2 * S, -60 * S) == back.clock_steps[-1]
+    later_ns = came_ns[-1] + 4000 * S
+    assert ((later_ns, 2 * S),) == back.after_step(later_ns, 2 * S).clock_steps
 
 
 async def test_of_what_is_too_much_the_oldest_is_dropped(tmp_path: Path):
