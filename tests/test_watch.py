@@ -28,7 +28,7 @@ from packed_columns import read
 from processes import child_processes
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import MS, NOON, SERVER, body, call, engine, gateway
-from served import collector
+from served import answer, collector
 from server_sent import Sent, listening
 from waiting import BOUND_S
 
@@ -205,6 +205,29 @@ async def test_a_full_disk_does_not_end_a_watch(tmp_path: Path):
         await watch.end()
     run = open_run(tmp_path / "watch")
     assert ("whole", 1) == (run.integrity.state, len(run.requests))
+
+
+async def test_what_a_scraper_could_not_write_before_its_death_is_said(tmp_path: Path):
+    """How many, and that those of its last second are not among them; the report says it, too."""
+    app = web.Application()
+    app.router.add_get("/metrics", answer("up 1\n"))
+    async with (
+        TestServer(app) as server,
+        watching(
+            tmp_path / "watch", "--metrics", str(server.make_url("/metrics")), "--scrape-interval", "0.05"
+        ) as watch,
+    ):
+        await watch.until_said("scraping http")
+        resource.prlimit(watch.scraper(), resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        counts = await watch.until(lambda page: page["sidelight_scrapes_unwritten_total"] > 0)
+        os.kill(watch.scraper(), signal.SIGKILL)
+        await watch.until_said("the scraper ended with code -9")
+        await watch.until_said("the scraper runs again")
+        await watch.end()
+    stated = re.search(r"; (\d+) scrapes are lost since the start, and those of its last second", "".join(watch.said))
+    assert stated is not None, watch.said
+    assert int(stated[1]) >= counts["sidelight_scrapes_unwritten_total"]
+    assert any(stated[0] in note for note in open_run(tmp_path / "watch").notes)
 
 
 async def test_requests_are_broken_down_as_their_spans_come(tmp_path: Path):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,13 +30,14 @@ from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
 from sidecar.progress import Progress
-from sidecar.run.phases import record_if_possible
 from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, keep_up
 from sidecar.watch.view import SCRAPES, SPANS, WatchView
 
 CLOCK_EVERY_S = 1.0
 UNWRITABLE = "its logs cannot be written"
+UNCOUNTED = "and those of its last second, which could not be written and are not counted"
 UNRECORDED = "that the clock was set cannot be recorded"
+_MOST_UNRECORDED = 1000  # the oldest of more are lost
 _SPARE_LOGS = 10  # that processes may still begin by the old time, between the record of a step and their end
 _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is deleted at a time
 
@@ -66,7 +69,7 @@ class Watch:
     looked at last, by the monotonic clock. `clock_steps` are as in ForwardKeep. `ports` are those at which spans are
     received. `unwritten` scrapes could not be kept, `unwritten_before` of them by scrapers that ended. `not_ready` is
     what /readyz answers: why there is no receiver or scraper, why not all that came is counted, and why it, or that the
-    clock was set, cannot be written; each empty where that is not so.
+    clock was set, cannot be written; each empty where that is not so. `unrecorded` events wait for room on the disk.
     """
 
     path: Path
@@ -102,6 +105,7 @@ class Watch:
     clock_steps: tuple[tuple[int, int], ...] = ()
     ahead_ns: int = 0
     first_log: int = 0
+    unrecorded: deque[run_directory.Event] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
 
     def view_ns(self) -> int:
         """Return the time by the clock that the view goes by."""
@@ -110,7 +114,19 @@ class Watch:
     def warn_and_record(self, text: str) -> None:
         """Warn of something that went wrong, and record it for the report."""
         self.progress.warn(text)
-        record_if_possible(self, "note", text=text)
+        self.record("note", text=text)
+
+    def record(self, name: str, **data: Any) -> None:
+        """Record an event of this moment, as soon as there is room for it on the disk."""
+        self.unrecorded.append(run_directory.Event(at_ns=self.clock.now_ns(), name=name, data=data))
+        self.record_rest()
+
+    def record_rest(self) -> None:
+        """Record what waits for room, if there is some now."""
+        with suppress(OSError):
+            while self.unrecorded:
+                run_directory.append_event(self.path, self.unrecorded[0])
+                self.unrecorded.popleft()
 
 
 async def keep_processes_up(shared: Watch, look_through: Callable[[], None]) -> None:
@@ -193,7 +209,7 @@ async def _begin_scraper(shared: Watch, child: Child) -> None:
     await child.begin(spec, stderr=raw / "scraper.stderr")
     await child.expect("ready", timeout_s=START_TIMEOUT_S)
     if shared.scraper.down_ns is not None:
-        record_if_possible(shared, run_directory.SCRAPER_RESTARTED)
+        shared.record(run_directory.SCRAPER_RESTARTED)
     _on_begun(shared, shared.scraper, child)
     shared.progress.stage(scraped_line(options))
 
@@ -220,8 +236,11 @@ def _on_death(shared: Watch, upkeep: Upkeep, death: WorkerDied) -> None:
     if upkeep.down_ns is None:
         upkeep.down_ns = shared.clock.now_ns()
     shared.not_ready[upkeep.name] = f"the {upkeep.name} is down"
-    record_if_possible(shared, upkeep.died, reason=str(death), restarts=upkeep.restarts)
-    shared.warn_and_record(f"{death}; it is restarted (restart {upkeep.restarts}); {upkeep.cost}")
+    shared.record(upkeep.died, reason=str(death), restarts=upkeep.restarts)
+    text = f"{death}; it is restarted (restart {upkeep.restarts}); {upkeep.cost}"
+    if upkeep is shared.scraper and shared.not_ready["disk"]:
+        text += f"; {shared.unwritten} scrapes are lost since the start, {UNCOUNTED}"
+    shared.warn_and_record(text)
 
 
 def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
@@ -247,6 +266,7 @@ async def _clock_step(shared: Watch) -> None:
     all goes on by the old time, and it is tried again.
     """
     while True:
+        shared.record_rest()
         if not step_ns(shared.clock, shared.wall_ns):
             shared.not_ready["clock"] = ""  # it may have been set back again
         elif _follow_clock(shared):
@@ -273,6 +293,9 @@ def _follow_clock(shared: Watch) -> bool:
     shared.clock_steps = _keep(shared).after_step(before.now_ns(), moved_ns).clock_steps
     shared.clock, shared.ahead_ns, shared.first_log = after, moved_ns, first_log
     shared.begun_ns += moved_ns
+    for _ in range(len(shared.unrecorded)):  # they are behind the step in the log, so that no reader moves them
+        event = shared.unrecorded.popleft()
+        shared.unrecorded.append(msgspec.structs.replace(event, at_ns=event.at_ns + moved_ns))
     for upkeep in (shared.receiver, shared.scraper):
         upkeep.down_ns = None if upkeep.down_ns is None else upkeep.down_ns + moved_ns
     shared.not_ready["clock"] = ""

@@ -101,6 +101,7 @@ async def watch(
         async with _sending(shared):
             await _until_stopped(shared)
             progress.close()
+            shared.record_rest()
             record_if_possible(shared, "phase_end", phase="measure")
             await asyncio.to_thread(_look, shared, all_of_it=True)
             _say_what_waits(shared)
