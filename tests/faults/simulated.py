@@ -57,5 +57,7 @@ def opened(setting: Setting) -> Iterator[Try]:
         yield lambda case: play(case)[0]
 
 
-ROWS = ("repeats", "network", "deaths", "conductor", "disk", "collector", "engine", "clock", "full-clock", "all")
+ROWS = (
+    "repeats", "network", "deaths", "scraper", "conductor", "disk", "collector", "engine", "clock", "full-clock", "all",
+)  # fmt: skip
 SIMULATED = Kind(name="time", rows=dict.fromkeys(ROWS, 4), opened=opened)

@@ -4,6 +4,8 @@
   was sent, and nothing else is
 - what is counted agrees with the logs: exports, spans, repeats, what was forwarded, dropped, or waits
 - the parts of a TTFT sum to it, and are the true ones where spans state them
+- each scrape that is counted is in a log as a page or as a failure, and each page that was served, but for the one in
+  hand at a death; the time without a scraper is recorded
 - a death costs a log the frame in hand at most; no task, connection or process is left, and nothing was a defect
 """
 
@@ -15,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from faults.schedules.engine import FINISHED, PAGES
 from faults.schedules.network import Weather
+from faults.schedules.scrapes import scrape_faults
 from faults.schedules.traffic import Request
-from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS
 from faults.schedules.watching import Played, Watched
 
 from correlator.breakdown import TTFT_PARTS
@@ -81,7 +82,7 @@ def _faults(played: Played) -> Iterator[str]:
             yield from _counts(read)
             yield from _requests(read)
         yield from _breakdowns(read, {request.number: request for request in played.schedule.requests})
-        yield from _pages(read, played)
+        yield from scrape_faults(read.run, read.watch, played)
     if played.schedule.forwards:
         yield from _forwarded(played, reads)
 
@@ -97,6 +98,9 @@ def _left_behind(played: Played) -> Iterator[str]:
             yield f"a receiver ended with {receiver.code}: {receiver.errors}"
         if any("Error" in text for text in receiver.errors):
             yield f"a receiver said: {receiver.errors}"
+    for scraper in played.scrapers:
+        if scraper.code not in (0, -9) or scraper.errors:
+            yield f"a scraper ended with {scraper.code}: {scraper.errors}"
 
 
 def _read(watch: Watched, parts: Mapping[bytes, Sequence[tuple[int, str]]]) -> Read:
@@ -243,29 +247,6 @@ def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
             for name, ms in stated_s.items():
                 if not abs(np.nan_to_num(columns[name][row]) - ms / 1e3) <= STATED_S:
                     yield f"request {number}: {name} is {columns[name][row]}, in truth {ms / 1e3}"
-
-
-def _pages(read: Read, played: Played) -> Iterator[str]:
-    """Each page in the log was served as it is there, while it was asked for; none is there twice."""
-    for endpoint in read.run.endpoints:
-        names = [series.name for series in endpoint.series]
-        if PAGES not in names:
-            continue
-        numbers = endpoint.values[:, names.index(PAGES)].astype(int).tolist()
-        if sorted(set(numbers)) != numbers:
-            yield f"pages in the log: {numbers}"
-        finished = endpoint.values[:, names.index(FINISHED)].tolist()
-        wrong = [
-            number
-            for number, count in zip(numbers, finished, strict=True)
-            if played.engine.served[number - 1].finished != count
-        ]
-        if wrong:
-            yield f"pages that were not served as they are in the log: {wrong}"
-        at_ns = np.array([played.engine.served[number - 1].at_ns for number in numbers]) + EPOCH_NS - BOOT_NS
-        is_between = (endpoint.request_ns <= at_ns) & (at_ns <= endpoint.response_ns)
-        if not played.schedule.steps and not is_between.all():
-            yield f"pages that were served at other times than those in the log: {np.array(numbers)[~is_between]}"
 
 
 def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:

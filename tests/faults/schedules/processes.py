@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import io
 import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -31,12 +32,13 @@ class Process:
     is_dead: bool = False
     code: int | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    died_ns: int = 0  # by the monotonic clock; 0: it was not killed
 
     def kill(self, code: int = -9) -> None:
         """End it as kill -9 does."""
         if self.code is not None:
             return
-        self.is_dead, self.code = True, code
+        self.is_dead, self.code, self.died_ns = True, code, time.monotonic_ns()
         for undo in list(self.at_death):
             undo()
         for task in list(self.tasks):
@@ -145,6 +147,10 @@ class Machine:
     def tasks(self) -> list[Task]:
         """Return the tasks of the processes that were not killed."""
         return [task for process in self.processes if not process.is_dead for task in process.tasks]
+
+    def named(self, name: str) -> list[Process]:
+        """Return the processes of a name, those that have ended too."""
+        return [process for process in self.processes if process.name == name]
 
     def start(self, name: str, main: Main) -> tuple[Process, Task]:
         """Start a process; its task ends with it, or goes on as a ghost."""

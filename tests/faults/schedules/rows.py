@@ -20,7 +20,7 @@ from faults.schedules.virtual_time import Time
 from faults.schedules.watching import Played, Schedule, play
 
 CALM = Weather()
-TOGETHER = ("network", "deaths", "disk", "collector", "engine", "clock")
+TOGETHER = ("network", "deaths", "scraper", "disk", "collector", "engine", "clock")
 CASE_CPU_S = 60.0
 
 
@@ -32,9 +32,11 @@ def drawn(row: str, rng: random.Random) -> Schedule:
     exports = traffic.exports(rng, requests, latest_s=latest_s)
     exports += traffic.odd_exports(rng, rng.choice((0, 0, 5)), seconds)
     troubles: dict[str, Any] = {"weather": CALM}
+    kills: list[tuple[float, str]] = []
     for trouble in {"repeats": (), "all": TOGETHER}.get(row, (row,)):
         troubles |= _trouble(trouble, rng, seconds)
-    return Schedule(requests=requests, exports=exports, **troubles)
+        kills += troubles.pop("kills", ())
+    return Schedule(requests=requests, exports=exports, kills=sorted(kills), **troubles)
 
 
 def _trouble(row: str, rng: random.Random, seconds: float) -> dict[str, Any]:
@@ -50,9 +52,14 @@ def _trouble(row: str, rng: random.Random, seconds: float) -> dict[str, Any]:
             )
             return {"weather": weather}
         case "deaths":
-            kills = [(rng.uniform(0.5, seconds + 20), "receiver") for _ in range(rng.randrange(3))]
-            deaths = [(rng.randrange(40), rng.choice(("before", "within", "behind"))) for _ in range(rng.randrange(4))]
-            return {"kills": sorted(kills), "deaths": deaths}
+            return {"kills": _kills(rng, "receiver", seconds), "deaths": _deaths(rng)}
+        case "scraper":
+            kills = _kills(rng, "scraper", seconds)
+            drawn = {"has_page": True, "kills": kills, "scraper_deaths": _deaths(rng)}
+            if rng.random() < 0.3:  # while nothing can be written
+                drawn["full"] = [(begin_s, begin_s + rng.choice((3.0, 20.0)))]
+                kills.append((begin_s + rng.uniform(0.0, 3.0), "scraper"))
+            return drawn
         case "conductor":
             return {"kills": [(begin_s, "watch")]}
         case "disk":
@@ -69,6 +76,15 @@ def _trouble(row: str, rng: random.Random, seconds: float) -> dict[str, Any]:
             full = [(begin_s, begin_s + 20.0)]
             return {"full": full, "steps": [(begin_s + rng.uniform(0.0, 18.0), step_s)], "has_page": True}
     raise ValueError(row)
+
+
+def _kills(rng: random.Random, who: str, seconds: float) -> list[tuple[float, str]]:
+    return [(rng.uniform(0.5, seconds + 20), who) for _ in range(rng.randrange(3))]
+
+
+def _deaths(rng: random.Random) -> list[tuple[int, str]]:
+    """Draw at which of its writes each in turn dies, and how."""
+    return [(rng.randrange(40), rng.choice(("before", "within", "behind"))) for _ in range(rng.randrange(4))]
 
 
 def attempt(clock: Time, case: Case, place: Path) -> tuple[str, str]:

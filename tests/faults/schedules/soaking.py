@@ -30,6 +30,7 @@ from faults.schedules.watching import END_S, QUIET_S, Schedule, Stage
 from sent_spans import body
 from series import counter, gauge
 
+from exporter.prometheus.page import LivePage
 from sidecar.__main__ import GC_THRESHOLD
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress import MOST_REMEMBERED, Progress
@@ -96,6 +97,9 @@ class LongStage(Stage):
 
     def _view(self, *arguments: Any, **named: Any) -> WatchView:
         return WatchView(*arguments, **named)
+
+    def _page(self) -> LivePage:
+        return LivePage()
 
     def begin_watch(self) -> None:
         """Start the watch as one that has gone on for days: with as many warnings as it remembers."""

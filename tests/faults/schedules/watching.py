@@ -28,6 +28,7 @@ from faults.schedules.processes import Machine, Process, running
 from faults.schedules.virtual_time import Task, Time
 from grpc import aio
 
+from exporter.prometheus.page import LivePage
 from scraper.worker import __main__ as scraping
 from scraper.worker import process as worker
 from scraper.worker import spans
@@ -41,7 +42,7 @@ QUIET_S = 60.0  # after all is sent: estimates are made, what waits is forwarded
 PORTS = {traffic.GRPC_PORT, traffic.HTTP_PORT, 9464}
 FIRST_WRITES = 5
 END_S = 60.0  # that a watch may take to end
-RECEIVER = "scraper.worker.spans"
+RECEIVER, SCRAPER = "scraper.worker.spans", "scraper.worker"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class Schedule:
     weather: Weather
     kills: list[tuple[float, str]] = field(default_factory=list)  # when, and who
     deaths: list[tuple[int, str]] = field(default_factory=list)  # of each receiver in turn: at which write, and how
+    scraper_deaths: list[tuple[int, str]] = field(default_factory=list)  # likewise
     full: list[tuple[float, float]] = field(default_factory=list)  # when the disk is
     away: list[tuple[float, float]] = field(default_factory=list)  # when the collector is
     busy: float = 0.0
@@ -85,6 +87,7 @@ class Watched:
     process: Process
     said: Said
     views: list[WatchView] = field(default_factory=list)
+    pages: list[LivePage] = field(default_factory=list)
     line: str = ""
 
 
@@ -95,6 +98,7 @@ class Played:
     schedule: Schedule
     watches: list[Watched]
     receivers: list[Process]
+    scrapers: list[Process]
     collector: Collector
     engine: Engine
     disk: Disk
@@ -116,7 +120,7 @@ class Stage:
         self.loop = NetworkLoop(clock, child())
         self.network = Network(self.loop, child(), schedule.weather)
         self.disk = Disk(clock, child())
-        self.machine = Machine(self.loop, {"scraper.worker": _scraper, RECEIVER: _receiver})
+        self.machine = Machine(self.loop, {SCRAPER: _scraper, RECEIVER: _receiver})
         self.machine.born = self._born
         self.collector = Collector(network=self.network, rng=child(), busy=schedule.busy)
         self.engine = Engine(
@@ -125,7 +129,7 @@ class Stage:
         self.exporter = traffic.Exporter(self.network, clock, child())
         self.watches: list[Watched] = []
         self._watch: Task | None = None
-        self._deaths = list(schedule.deaths)
+        self._deaths = {RECEIVER: list(schedule.deaths), SCRAPER: list(schedule.scraper_deaths)}
         self.disk.fails = lambda _: any(begin <= self._now_s() < end for begin, end in schedule.full)
 
     def _now_s(self) -> float:
@@ -133,9 +137,10 @@ class Stage:
 
     def _born(self, process: Process) -> None:
         process.at_death.append(lambda: self.disk.release(process))
-        if process.name == RECEIVER and self._deaths and not self.network.is_calm:
-            writes, how = self._deaths.pop(0)
-            if len(self.machine.processes) == 2:  # the watch and its first receiver, which has to come up
+        deaths = self._deaths.get(process.name)
+        if deaths and not self.network.is_calm:
+            writes, how = deaths.pop(0)
+            if len(self.machine.named(process.name)) == 1:  # the first, which has to come up
                 writes += FIRST_WRITES
             self.disk.deaths[process] = Death(writes=writes, how=how)
 
@@ -156,6 +161,7 @@ class Stage:
                 (scraping, "_say_if_read", scraping.say),
                 (manifest, "LogSync", lambda _: nullcontext()),
                 (service, "WatchView", self._view),
+                (service, "LivePage", self._page),
             ):
                 stack.enter_context(mock.patch.object(target, name, stand_in))
             self.disk.install()
@@ -171,6 +177,11 @@ class Stage:
         view = WatchView(*arguments, **named)
         self.watches[-1].views.append(view)
         return view
+
+    def _page(self) -> LivePage:
+        page = LivePage()
+        self.watches[-1].pages.append(page)
+        return page
 
     def begin_watch(self) -> None:
         """Start a watch in a directory of its own."""
@@ -225,9 +236,10 @@ class Stage:
                 await asyncio.sleep(0.5)
             self.begin_watch()
             return
-        for process in self.machine.processes:
-            if process.name == RECEIVER:
-                process.kill()
+        if who == "scraper" and not any(line.startswith("scraping http") for line in self.watches[-1].said.lines):
+            return  # a watch whose first scraper does not come up ends
+        for process in self.machine.named({"receiver": RECEIVER, "scraper": SCRAPER}[who]):
+            process.kill()
 
     async def _without(
         self, begin_s: float, end_s: float, end: Callable[[], None], begin: Callable[[], Awaitable[None]]
@@ -291,11 +303,11 @@ def play(clock: Time, rng: random.Random, schedule: Schedule, place: Path) -> Pl
             _end(loop)
             seconds = stage._now_s()
             loop.close()
-    receivers = [process for process in stage.machine.processes if process.name == RECEIVER]
     return Played(
         schedule=schedule,
         watches=stage.watches,
-        receivers=receivers,
+        receivers=stage.machine.named(RECEIVER),
+        scrapers=stage.machine.named(SCRAPER),
         collector=stage.collector,
         engine=stage.engine,
         disk=stage.disk,
