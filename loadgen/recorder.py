@@ -34,7 +34,7 @@ _MAX_ENDED = 512
 _ENDED_AT_ONCE = 2
 
 # Takes the texts out of a body; its reads may end elsewhere then.
-Hide = Callable[[bytes | bytearray, "array[int]"], tuple[bytes, "array[int]"]]
+Hide = Callable[[bytes, bytes | bytearray, "array[int]"], tuple[bytes, "array[int]"]]
 
 
 @dataclass(slots=True, eq=False)
@@ -218,5 +218,5 @@ class Recorder:
         body, read_ends = blanked(exchange.body), exchange.read_ends
         if self._hide is None:
             return pack(exchange.reads_ns, read_ends, body), ""
-        hidden, read_ends = self._hide(body, read_ends)
+        hidden, read_ends = self._hide(exchange.kept_head or exchange.head, body, read_ends)
         return pack(exchange.reads_ns, read_ends, hidden), hashlib.sha256(exchange.body).hexdigest()

@@ -163,10 +163,10 @@ def _hide(spec: WorkerSpec) -> Hide:
     if spec.transport == "grpc":
         from loadgen.protocols.kserve import hidden_messages  # noqa: PLC0415
 
-        return hidden_messages
+        return lambda _, body, read_ends: hidden_messages(body, read_ends)
     from loadgen.transports.redaction import hidden_reply  # noqa: PLC0415
 
-    return lambda body, read_ends: (hidden_reply(body), read_ends)
+    return lambda head, body, read_ends: (hidden_reply(head, body), read_ends)
 
 
 class _TerminatedError(Exception):

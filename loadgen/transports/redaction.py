@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
+from operator import sub
 
 import msgspec
 
+from loadgen.http1 import BodyEnd, ProtocolError, dechunk, is_chunked, parse_head
 from loadgen.records import PlannedRequest
 
 # fmt: off
@@ -20,26 +23,85 @@ _NAMES = (
     "summary_text", "decoded_token", "query", "output",
 )
 # fmt: on
-_FRAMING = rb"\r\n[0-9A-Fa-f]+\r\n"  # of chunks, which may begin anywhere
-_STRING = rb'"(?:[^"\\\r\n]|\\.|%s)*"?' % _FRAMING
-_TEXT = re.compile(rb'("(?:%s)"\s*:\s*)(%s|\[(?:[\s,]*%s)+)' % ("|".join(_NAMES).encode(), _STRING, _STRING), re.DOTALL)
-_LIKELY = re.compile(rb'("top_logprobs"\s*:\s*\[?\s*\{)([^{}]*)', re.DOTALL)  # tokens are names of fields here
+# Nothing is given back once it matched: a text of 1 MB would take 280 MB to remember how, and blanks in a row the
+# square of their number in time.
+_STRING = rb'"(?:[^"\\\r\n]++|\\.)*+"?'
+_TEXT = re.compile(
+    rb'("(?:%s)"\s*+:\s*+)(%s|\[(?:[\s,]*+%s)++)' % ("|".join(_NAMES).encode(), _STRING, _STRING), re.DOTALL
+)
+_LIKELY = re.compile(rb'("top_logprobs"\s*+:\s*+(?:\[\s*+)?\{)([^{}]*+)', re.DOTALL)  # tokens are names of fields here
 _STRINGS = re.compile(_STRING, re.DOTALL)
-_NUMBERS = re.compile(rb'("(?:bytes|token_ids|prompt_token_ids|tokens|output_ids)"\s*:\s*\[)([\d\s,]*)')
-_CHARACTER = re.compile(
-    rb"(%s)|\\u[0-9A-Fa-f]{4}|\\.|[\x00-\x7f]|[\xc0-\xdf].|[\xe0-\xef]..|[\xf0-\xf7]...|." % _FRAMING, re.DOTALL
+_NUMBERS = re.compile(rb'("(?:bytes|token_ids|prompt_token_ids|tokens|output_ids)"\s*+:\s*+\[)([\d\s,]*+)')
+_DIGIT = re.compile(rb"\d")
+# Characters of one kind in a row; at the end what JSON does not allow, which stays unreadable.
+_CHARACTERS = re.compile(
+    rb"(?P<ascii>[\x20-\x5b\x5d-\x7f]++)|(?P<two>(?:[\xc2-\xdf][\x80-\xbf])++)"
+    rb"|(?P<three>(?:\xe0[\xa0-\xbf][\x80-\xbf]|\xed[\x80-\x9f][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2})++)"
+    rb"|(?P<four>(?:\xf0[\x90-\xbf][\x80-\xbf]{2}|\xf4[\x80-\x8f][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3})++)"
+    rb'|(?P<escape>(?:\\["\\/bfnrt])++)|(?P<number>(?:\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2})++)'
+    rb"|(?P<pair>(?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})++)"
+    rb"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|(?P<no_escape>\\.)|(?P<no_character>[\x80-\xff])|(?P<control>.)",
+    re.DOTALL,
 )
 _PLAIN_CHARACTER = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|.", re.DOTALL
 )
 # What stands for a character of so many bytes.
-_HIDDEN = {1: b"x", 2: "ñ".encode(), 3: "…".encode(), 4: "🞄".encode(), 6: rb"\u0078"}
+_HIDDEN = {1: b"x", 2: "ñ".encode(), 3: "…".encode(), 4: "🞄".encode()}
+_HIDDEN_KINDS = {
+    **{kind: _HIDDEN[size] for size, kind in enumerate(("ascii", "two", "three", "four"), 1)},
+    "escape": rb"\t", "number": rb"\u0078", "pair": rb"\ud83d\udf84",
+    "half": rb"\udc00", "no_escape": rb"\q", "no_character": b"\xff", "control": b"\1",
+}  # fmt: skip
 
 
-def hidden_reply(body: bytes | bytearray) -> bytes:
-    """Return the whole body of a reply, as long and with as many characters in each text, which are all the same."""
-    without_texts = _TEXT.sub(_without_strings, _LIKELY.sub(_without_strings, bytes(body)))
-    return _NUMBERS.sub(lambda match: match[1] + re.sub(rb"\d", b"1", match[2]), without_texts)
+def hidden_reply(head: bytes, body: bytes | bytearray) -> bytes:
+    """Return the whole body of a reply, as long and with as many characters in each text, which are all the same.
+
+    head  the raw response head: it says whether there is the framing of chunks, which may begin anywhere in a text
+    """
+    data, begins, sizes = _without_framing(head, bytes(body))
+    data = _hidden_json(data)
+    hidden, at, end = bytearray(body), 0, 0
+    for begin, size in zip(begins, sizes, strict=True):
+        end = begin + size
+        hidden[begin:end] = data[at : at + size]
+        at += size
+    hidden[end:] = _hidden_json(bytes(body[end:]))  # behind broken framing
+    return bytes(hidden)
+
+
+def _without_framing(head: bytes, body: bytes) -> tuple[bytes, list[int], list[int]]:
+    """Return the data of a body, as far as its framing is sound, where its pieces begin in the body and their sizes."""
+    try:
+        read = parse_head(head)
+        if not is_chunked(read):
+            return body, [0], [len(body)]
+        try:
+            BodyEnd(read).feed(body, 0)
+        except ProtocolError as error:
+            body = body[: error.at]
+        pieces = dechunk(body)
+    except ProtocolError:
+        return body, [0], [len(body)]
+    stops = [*pieces.data_starts[1:], len(pieces.data)] if pieces.data_starts else []
+    return pieces.data, pieces.wire_starts, list(map(sub, stops, pieces.data_starts))
+
+
+def _hidden_json(data: bytes) -> bytes:
+    without_texts = _substituted(_TEXT, _without_strings, _substituted(_LIKELY, _without_strings, data))
+    return _substituted(_NUMBERS, lambda match: match[1] + _DIGIT.sub(b"1", match[2]), without_texts)
+
+
+def _substituted(pattern: re.Pattern[bytes], new: Callable[[re.Match[bytes]], bytes], data: bytes) -> bytes:
+    """Return what `pattern.sub` does, which takes some 100 bytes for each match."""
+    changed, at = bytearray(), 0
+    for match in pattern.finditer(data):
+        changed += data[at : match.start()]
+        changed += new(match)
+        at = match.end()
+    changed += data[at:]
+    return bytes(changed)
 
 
 def hidden_text(text: bytes) -> bytes:
@@ -55,23 +117,15 @@ def hidden_request(planned: PlannedRequest) -> PlannedRequest:
 
 
 def _without_strings(match: re.Match[bytes]) -> bytes:
-    return match[1] + _STRINGS.sub(_without_string, match[2])
+    return match[1] + _substituted(_STRINGS, _without_string, match[2])
 
 
 def _without_string(match: re.Match[bytes]) -> bytes:
     string = match[0]
     end = len(string) - (len(string) > 1 and string.endswith(b'"'))  # none where the reply was cut off
-    return string[:1] + _hidden(string[1:end]) + string[end:]
+    return string[:1] + _substituted(_CHARACTERS, _hidden_characters, string[1:end]) + string[end:]
 
 
-def _hidden(text: bytes) -> bytes:
-    if text.isascii() and b"\\" not in text and b"\r" not in text:
-        return b"x" * len(text)
-    return _CHARACTER.sub(_hidden_character, text)
-
-
-def _hidden_character(match: re.Match[bytes]) -> bytes:
-    character = match[0]
-    if match[1] is not None:
-        return character
-    return rb"\t" if len(character) == 2 and character[:1] == b"\\" else _HIDDEN[len(character)]
+def _hidden_characters(match: re.Match[bytes]) -> bytes:
+    hidden = _HIDDEN_KINDS[match.lastgroup or "control"]
+    return hidden * (len(match[0]) // len(hidden))

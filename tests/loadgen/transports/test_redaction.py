@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import accumulate
+import tracemalloc
+from itertools import accumulate, combinations
 
+import msgspec
 import pytest
+from faults.cases import cpu_limit
 
+from loadgen.http1 import dechunk
 from loadgen.protocols import kserve
 from loadgen.records import PlannedRequest
 from loadgen.transports.redaction import hidden_reply, hidden_request
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,7 @@ from loadgen.transports.redaction import hidden_reply, hidden_request
             '{"token":"xxxx","bytes":[111, 111],"tokens":["xx","xx"]}',
         ),
         ('{"top_logprobs":[{"hush":-1,"sh":-2}]}', '{"top_logprobs":[{"xxxx":-1,"xx":-2}]}'),
-        ('data: {"text":"hu\r\n1f\r\nsh","n":"1"}', 'data: {"text":"xx\r\n1f\r\nxx","n":"1"}'),
+        ('{"text":"\\ud83d\\ude00\\ud834\\udd1e"}', '{"text":"\\ud83d\\udf84\\ud83d\\udf84"}'),
         ('{"text" : "cut off', '{"text" : "xxxxxxx'),
         ('{"usage":{"completion_tokens":5},"tokens":5}', '{"usage":{"completion_tokens":5},"tokens":5}'),
         ('{"error":{"message":"too long"}}', '{"error":{"message":"too long"}}'),
@@ -42,9 +48,63 @@ from loadgen.transports.redaction import hidden_reply, hidden_request
 )
 def test_a_reply_keeps_its_form_and_no_text(body: str, hidden: str):
     """Each byte's place, the number of characters, the framing of chunks; also of a reply that was cut off."""
-    assert hidden == hidden_reply(body.encode()).decode()
+    assert hidden == hidden_reply(b"", body.encode()).decode()
     assert len(body.encode()) == len(hidden.encode())
     assert len(body) == len(hidden)
+
+
+@pytest.mark.parametrize("text", ["hush", "é𝄞", "\\u00e9\\n", "\\ud83d\\ude00"])
+def test_a_reply_keeps_its_form_wherever_a_chunk_ends(text: str):
+    """In the middle of a character, of an escape or of a field's name, where a proxy may have put the end."""
+    body = f'data: {{"id":"c1","text":"{text}","n":"1"}}\n\n'.encode()
+    expected = hidden_reply(b"", body)
+    for first, second in combinations(range(1, len(body)), 2):
+        pieces = body[:first], body[first:second], body[second:]
+        wire = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+        hidden = hidden_reply(CHUNKED, wire)
+        assert (len(wire), expected) == (len(hidden), dechunk(hidden).data)
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"5\r\nhush!"])
+def test_a_reply_with_broken_framing_has_no_text_and_is_broken_at_the_same_place(broken: bytes):
+    before, behind = b'{"text":"hush"}\n', b'{"text":"hush"}\n0\r\n\r\n'
+    hidden = hidden_reply(CHUNKED, b"%x\r\n%b\r\n" % (len(before), before) + broken + behind)
+    assert hidden.startswith(b'10\r\n{"text":"xxxx"}\n\r\n' + broken)
+    assert hidden.endswith(b'{"text":"xxxx"}\n0\r\n\r\n')
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\\q", b"\\ud800", b"\\u12x", b"\1"]
+)
+def test_a_text_that_cannot_be_read_still_cannot(text: bytes):
+    body = b'{"text":"ab%bcd"}' % text
+    hidden = hidden_reply(b"", body)
+    assert len(body) == len(hidden)
+    for each in (body, hidden):
+        with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
+            msgspec.json.decode(each)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"text":"' + b"x" * 100_000,
+        b'{"text":"' + "é".encode() * 50_000,
+        b'{"text":"' + "aé".encode() * 30_000,
+        b'{"text":[' + b'"a",' * 25_000,
+        b'{"top_logprobs":' + b" " * 100_000,
+    ],
+    ids=["ascii", "two bytes", "mixed", "list", "blanks"],
+)
+def test_a_large_reply_takes_little_more_than_its_size(body: bytes):
+    """A text of 1 MB took 280 MB, and blanks where tokens were expected held the worker for minutes."""
+    tracemalloc.start()
+    try:
+        with cpu_limit(3):
+            assert len(body) == len(hidden_reply(b"", body))
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 def tensors(*raw: bytes, **typed: bytes) -> bytes:
