@@ -71,9 +71,8 @@ async def watch(
     async with AsyncExitStack() as stack:
         shared: Watch | None = None
         url = await _served(stack, options, page, lambda: _unready(shared), lambda: _unhealthy(shared))
-        about = {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
         recorded = manifests.recorded(
-            options, options.out, command, clock, asyncio.Event(), about=about, slice_duration=SLICE_S
+            options, options.out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
         stack.enter_context(claimed(raw := path / run_directory.RAW))
@@ -112,6 +111,10 @@ async def watch(
         record_if_possible(shared, run_directory.WATCHED, **view.since_start(restarts=shared.receiver.restarts))
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.receiver.restarts), path
+
+
+def _about(options: WatchOptions) -> dict[str, list[dict[str, str]]]:
+    return {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
 
 
 def _unready(shared: Watch | None) -> str:
