@@ -44,12 +44,16 @@ def gap_line(gaps: Sequence[Gap], *, start_ns: int, spans: bool) -> str:
 
 
 def span_gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
-    """Return likewise when the receiver of spans was down."""
-    after = "and later requests have no times from spans"
-    return _gap_line("the receiver", gaps, start_ns, nothing="no span was received", after=after, meaning=_SPANS_LOST)
+    """Return likewise when the receiver of spans was down: that it stood still before is not known."""
+    nothing, after = "no span was received", "and later requests have no times from spans"
+    return _gap_line(
+        "the receiver", gaps, start_ns, nothing=nothing, after=after, meaning=_SPANS_LOST, least="at least "
+    )
 
 
-def _gap_line(who: str, gaps: Sequence[Gap], start_ns: int, *, nothing: str, after: str, meaning: str) -> str:
+def _gap_line(
+    who: str, gaps: Sequence[Gap], start_ns: int, *, nothing: str, after: str, meaning: str, least: str = ""
+) -> str:
     first, last = gaps[0], gaps[-1]
     times = f", the first of {len(gaps)} times" if len(gaps) > 1 else ""
     died = f"{who} died {_moment(first, start_ns)}{times} ({first.reason})"
@@ -57,7 +61,7 @@ def _gap_line(who: str, gaps: Sequence[Gap], start_ns: int, *, nothing: str, aft
         when = "after that" if last is first else f"after {(last.start_ns - start_ns) / 1e9:.1f} s"
         return f"{died} and could not be started again: {nothing} {when}, {after}"
     down_s = sum((gap.end_ns or gap.start_ns) - gap.start_ns for gap in gaps) / 1e9
-    return f"{died} and was started again: {nothing} for {down_s:.1f} s; {meaning}"
+    return f"{died} and was started again: {nothing} for {least}{down_s:.1f} s; {meaning}"
 
 
 def _moment(gap: Gap, start_ns: int) -> str:

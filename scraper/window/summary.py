@@ -67,7 +67,7 @@ class Endpoint(Quantities, frozen=True):
 class Gap(Struct, frozen=True, kw_only=True):
     """A time in which nothing was scraped, because the scraper had died."""
 
-    start_ns: Annotated[StampNs, doc("When its death was noticed.", "ns")]
+    start_ns: Annotated[StampNs, doc("Its last scrape; of one that never scraped, when its death was noticed.", "ns")]
     end_ns: Annotated[StampNs | None, doc("When another had scraped each page; null where none was up again.", "ns")]
     reason: Annotated[str, doc("What it died of.")]
 

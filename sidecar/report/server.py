@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 
 from scraper.window.gateways import gateway_pages
@@ -21,8 +23,17 @@ def server_of(run: Run, window: Window, slice_ns: int) -> Server:
 
 
 def gaps_of(run: Run) -> list[Gap]:
-    """Return when the scraper was down: from the first death to the restart after it, however many failed between."""
-    return _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
+    """Return when the scraper was down: from its last scrape before the first death to the restart after it, however
+    many failed between. One that stands still is noticed late.
+    """
+    gaps = _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
+    return [msgspec.structs.replace(gap, start_ns=_last_scrape_ns(run, gap.start_ns)) for gap in gaps]
+
+
+def _last_scrape_ns(run: Run, until_ns: int) -> int:
+    scraped = (endpoint.response_ns.tolist() for endpoint in run.endpoints)
+    failed = ([request_ns for request_ns, _ in endpoint.failures] for endpoint in run.endpoints)
+    return max((at_ns for at_ns in chain(*scraped, *failed) if at_ns <= until_ns), default=until_ns)
 
 
 def span_gaps_of(run: Run) -> list[Gap]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from faults.cases import Case, Kind, Outcome, Setting, long, quick, table_of, tried
+from faults.cases import Case, Kind, Outcome, Setting, Table, long, quick, table_of, tried
 from faults.suite import KINDS, SHARES
 
 
@@ -40,6 +42,17 @@ def selected(names: str, rows: str) -> list[Kind]:
     return [
         replace(kind, rows={row: n for row, n in kind.rows.items() if not chosen or row in chosen}) for kind in kinds
     ]
+
+
+def table_until_stopped(tries: Iterator[Outcome]) -> Table:
+    """Return the table of what came of cases, until all are tried or Ctrl-C or SIGTERM comes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    table = Table()
+    with suppress(KeyboardInterrupt):
+        for outcome in tries:
+            table.add(outcome)
+    return table
 
 
 def shown(tries: Iterator[Outcome]) -> Iterator[Outcome]:
@@ -68,7 +81,7 @@ def main() -> int:
             return int(bool(outcome.wrong))
         seed = int(time.time()) if options.seed is None else options.seed
         print(f"seed {seed}", flush=True)
-        table = table_of(
+        table = table_until_stopped(
             outcomes(selected(options.kinds, options.rows), seed, options.minutes, options.cases, Path(scratch))
         )
     print(table)

@@ -86,7 +86,10 @@ def tried(attempt: Try, case: Case) -> Outcome:
         wrong = attempt(case)
     except NotReachedError:
         reached = False
-    except Exception as error:  # noqa: BLE001  whatever it is goes into the table
+    except Exception as raised:  # noqa: BLE001  whatever it is goes into the table
+        error: BaseException = raised
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         last = traceback.extract_tb(error.__traceback__)[-1]
         wrong = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
     return Outcome(case=case, wrong=wrong, seconds=time.monotonic() - begun_s, reached=reached)

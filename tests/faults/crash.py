@@ -62,19 +62,29 @@ class Killed:
     descendants: Sequence[int]
 
 
-def answers(truth: Path, since_ns: int) -> list[dict[str, Any]]:
-    """Return what the engine knows of the requests that came since then and have ended; whole lines only."""
-    records = map(json.loads, truth.read_text().rpartition("\n")[0].splitlines())
+def answers(truth: Path, since_ns: int, start: int = 0) -> list[dict[str, Any]]:
+    """Return what the engine knows of the requests that came since then and have ended; whole lines only.
+
+    `start` is how long its file was by then, which grows with each case.
+    """
+    with truth.open("rb") as file:
+        file.seek(start)
+        text = file.read()
+    records = map(json.loads, text[: text.rfind(b"\n") + 1].splitlines())
     return [record for record in records if record["arrival_ns"] >= since_ns]
+
+
+def size_of(truth: Path) -> int:
+    return truth.stat().st_size if truth.exists() else 0
 
 
 def killed(url: str, truth: Path, path: Path, who: str, rng: random.Random) -> Killed:
     """Start a run and kill a part of it, after so many answers and a moment, or in its first second."""
     conductor, names, _ = VICTIMS[who]
     count, delay_s = rng.choice((0, rng.randrange(1, MOST_ANSWERS))), rng.uniform(0.0, 0.6)
-    began_ns = time.time_ns()
+    began_ns, start_bytes = time.time_ns(), size_of(truth)
     with start(*command(url, path, rng, who)) as run:
-        until(lambda: run.poll() is not None or len(answers(truth, began_ns)) >= count, f"{count} answers")
+        until(lambda: run.poll() is not None or len(answers(truth, began_ns, start_bytes)) >= count, f"{count} answers")
         time.sleep(delay_s)  # the moment that is drawn, not a wait for something
         until(lambda: run.poll() is not None or conductor or bool(_named(run, names)), "a process that is to be killed")
         descendants = [] if run.poll() is not None else list(children(run.pid))
@@ -160,7 +170,7 @@ def opened(setting: Setting) -> Iterator[Try]:
         def attempt(case: Case) -> str:
             path = setting.place / "run"
             shutil.rmtree(path, ignore_errors=True)
-            since_ns = time.time_ns()
+            since = time.time_ns(), size_of(truth)
             who, _, at_call = case.row.partition(":")
             if at_call:
                 run = killed_at_call(url, path, who, case.random())
@@ -170,12 +180,12 @@ def opened(setting: Setting) -> Iterator[Try]:
             if "Traceback" in run.left.err + run.left.out or logs.DEFECT in run.left.err:
                 return f"a defect: {run.left.err}"
             codes = VICTIMS[who][2] if run.killed_ns else (0,)
-            if who in ("scraper", "receiver") and len(answers(truth, since_ns)) <= 1:
+            if who in ("scraper", "receiver") and len(answers(truth, *since)) <= 1:
                 codes = (0, 3)  # it died before it was ready: that answer is of the request before the load
             if run.left.code not in codes and path.exists():
                 return f"exit {run.left.code}: {run.left.err.strip()}"
             is_cut = run.killed_ns > 0 and run.left.code != 0
-            wrong = evaluated(run, answers(truth, since_ns), is_cut=is_cut)
+            wrong = evaluated(run, answers(truth, *since), is_cut=is_cut)
             if not wrong and not (run.killed_ns and path.exists()):
                 raise NotReachedError
             return wrong

@@ -24,6 +24,8 @@ from faults.cases import Case, Kind, NotReachedError, Setting, Try
 from faults.injected.sitecustomize import Fault, environment, install
 from processes import QUIET, Ended, ended, start
 
+from sidecar.cli import free_pair
+
 LOAD = ("--rate", "40", "--requests", "10", "--warmup", "0", "--scrape-interval", "0.1", "--workers", "1")
 # The calls that fail, each with what it fails with; and the modules of the processes of a command.
 CALLS: dict[str, tuple[str, ...]] = {
@@ -32,7 +34,12 @@ CALLS: dict[str, tuple[str, ...]] = {
     "fsync": ("EIO", "ENOSPC"),
     "rename": ("EIO", "ENOSPC"),
 }
-PROCESSES = {"conductor": "sidecar", "worker": "loadgen.worker", "scraper": "scraper.worker"}
+PROCESSES = {
+    "conductor": "sidecar",
+    "worker": "loadgen.worker",
+    "scraper": "scraper.worker",
+    "receiver": "scraper.worker.spans",
+}
 ROWS = {
     **{f"report:{call}": 6 for call in CALLS},
     **{f"conductor:{call}": 1 for call in CALLS},
@@ -40,6 +47,8 @@ ROWS = {
     "worker:open": 1,
     "scraper:write": 1,
     "scraper:open": 1,
+    "receiver:write": 1,
+    "receiver:open": 0,
     "tmpfs": 0,  # which only root may mount
 }
 LEAST_BYTES, MOST_BYTES = 64 << 10, 2 << 20
@@ -54,6 +63,7 @@ MOST_CALLS = {
     "worker:open": 4,
     "scraper:write": 96,
     "scraper:open": 6,
+    "receiver:open": 4,
 }
 SIZES = {row: MOST_CALLS[row] * 2 * len(CALLS[row.partition(":")[2]]) for row in ROWS if row != "tmpfs"}
 MARGIN = 8  # calls that a run may have more than another one
@@ -103,10 +113,10 @@ def small_disk(path: Path, size: int) -> Iterator[None]:
         subprocess.run(["/bin/umount", path], check=True)
 
 
-def loaded(url: str, run: Path, variables: Mapping[str, str]) -> Ended:
+def loaded(url: str, run: Path, variables: Mapping[str, str], *options: str) -> Ended:
     """Run a load."""
     lengths = ("--input-tokens", "16", "--output-tokens", "8")
-    with start("run", url, *LOAD, *lengths, *QUIET, "--out", run, **variables) as process:
+    with start("run", url, *LOAD, *lengths, *QUIET, *options, "--out", run, **variables) as process:
         return ended(process, run)
 
 
@@ -123,13 +133,24 @@ def wrong_run(left: Ended, truth: Path, since_ns: int, *, may_fail_again: bool =
     return crash.evaluated(killed, crash.answers(truth, since_ns), is_cut=left.code != 0, codes=codes)
 
 
+def wrong_spans(left: Ended) -> str:
+    """Say what is wrong with the breakdown of a run whose receiver cannot write: what is lost is said, in a warning."""
+    lost = [row for row in left.requests() if row["breakdown_source"] != "trace"]
+    is_said = left.code or any("span" in warning for warning in left.summary["warnings"])
+    return f"{len(lost)} requests have no spans, and nothing says so" if lost and not is_said else ""
+
+
 @contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
-    truth = setting.place / "truth.jsonl"
+    truth, traced_truth = setting.place / "truth.jsonl", setting.place / "traced-truth.jsonl"
     base = bases.recorded("vllm_spans", setting.place)
     logs.report(base)
     last: dict[str, int] = {}  # by row, a number of calls that is surely not exceeded
-    with processes.engine("--truth", truth) as (url, _):
+    spans_to = free_pair()
+    with (
+        processes.engine("--truth", truth) as (url, _),
+        processes.engine("--truth", traced_truth, "--otlp-endpoint", f"http://{spans_to}") as (traced_url, _),
+    ):
 
         def attempt(case: Case) -> str:
             run = setting.place / "case/run"
@@ -150,6 +171,9 @@ def opened(setting: Setting) -> Iterator[Try]:
             if case.row.startswith("report"):
                 shutil.copytree(base, run)
                 wrong = reported(run, fault)
+            elif case.row.startswith("receiver"):
+                left = loaded(traced_url, run, environment(fault), "--otlp-listen", spans_to)
+                wrong = wrong_run(left, traced_truth, since_ns) or wrong_spans(left)
             else:
                 wrong = wrong_run(loaded(url, run, environment(fault)), truth, since_ns)
             if not fault.marker.exists():

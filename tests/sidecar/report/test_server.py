@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from logs import request_log
+from series import endpoint_of, gauge
 
 from exporter.report.alerts import gap_line, span_gap_line
 from scraper.spans.requests import engine_spans
@@ -18,6 +19,7 @@ from sidecar.errors import DamagedRun
 from sidecar.report.server import gaps_of, received_by_scraper, require_server, span_gaps_of
 
 S = 10**9
+UP = gauge("up", 1)
 NEVER_BACK = [(6, SCRAPER_DIED)]
 
 
@@ -39,6 +41,15 @@ def test_a_gap_lasts_until_a_scraper_is_up_again():
     gaps = gaps_of(run((2, SCRAPER_DIED), (2.5, SCRAPER_DIED), (4, SCRAPER_RESTARTED), (5, "note"), (6, SCRAPER_DIED)))
     assert [Gap(start_ns=2 * S, end_ns=4 * S, reason="at 2"), Gap(start_ns=6 * S, end_ns=None, reason="at 6")] == gaps
     assert [] == gaps_of(run((5, "note")))
+
+
+def test_a_gap_begins_with_the_last_scrape():
+    """A scraper that stands still is noticed when it does not answer, which may be half a minute later."""
+    page, other = endpoint_of([UP, None], at_ns=[S, 4 * S], took_ns=0), endpoint_of([UP, UP], at_ns=[3 * S, 30 * S])
+    stood_still = replace(run((20, SCRAPER_DIED), (21, SCRAPER_RESTARTED)), endpoints=(page, other))
+    gaps = gaps_of(stood_still)
+    assert [Gap(start_ns=4 * S, end_ns=21 * S, reason="at 20")] == gaps
+    assert "incomplete" == server_summary((page, other), Window(start_ns=S, end_ns=5 * S), S, gaps=gaps).status
 
 
 def test_a_receiver_dies_by_itself():
@@ -104,8 +115,8 @@ def test_a_hole_is_said_with_what_it_means():
 def test_a_hole_of_spans_is_said_with_what_it_means():
     """Spans that were not sent again are lost, or all that came later."""
     assert (
-        "the receiver died 5.7 s into the measurement (killed) and was started again: no span was received for 1.3 s; "
-        "spans that were sent meanwhile are lost unless their sender sent them again"
+        "the receiver died 5.7 s into the measurement (killed) and was started again: no span was received for at "
+        "least 1.3 s; spans that were sent meanwhile are lost unless their sender sent them again"
     ) == span_gap_line([gap(15.7, 17)], start_ns=10 * S)
     assert (
         "the receiver died 2.0 s into the measurement (killed) and could not be started again: no span was received "
