@@ -129,15 +129,16 @@ def iter_payloads(tail: FrameTail) -> Iterator[bytes]:
 
 def _logs(read: Read, played: Played) -> Iterator[str]:
     """A receiver that was killed may leave a torn frame at the end of its log; one that ended states what it wrote."""
+    none_was_killed = all(receiver.code == 0 for receiver in played.receivers)
     for log in read.logs:
         extent = log.extent
         if extent.lost_frames or extent.lost_bytes:
             yield f"{log.path.name} is damaged: {extent}"
         states = [record for record in log.records if isinstance(record, StateRecord)]
         is_ended = bool(states) and states[-1].state == "ended"
-        if extent.torn_bytes and is_ended and all(receiver.code == 0 for receiver in played.receivers):
+        if extent.torn_bytes and is_ended and none_was_killed:
             yield f"{log.path.name} is torn, though its receiver ended: {extent}"
-        if is_ended and extent.end is None and not played.disk.failures:
+        if is_ended and extent.end is None and none_was_killed and not played.disk.failures:
             yield f"{log.path.name} has no end, though its receiver ended"
     counted: Counter[str] = Counter()  # of a receiver, in all of its logs
     for log in read.logs:
