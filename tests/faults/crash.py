@@ -121,7 +121,7 @@ def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed
     with start(*command(url, path, rng, who), **environment(fault)) as run:
         descendants: list[int] = []
         while run.poll() is None and not fault.marker.exists():
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, ProcessLookupError):
                 descendants = list(children(run.pid)) or descendants
             time.sleep(0.01)  # looks again, and waits for nothing else
         left = ended(run, path)
@@ -130,7 +130,7 @@ def killed_at_call(url: str, path: Path, who: str, rng: random.Random) -> Killed
 
 
 def _named(run: subprocess.Popen[str], modules: Sequence[str]) -> list[int]:
-    with suppress(FileNotFoundError):  # a child that has just ended
+    with suppress(FileNotFoundError, ProcessLookupError):  # a child that has just ended
         return child_processes(run.pid, *modules)
     return []
 
