@@ -194,6 +194,23 @@ def test_no_command_takes_long_writes_elsewhere_or_shows_a_control(
     assert [] == [cell for path in files if path.suffix == ".csv" for cell in formulas(path)]
 
 
+def test_where_a_report_was_written_is_shown_without_what_a_terminal_obeys(
+    tmp_path: Path, study: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its name comes from others, too: of a run, of a study, and of a page, where markup stays text."""
+    outer = tmp_path / f"of {ESCAPES}\n[bold red]x"
+    outer.mkdir()
+    run = golden_files.copied("vllm_plain", outer)
+    append(study, *judged())
+    other = golden_files.copied("two_engines", outer)
+    study = study.rename(outer / "study")
+    for arguments in ((run,), (study,), (run, other, "--output", outer / "page.html")):
+        assert 0 == ran("report", *arguments)
+        said = capsys.readouterr()
+        assert [] == UNSEEN.findall(said.out + said.err)
+        assert "\\x0a[bold red]x" in said.out
+
+
 def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):
     """--untrusted: in a process of its own, whose report it is; one that would take more is one line."""
     path = golden_files.copied("two_engines", tmp_path)

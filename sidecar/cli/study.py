@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from rundir.printable import escaped
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
 from sidecar.errors import ConfigurationError, DamagedRun, Interrupted
@@ -189,7 +190,7 @@ def _print_report(derived: "Derived", path: Path) -> None:
     from sidecar.report.derive import files_in  # noqa: PLC0415  as above
 
     _print(derived.report)
-    _print(f"Written to {path}: {files_in(path)}")
+    _print(f"Written to {escaped(str(path))}: {files_in(path)}")
 
 
 def _print(text: str) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group
+from rich.text import Text
 
 from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
 from exporter.html import as_comparison
 from exporter.report import without_controls, without_padding
 from rundir.columns import take
-from rundir.printable import printable
+from rundir.printable import escaped, printable
 from sidecar.directory import write_text
 from sidecar.errors import ConfigurationError
 from sidecar.live.final import recorded
@@ -35,7 +36,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     console = Terminal(highlight=False)
     page = Group(*comparison(compared))
     console.print(page if console.is_terminal else without_padding(page), end="", soft_wrap=not console.is_terminal)
-    console.print(f"\nWritten: {output}", soft_wrap=True)
+    console.print(Text(f"\nWritten: {escaped(str(output))}"), soft_wrap=True)
 
 
 def write_change(derived: Derived, base: Path) -> None:

@@ -51,7 +51,7 @@ from methodology.stability import Stability
 from methodology.steady import steady_throughput
 from rundir.clock import iso_ms
 from rundir.columns import take
-from rundir.printable import printable
+from rundir.printable import escaped, printable
 from rundir.stats import Missing, Statistics
 from scraper.hardware.summary import gpu_names, hardware_summary
 from scraper.window.window import Window
@@ -302,7 +302,7 @@ def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) ->
         console.print(text.render(summary))
     else:
         console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
-    console.print(Text(f"\nWritten to {path}: {files_in(path)}"), soft_wrap=True)
+    console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
 
 
 def report_up_to(error: SidelightError, *, span_bytes: int | None = None) -> None:
