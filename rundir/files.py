@@ -42,11 +42,11 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
     return FileIO(fd)
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file. Raises OSError as `open_regular` does, and for one of more than MOST_BYTES."""
+def read_regular(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the content of a file. Raises OSError as `open_regular` does, and for one of more bytes than these."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {MOST_BYTES} bytes", os.fspath(path))
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", os.fspath(path))
         return file.readall()
 
 

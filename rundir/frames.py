@@ -267,20 +267,21 @@ def read_frames(path: str | os.PathLike[str], *, gaps: bool = False) -> Iterator
 class LogTails:
     """Follows all logs of a directory while they grow; owns the open files. A context manager.
 
-    `refused` has the files that are none, each with why: links, FIFOs, devices. Logs of a number below `first` are
-    passed over.
+    A file is open until it was read with `last`, or another follows it. `refused` has the files that are none, each
+    with why: links, FIFOs, devices. Logs of a number below `first` are passed over.
     """
 
     def __init__(self, directory: Path, *, first: int = 0) -> None:
         self._directory, self._first = directory, first
         self._tails: dict[Path, FrameTail] = {}
         self._done: set[Path] = set()
+        self._extents: dict[Path, Extent] = {}
         self.refused: dict[Path, str] = {}
 
     @property
     def extents(self) -> Mapping[Path, Extent]:
-        """Return how much of each file that is open was read."""
-        return {path: tail.extent for path, tail in self._tails.items()}
+        """Return how much was read of each file that is open, or was read with `last`."""
+        return self._extents | {path: tail.extent for path, tail in self._tails.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -317,7 +318,9 @@ class LogTails:
                 yield from ((path, payload) for payload in payloads)
             if last or is_followed:
                 yield from ((path, payload) for payload in tail.read_rest())
-            if is_followed:
+            if last:
+                self._extents[path] = tail.extent
+            if last or is_followed:  # a directory of others may have more logs than a process may open
                 self._tails.pop(path).close()
                 self._done.add(path)
 

@@ -15,7 +15,7 @@ import golden_files
 import msgspec
 import pytest
 from faults.cases import cpu_limit
-from processes import sidelight
+from processes import ended, sidelight, start
 from sent_requests import parts
 from tiny_study import TINY
 
@@ -27,6 +27,7 @@ from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord
 from sidecar.cli import main
+from sidecar.directory import MOST_LOGS
 from sidecar.options.fields import FORMATS
 from sidecar.study.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
 
@@ -232,7 +233,47 @@ def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):
     assert "MemoryError" in bounded.err
 
 
-@pytest.mark.parametrize("manifest", ["[" * 200_000, '{"run_id": "r", "config": {}}', "\x00", "{}"])
+def test_a_directory_may_have_more_logs_than_a_process_may_open(tmp_path: Path):
+    """Each is open only while it is read."""
+    path = golden_files.copied("two_engines", tmp_path)
+    for number in range(2, 400):
+        FrameLog(path / "raw" / f"hardware-{number}.log").close()
+    with start("report", path, limit=200) as process:
+        reported = ended(process, path)
+    assert 0 == reported.code, reported.err
+
+
+def test_of_many_damaged_logs_the_first_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = golden_files.copied("two_engines", tmp_path)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["config"]["url"] = [f"http://engine-{number}:8000" for number in range(1000)]
+    manifest["logs"] = {f"requests-{number}.log": None for number in range(5, 5005)}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert 3 == ran("report", path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "raw/requests-1007.log: it is damaged (the file is missing); and 4,990 more" in said
+    assert "http://engine-9:8000, and 990 more" in said
+    assert len(said) < 20_000
+
+
+def test_more_logs_than_a_run_writes_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Named in the manifest, or lying there."""
+    path = golden_files.copied("two_engines", tmp_path)
+    text = (path / "manifest.json").read_text()
+    logs = {f"x{number}": None for number in range(MOST_LOGS + 1)}
+    (path / "manifest.json").write_text(json.dumps(json.loads(text) | {"logs": logs}))
+    assert 2 == ran("report", path)
+    assert "manifest.json: logs: 10,001 logs, and a run has at most 10,000\n" in capsys.readouterr().err
+    (path / "manifest.json").write_text(text)
+    for number in range(MOST_LOGS):
+        (path / "raw" / f"x{number}.log").touch()
+    assert 2 == ran("report", path)
+    assert "raw: 10,0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "manifest", ["[" * 200_000, '{"run_id": "r", "config": {}}', "\x00", "{}", f'{{"run_id": "{"r" * 2_100_000}"}}']
+)
 def test_a_run_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], manifest: str):
     """Of `report`, of several, of --base, and of `compare`."""
     good, bad = golden_files.copied("two_engines", tmp_path), tmp_path / "bad"

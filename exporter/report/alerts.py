@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from exporter.summary.result import Summary
 from rundir.integrity import Integrity, LogIntegrity
+from rundir.printable import first_of
 from scraper.window.summary import Gap
 
 _SPANS_LOST = "spans that were sent meanwhile are lost unless their sender sent them again"
@@ -29,7 +30,7 @@ def torn_lines(integrity: Integrity) -> Iterator[str]:
     """Yield what a killed process left half of: it had not written more, so that no number is another for it."""
     torn = [f"{log.lost_bytes:,} bytes of raw/{log.log}" for log in integrity.logs if log.state == "torn"]
     if torn:
-        yield f"the last record of a process that was killed is cut off and not used: {', '.join(torn)}"
+        yield f"the last record of a process that was killed is cut off and not used: {first_of(torn)}"
 
 
 def gap_line(gaps: Sequence[Gap], *, start_ns: int, spans: bool) -> str:
@@ -81,7 +82,7 @@ def damage_lines(integrity: Integrity) -> Iterator[str]:
 def damage_of(integrity: Integrity) -> str:
     """Return what is missing or damaged, empty where no record is known to be."""
     damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
-    return "; ".join([*damaged, *integrity.disagreements])
+    return "; ".join([*([first_of(damaged, separator="; ")] if damaged else []), *integrity.disagreements])
 
 
 def _what_is_lost(log: LogIntegrity) -> str:

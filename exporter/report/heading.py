@@ -13,6 +13,7 @@ from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.requests.summary import HeldBack, RequestCounts
+from rundir.printable import first_of
 
 
 def heading(summary: Summary) -> Text:
@@ -21,7 +22,7 @@ def heading(summary: Summary) -> Text:
         return _watched(summary, summary.watch)
     config, engine = summary.config, summary.server.engine
     target = config.get("model") or "server metrics only"
-    where = ", ".join(urls_of(config) or config.get("metrics") or ())
+    where = first_of(urls_of(config) or config.get("metrics") or ())
     server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""
     when = f"{summary.window.start[:10]} {summary.window.start[11:19]} UTC"
     sent = summary.client.requests.sent
@@ -66,7 +67,7 @@ def _counts(requests: RequestCounts) -> str:
 def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
     """Say which time of a watch the numbers cover, and how many requests were seen in it."""
     config, window, engine = summary.config, summary.window, summary.server.engine
-    where = ", ".join(config.get("metrics") or ()) or "no page, by spans alone"
+    where = first_of(config.get("metrics") or ()) or "no page, by spans alone"
     server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""
     covered = f"{window.start[:10]} {window.start[11:19]} to {_until(window)} UTC, {duration(window.duration_s)}"
     if watch.shortened:

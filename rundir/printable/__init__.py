@@ -85,6 +85,12 @@ def defused(text: str) -> str:
     return text
 
 
+def first_of(texts: Sequence[str], most: int = 10, separator: str = ", ") -> str:
+    """Return texts as one, and behind the first of them how many more there are."""
+    more = [f"and {len(texts) - most:,} more"] if len(texts) > most else []
+    return separator.join([*texts[:most], *more])
+
+
 def sparkline(values: Sequence[float | None]) -> str:
     """Return a block for each value, its height the share of the largest: the lowest is zero or below, a blank is
     unknown.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from scraper.spans.requests import EngineSpans
 
 MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 2 * 1024 * 1024
 RAW = "raw"
+MOST_LOGS = 10_000  # of a run: a watch keeps some thirty, and one more for each time that a process died
 SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
@@ -222,7 +224,8 @@ def decode_event(payload: bytes) -> Event:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
     try:
-        manifest = json.loads(read_regular(path / MANIFEST), parse_constant=_refuse_constant)
+        text = read_regular(path / MANIFEST, most_bytes=MOST_MANIFEST_BYTES)
+        manifest = json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
         raise ConfigurationError(f"{path}: {what}; give the directory of a run (its --out)") from None
@@ -351,6 +354,7 @@ class RunLogs:
             ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
+        require_few_logs(f"{self.path / MANIFEST}: logs", ends or ())
         extents = {path.name: extent for path, extent in self._tails.extents.items()}
         counts, unsent = self._agreements(manifest, [(event.name, event.data) for event in events], received)
         return integrity(
@@ -412,6 +416,12 @@ class RunLogs:
 def one_line(error: Exception) -> str:
     """Return what an error says, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def require_few_logs(where: str, logs: Sized) -> None:
+    """Raise ConfigurationError where there are more logs than a run writes."""
+    if len(logs) > MOST_LOGS:
+        raise ConfigurationError(f"{where}: {len(logs):,} logs, and a run has at most {MOST_LOGS:,}")
 
 
 def log_ends(path: Path) -> dict[str, LogEnd | None]:

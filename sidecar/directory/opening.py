@@ -26,6 +26,7 @@ from sidecar.directory import (
     decode_event,
     on_last_clock,
     read_manifest,
+    require_few_logs,
 )
 from sidecar.directory.failures import ErrorCount
 from sidecar.directory.stamps import time_of
@@ -47,8 +48,10 @@ def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
     manifest = read_manifest(path)
     try:
         require_directory(path / RAW)
+        files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read
     except OSError as error:
         raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
+    require_few_logs(str(path / RAW), files)
     config = manifest.get("config", {})
     run_id = str(manifest["run_id"])
     if config.get("keep"):  # a watch's alone

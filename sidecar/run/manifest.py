@@ -18,9 +18,9 @@ from msgspec import to_builtins as builtins
 
 from rundir.clock import Clock, iso_ms, utc_now
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, RAW, create, log_ends, write_json
+from sidecar.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, create, json_text, log_ends, write_json
 from sidecar.directory.syncing import LogSync
-from sidecar.errors import CannotWrite, Interrupted, SidelightError
+from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.options.config import as_recorded
 
 if TYPE_CHECKING:
@@ -45,10 +45,11 @@ async def recorded(
     """Create a run directory and give the run's id and the directory; write its manifest now, and again at the end
     with the time and the status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
 
-    `about` describes the target, `decided` are options that were not given. Raises as `run.create`.
+    `about` describes the target, `decided` are options that were not given. Raises as `create`,
+    and ConfigurationError for options that no manifest has room for.
     """
     run_id = f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
-    path = create(out or Path("runs") / run_id, world_readable=options.world_readable)
+    path = out or Path("runs") / run_id
     now_ns = clock.now_ns()
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -61,6 +62,13 @@ async def recorded(
         **_machine(clock),
         **about,
     }
+
+    if len(json_text(manifest)) > MOST_MANIFEST_BYTES // 2:  # the end of each log comes to it
+        raise ConfigurationError(
+            f"the options of this run take more than {MOST_MANIFEST_BYTES // 2:,} characters of its {MANIFEST}; what "
+            "is long in them belongs into a file that an option names (--prompts, --dataset)"
+        )
+    create(path, world_readable=options.world_readable)
 
     def close(status: str, **why: str) -> None:
         now_ns = clock.now_ns()

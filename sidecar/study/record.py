@@ -26,7 +26,7 @@ from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, RAW, one_line, write_json
+from sidecar.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, one_line, write_json
 from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.options.config import as_recorded
 from sidecar.options.study import StudyOptions
@@ -306,7 +306,7 @@ def run_name(number: int, step: Step) -> str:
 def is_whole(run: Path) -> bool:
     """Tell whether a run directory says of itself that its run came to its end."""
     try:
-        manifest = msgspec.json.decode(read_regular(run / MANIFEST))
+        manifest = msgspec.json.decode(read_regular(run / MANIFEST, most_bytes=MOST_MANIFEST_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("status") == "complete" and (run / RAW).is_dir()

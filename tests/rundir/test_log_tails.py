@@ -48,6 +48,20 @@ def test_a_torn_file_does_not_hold_up_the_next(tmp_path: Path):
         assert [b"1", b"2"] == [payload for _, payload in tails.news("a-*.log")]
 
 
+def test_a_file_is_open_until_all_of_it_was_read(tmp_path: Path):
+    """What was read of it stays known; what comes later is not looked for."""
+    log = FrameLog(tmp_path / "a-1.log")
+    log.append(b"1")
+    with LogTails(tmp_path) as tails:
+        assert [b"1"] == [payload for _, payload in tails.news("a-*.log")]
+        log.append(b"2")
+        assert [b"2"] == [payload for _, payload in tails.news("a-*.log", last=True)]
+        assert [2] == [extent.frames for extent in tails.extents.values()]
+        log.append(b"3")
+        assert [] == list(tails.news("a-*.log"))
+    log.close()
+
+
 def test_old_files_are_deleted_but_the_newest_and_the_unread(tmp_path: Path):
     """By when they were written to last, and the clock that is given: that of the machine may have been set."""
     for number in range(4):
