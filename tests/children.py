@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,10 +11,13 @@ from pathlib import Path
 
 
 @asynccontextmanager
-async def piped(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run Python with these arguments, its input and output as pipes; it is gone at the end."""
+async def piped(*arguments: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run Python with these arguments and variables, its input and output as pipes; it is gone at the end."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, *arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **variables},
     )
     try:
         yield process

@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import math
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,11 +42,20 @@ class Place(msgspec.Struct, order=True):
     records: Number = 0
 
 
+class Taken(msgspec.Struct, kw_only=True):
+    """The places of another directory, whose cursor has this `id`, up to which its exports are counted here."""
+
+    id: Number
+    spans: Place
+    others: Place
+
+
 class Cursor(msgspec.Struct, kw_only=True):
     """The places of a directory's two queues.
 
     url is that of the collector, masked; "" where no other watch goes on from here: of a run, and where nothing waits.
-    `forwarded` and `dropped` are the exports of spans that receivers of this directory have passed on, and given up.
+    `forwarded` and `dropped` are the exports of spans that receivers of this directory have passed on, and given up,
+    also of the directories that they took over, of which `taken` is the last. `id` is drawn at random, 0 for none.
     """
 
     url: str
@@ -53,6 +63,8 @@ class Cursor(msgspec.Struct, kw_only=True):
     others: Place
     forwarded: Number = 0
     dropped: Number = 0
+    id: Number = 0
+    taken: Taken | None = None
 
 
 class SignalRecord(msgspec.Struct, tag="signal", array_like=True, frozen=True, kw_only=True):
@@ -131,16 +143,22 @@ class Queue:
         self.exports[self._head.signal] -= 1
         self.size_bytes -= self._head.size
         self._head = None
-        self.place.log, self.place.records = self._at.log, self._at.records
+        self._move()
 
     def give_up(self) -> Counter[str]:
         """Take all out of what waits, and return how many exports that is, by signal."""
         exports, self.exports, self.size_bytes, self._head = self.exports, Counter(), 0, None
+        self._move()
         return exports
 
     def close(self) -> None:
         """Close the files."""
         self._tails.__exit__()
+
+    def _move(self) -> None:
+        """Let the place be where the reading is, if that has come so far again."""
+        at = max(self.place, self._at)
+        self.place.log, self.place.records = at.log, at.records
 
     def _next(self) -> QueueRecord | None:
         record = next(self._reading, None)
@@ -171,6 +189,7 @@ class Backlog:
         self.spans = Queue(raw, SPANS, cursor.spans, most_bytes=most_bytes)
         self.others = Queue(raw, OTHERS, cursor.others, most_bytes=most_other_bytes)
         self.cursor = cursor
+        self.cursor.id = cursor.id or secrets.randbits(62)
         self._raw, self._lock = raw, lock
         self._writing: FrameLog | None = None
         self._width = _NUMBERS_BYTES + len(msgspec.json.encode(cursor.url))
@@ -207,6 +226,7 @@ class Backlog:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             cursor = _cursor(raw)  # as its processes have left it
             if cursor is not None and os.fstat(lock).st_uid == os.geteuid():
+                _advance(cursor, raw)
                 return cls(raw, cursor, lock, **limits)
         if lock >= 0:
             os.close(lock)
@@ -250,13 +270,20 @@ class Backlog:
         if queue is self.others and queue.place.log != number:
             self._delete(before=queue.place.log)
 
-    def save(self) -> None:
-        """Write the cursor.
+    def save(self, taken: Backlog | None = None) -> None:
+        """Write the cursor, and then that of a directory that is taken over, whose exports are counted here.
 
-        Where that cannot be done, as on a full disk, a receiver that follows a killed one sends some again.
+        What is counted, and up to where, is one write, to this cursor: after a kill between the two, who takes the
+        directory over next goes by it. Where it cannot be written, as on a full disk, a receiver that follows a killed
+        one sends some again.
         """
+        if taken is not None:
+            other = taken.cursor
+            self.cursor.taken = Taken(id=other.id, spans=other.spans, others=other.others)
         with suppress(OSError):
             os.pwrite(self._fd, msgspec.json.encode(self.cursor).ljust(self._width), 0)
+            if taken is not None:
+                taken.save()
 
     def close(self) -> None:
         """Leave all to who comes next where something waits, else remove the queue's files; the cursor says so."""
@@ -294,8 +321,7 @@ def claimed(raw: Path) -> Iterator[None]:
 def left_beside(log: Path) -> list[Path]:
     """Return the folders of logs in which exports may wait, of all directories beside that of a log, by name."""
     raw = log.absolute().parent
-    folders = (path.parent for path in raw.parent.parent.glob(f"*/{raw.name}/{CURSOR}"))
-    return sorted(folder for folder in folders if folder != raw and (cursor := _cursor(folder)) and cursor.url)
+    return sorted(folder for folder, cursor in _cursors_beside(raw) if folder != raw and cursor.url)
 
 
 def final_counts(raw: Path, states: Sequence[StateRecord]) -> tuple[Counts | None, int]:
@@ -314,6 +340,21 @@ def final_counts(raw: Path, states: Sequence[StateRecord]) -> tuple[Counts | Non
 
 def _beyond(cursor: Cursor, recorded: ForwardQueue) -> tuple[int, int]:
     return max(0, cursor.forwarded - recorded.forwarded), max(0, cursor.dropped - recorded.dropped)
+
+
+def _cursors_beside(raw: Path) -> Iterator[tuple[Path, Cursor]]:
+    """Give those of all directories beside that of a folder of logs, of itself too, each with its folder."""
+    for path in raw.parent.parent.glob(f"*/{raw.name}/{CURSOR}"):
+        if (cursor := _cursor(path.parent)) is not None:
+            yield path.parent, cursor
+
+
+def _advance(cursor: Cursor, raw: Path) -> None:
+    """Move a cursor, whose directory is locked, on to where those that took it over before have counted its exports."""
+    for _, taker in _cursors_beside(raw):
+        if taker.taken is not None and taker.taken.id == cursor.id != 0:
+            cursor.spans = max(cursor.spans, taker.taken.spans)
+            cursor.others = max(cursor.others, taker.taken.others)
 
 
 def _folder(raw: Path) -> int:

@@ -345,9 +345,7 @@ class Forwarder:
         else:
             self.dropped += exports
             cursor.dropped += exports[TRACES]
-        backlog.save()
-        if backlog is not self._backlog:
-            self._backlog.save()
+        self._backlog.save(taken=None if backlog is self._backlog else backlog)
         self._emptied.set()
 
     async def _take_over_on(self) -> None:

@@ -67,7 +67,7 @@ class _Through(io.RawIOBase):
 
 def install(fault: Fault) -> Callable[[], None]:
     """Let a call fail from now on, and return what ends that."""
-    calls = {"open": os.open, "write": os.write, "fsync": os.fsync, "rename": os.rename, "fdopen": os.fdopen}
+    calls = {name: getattr(os, name) for name in ("open", "write", "pwrite", "fsync", "rename", "fdopen")}
     count = 0
 
     def fails(call: str) -> bool:
@@ -110,6 +110,11 @@ def install(fault: Fault) -> Callable[[], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
         return calls["write"](fd, data)
 
+    def placed(fd: int, data: Any, at: int) -> int:
+        if is_below(fd) and fails("pwrite"):
+            raise error()
+        return calls["pwrite"](fd, data, at)
+
     def synced(fd: int) -> None:
         if is_below(fd) and fails("fsync"):
             raise error()
@@ -130,6 +135,7 @@ def install(fault: Fault) -> Callable[[], None]:
             setattr(os, name, call)
 
     os.open, os.write, os.fsync, os.rename, os.fdopen = opened, written, synced, renamed, file_of  # type: ignore[assignment]
+    os.pwrite = placed
     return uninstall
 
 
