@@ -28,9 +28,10 @@ SECRET_NAME = re.compile(
 # Headers whose values are names of things, which stand in results for their own sake.
 _NAMING = re.compile("model|team|tenant|org|region|route|version|trace|request|agent|accept|content|host|project|stage")
 _VARIABLE = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
-# Of a command: --api-key VALUE, TOKEN=VALUE, "Authorization: Bearer VALUE", user:password@host.
+# Of a command: --api-key VALUE, TOKEN=VALUE, "Authorization: Bearer VALUE", user:password@host. A name is looked for
+# where a word begins: from each letter of a word on, a long one took the square of its length.
 _IN_COMMAND = re.compile(
-    r"([\w-]*(?:key|token|secret|password|passwd|pwd|credentials?|authorization)(?:=|:\s*|\s+)[\"']?"
+    r"((?<![\w-])[\w-]*(?:key|token|secret|password|passwd|pwd|credentials?|authorization)(?:=|:\s*|\s+)[\"']?"
     r"(?:Bearer\s+|Basic\s+)?)([^\s\"']+)",
     re.IGNORECASE,
 )
@@ -215,4 +216,4 @@ def _forms(value: str) -> Iterator[str]:
     yield value
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield quote(value, safe="")
+    yield quote(value, safe="", errors="replace")

@@ -24,6 +24,7 @@ from methodology.study.model import Step
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from rundir.framing import Framer
+from rundir.printable import defused, masking, printable_json, printable_lines
 from scraper.spans.backlog import CURSOR, Backlog
 from scraper.spans.spec import ForwardKeep
 from sidecar.directory import RAW
@@ -130,6 +131,17 @@ def options_of_all() -> list[bytes]:
     return [msgspec.json.encode({"schema_version": 1, "options": as_recorded(asked)})]
 
 
+def shown(text: str) -> None:
+    """Show a text in every way, and take secrets from it as from a command, a URL, a user and a header."""
+    with mock.patch.dict(masking._KNOWN):
+        masking.register_command(text)
+        masking.register_url(text)
+        masking.register_user(text)
+        masking.register_headers([(text, text), ("Authorization", text)])
+    for show in (masking.masked_command, masking.masked_body, printable_lines, printable_json, defused):
+        show(text)
+
+
 def cursor(data: bytes, _: random.Random, place: Path) -> None:
     """Go on with the exports that a watch has left behind a cursor."""
     raw = place / "watch" / RAW
@@ -174,6 +186,7 @@ OPTION_PARSERS: dict[str, Parser] = {
         ),
         read=option(guardrails),
     ),
+    "shown": Parser(corpus=files("commands"), read=option(shown)),
     "slo": Parser(
         corpus=texts("ttft_p99<500ms,e2e_mean<=2s,error_rate<1%", "itl_max<0.1s, throughput>5"),
         read=option(parse_slo), declared=(ValueError,),

@@ -127,3 +127,9 @@ def test_a_command_is_recorded_without_what_it_calls_secret():
     shown = masked_command(command)
     assert "hush" not in shown
     assert "--max-num-batched-tokens 8192 && curl -H 'Authorization: Bearer ***' http://***@h" in shown
+
+
+def test_a_secret_that_is_no_text_is_masked():
+    """A variable of the environment may hold any bytes."""
+    register_environment({"HF_TOKEN": "ab1\udcff2345678"})
+    assert "a *** b" == without_secrets("a ab1\udcff2345678 b")
