@@ -63,11 +63,7 @@ async def recorded(
         **about,
     }
 
-    if len(json_text(manifest)) > MOST_MANIFEST_BYTES // 2:  # the end of each log comes to it
-        raise ConfigurationError(
-            f"the options of this run take more than {MOST_MANIFEST_BYTES // 2:,} characters of its {MANIFEST}; what "
-            "is long in them belongs into a file that an option names (--prompts, --dataset)"
-        )
+    _require_room(manifest)
     create(path, world_readable=options.world_readable)
 
     def close(status: str, **why: str) -> None:
@@ -98,6 +94,15 @@ async def recorded(
     except CannotWrite as error:
         error.run_directory = path  # whose results are known all the same
         raise
+
+
+def _require_room(manifest: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError where a manifest leaves no room for the ends of logs: the run could not be read."""
+    if len(json_text(manifest)) > MOST_MANIFEST_BYTES // 2:
+        raise ConfigurationError(
+            f"the options of this run take more than {MOST_MANIFEST_BYTES // 2:,} characters of its {MANIFEST}; what "
+            "is long in them belongs into a file that an option names (--prompts, --dataset)"
+        )
 
 
 def _machine(clock: Clock) -> dict[str, Any]:
