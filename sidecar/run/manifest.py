@@ -45,8 +45,7 @@ async def recorded(
     """Create a run directory and give the run's id and the directory; write its manifest now, and again at the end
     with the time and the status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
 
-    `about` describes the target, `decided` are options that were not given. Raises as `create`,
-    and ConfigurationError for options that no manifest has room for.
+    `about` describes the target, `decided` are options that were not given. Raises as `create` and `_require_room`.
     """
     run_id = f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
     path = out or Path("runs") / run_id
@@ -62,7 +61,6 @@ async def recorded(
         **_machine(clock),
         **about,
     }
-
     _require_room(manifest)
     create(path, world_readable=options.world_readable)
 
