@@ -30,7 +30,8 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
                     when they came that another clock has stamped them (`received.fault`): neither are used
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
-    turned_away     exports that had to come again: too many at a time, or the log could not be written
+    turned_away     exports that had to come again: too many at a time, or the log could not be written; `unwritten`:
+                    those of the latter
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
     no_memory       exports that had to come again because the receiver was at its limit of memory
     unauthorized    exports without the token that is asked for
@@ -58,6 +59,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     unauthorized: int = 0
     cut_connections: int = 0
     incomplete: int = 0
+    unwritten: int = 0
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

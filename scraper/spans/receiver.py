@@ -414,6 +414,7 @@ class Receiver:
         try:
             self._log.append(record)
         except OSError as error:
+            self._totals["unwritten"] += 1
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
         if self._forwarder:
             self._forwarder.logged(len(record.packed))

@@ -186,6 +186,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
         return None
     counts = msgspec.structs.asdict(run.span_counts)
     counts["turned_away"] += counts.pop("no_memory")
+    del counts["unwritten"]  # part of those turned away
     for name in ("cut_connections", "unauthorized", "incomplete"):  # nothing was read of these
         del counts[name]
     return ReceivedSpans(

@@ -209,8 +209,18 @@ def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
 
 
 def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Collection[str]) -> Iterator[str]:
-    """Say that no span came, and what would bring some; and what was wrong with those that came."""
-    if listening and not counts["spans"]:
+    """Say that no span was taken, and why, or what would bring some; and what was wrong with those that came."""
+    names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
+    kinds = {name.replace("_", " "): counts[name] for name in names}
+    kinds["turned away"] -= counts["unwritten"]
+    kinds |= {"not written to the disk": counts["unwritten"], "beyond --memory": counts["no_memory"]}
+    refused = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    none = listening and not counts["spans"] and f"no span was received at {listening}, so no times come from spans"
+    if refused and none:
+        yield f"{none}: exports came and were refused ({refused}); raw/receiver.stderr says why"
+    elif refused:
+        yield f"exports of spans were refused ({refused}); raw/receiver.stderr says why"
+    elif none:
         from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
 
         switches = [
@@ -219,16 +229,8 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
             for timing in known.timing
             if timing.name.startswith("spans")
         ]
-        yield (
-            f"no span was received at {listening}, so no times come from spans; switch tracing on "
-            f"in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
-        )
-    names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
-    kinds = [(name, name.replace("_", " ")) for name in names]
-    kinds.append(("no_memory", "beyond --memory"))
-    refused = [f"{counts[name]} {kind}" for name, kind in kinds if counts[name]]
-    if refused:
-        yield f"exports of spans were refused ({', '.join(refused)}); raw/receiver.stderr says why"
+        how = "; ".join(switches) or "docs/reference/engines.md tells how"
+        yield f"{none}; switch tracing on in the engine ({how})"
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
         yield f"{bad} violate the OTLP specification and are not used; raw/receiver.stderr names them"

@@ -136,8 +136,10 @@ def wrong_run(left: Ended, truth: Path, since_ns: int, *, may_fail_again: bool =
 def wrong_spans(left: Ended) -> str:
     """Say what is wrong with the breakdown of a run whose receiver cannot write: what is lost is said, in a warning."""
     lost = [row for row in left.requests() if row["breakdown_source"] != "trace"]
-    is_said = left.code or any("span" in warning for warning in left.summary["warnings"])
-    return f"{len(lost)} requests have no spans, and nothing says so" if lost and not is_said else ""
+    said = [warning for warning in left.summary["warnings"] if "span" in warning]
+    if any("switch tracing on" in warning for warning in said):
+        return "of an engine that sends spans it is said that its tracing is off"
+    return f"{len(lost)} requests have no spans, and nothing says so" if lost and not left.code and not said else ""
 
 
 @contextmanager

@@ -431,7 +431,7 @@ async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
             await listener.over_grpc(export())
         assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
     log.close()
-    assert listener.receiver.counts() == Counts(turned_away=2)
+    assert listener.receiver.counts() == Counts(turned_away=2, unwritten=2)
     reason = "it cannot be logged: Broken pipe (said once; the counts show how often)"
     assert [f"an export of spans over http is refused: {reason}"] == listener.said
 

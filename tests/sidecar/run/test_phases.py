@@ -34,6 +34,25 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: se
     assert switch in text
 
 
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        (Counts(turned_away=6, unwritten=6), "6 not written to the disk"),
+        (
+            Counts(turned_away=3, unwritten=1, unauthorized=2),
+            "2 turned away, 2 unauthorized, 1 not written to the disk",
+        ),
+        (Counts(no_memory=4), "4 beyond --memory"),
+    ],
+    ids=["disk", "mixed", "memory"],
+)
+def test_tracing_is_not_to_be_switched_on_where_all_exports_were_refused(counts: Counts, why: str):
+    """It is on; what keeps spans out is the reason that is said."""
+    (text,) = notes(counts, {"vllm"})
+    nothing = "no span was received at 127.0.0.1:4317, so no times come from spans"
+    assert f"{nothing}: exports came and were refused ({why}); raw/receiver.stderr says why" == text
+
+
 def test_spans_that_were_refused_are_a_note():
     """By kind; where all was well there is nothing to say."""
     assert [] == notes(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
