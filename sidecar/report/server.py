@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import chain
 
 import msgspec
@@ -27,13 +28,19 @@ def gaps_of(run: Run) -> list[Gap]:
     many failed between. One that stands still is noticed late.
     """
     gaps = _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
-    return [msgspec.structs.replace(gap, start_ns=_last_scrape_ns(run, gap.start_ns)) for gap in gaps]
+    scrapes_ns = _scrapes_ns(run) if gaps else []
+    lasts = (bisect_right(scrapes_ns, gap.start_ns) - 1 for gap in gaps)
+    return [
+        msgspec.structs.replace(gap, start_ns=scrapes_ns[last]) if last >= 0 else gap
+        for gap, last in zip(gaps, lasts, strict=True)
+    ]
 
 
-def _last_scrape_ns(run: Run, until_ns: int) -> int:
+def _scrapes_ns(run: Run) -> list[int]:
+    """Return when scrapes ended, or were begun that failed, in order."""
     scraped = (endpoint.response_ns.tolist() for endpoint in run.endpoints)
     failed = ([request_ns for request_ns, _ in endpoint.failures] for endpoint in run.endpoints)
-    return max((at_ns for at_ns in chain(*scraped, *failed) if at_ns <= until_ns), default=until_ns)
+    return sorted(chain(*scraped, *failed))
 
 
 def span_gaps_of(run: Run) -> list[Gap]:

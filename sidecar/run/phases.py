@@ -169,10 +169,12 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
     if session.scraper is not None and scraped is not None:
         log = SCRAPES.format(session.scraper.deaths)
         record_if_possible(session, SCRAPED, log=log, scrapes=scraped["scrapes"], unwritten=scraped["unwritten"])
-        if scraped["unwritten"]:
-            warn_and_record(
-                session, f"{scraped['unwritten']} scrapes and readings of hardware are lost: they could not be written"
-            )
+    if session.scraper is not None:
+        dead, last = session.scraper.unwritten, scraped["unwritten"] if scraped is not None else 0
+        if dead + last:
+            least = "at least " * bool(dead)  # what one could not write just before it died is not known
+            text = f"{least}{dead + last} scrapes and readings of hardware are lost: they could not be written"
+            warn_and_record(session, text)
     if session.receiver is not None and received is not None:
         counts = {name: count for name, count in received.items() if name != "event"}
         record(session, "spans", awaited=len(awaited.trace_ids), **counts)

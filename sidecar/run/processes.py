@@ -45,7 +45,7 @@ class Child:
 
     It can be started before its specification is known, since its imports take a quarter of a second; `begin` then
     sends the specification and the file of its standard error, which until then is ours. `heard` is called with each
-    message.
+    message. `unwritten` is how many records it has said that it could not write, as on a full disk.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Child:
     ) -> None:
         self.name = name
         self.arguments = arguments
+        self.unwritten = 0
         self._heard = heard
         self._stderr = stderr
         self._idle = stderr is None
@@ -143,6 +144,8 @@ class Child:
         message = json.loads(line)
         if not isinstance(message, dict):
             return {}
+        if message.get("event") in ("unwritten", "written"):
+            self.unwritten = int(message["count"])
         self._heard(message)
         return message
 
@@ -185,6 +188,8 @@ class Supervised:
     first child, which `begin` was done for, is the caller's.
 
     `begin` makes another one ready. `died` is called with each death, `restarted` when one is up again after it.
+    `unwritten` is how many records those that died had said that they could not write; of the last second before a
+    death nothing is said.
     """
 
     def __init__(
@@ -196,6 +201,7 @@ class Supervised:
         restarted: Callable[[], None],
     ) -> None:
         self.deaths = 0
+        self.unwritten = 0
         self._first, self._begin, self._died, self._restarted = child, begin, died, restarted
         self._asked = asyncio.Event()
         self._command: tuple[msgspec.Struct, str, float] | None = None
@@ -239,13 +245,21 @@ class Supervised:
                 await self._begin(child)
                 await child.expect("ready", timeout_s=START_TIMEOUT_S)
                 self._restarted()
-            await child.while_alive(self._asked.wait())
-            if self._command is None:
-                raise AssertionError("what is asked for is known")
-            command, event, timeout_s = self._command
-            await child.send(command)
-            self._answer = await child.expect(event, timeout_s=timeout_s)
+            try:
+                await self._finished(child)
+            except WorkerDied:
+                self.unwritten += child.unwritten
+                raise
         return True
+
+    async def _finished(self, child: Child) -> None:
+        """Wait until a child is to finish, and for its answer. Raises WorkerDied."""
+        await child.while_alive(self._asked.wait())
+        if self._command is None:
+            raise AssertionError("what is asked for is known")
+        command, event, timeout_s = self._command
+        await child.send(command)
+        self._answer = await child.expect(event, timeout_s=timeout_s)
 
     def _on_death(self, death: WorkerDied) -> None:
         self.deaths += 1

@@ -25,6 +25,15 @@ print(json.dumps({"event": "done", "after": len(died)}), flush=True)
 """
 
 
+# The same, and each says that it could not write: some before it is asked, 2 more where it answers.
+FULL = MORTAL.replace(
+    """"ready"}), flush=True)""",
+    """"ready"}), flush=True)
+for count in range(1, 4):
+    print(json.dumps({"event": "unwritten", "count": count, "reason": "full"}), flush=True)""",
+).replace('"after": len(died)', '"unwritten": 5')
+
+
 class Finish(msgspec.Struct):
     """A last command."""
 
@@ -91,3 +100,18 @@ async def test_a_child_that_dies_of_its_last_command_is_followed_by_one_other(
     died = "mortal ended with code 3"
     assert [died, "begin mortal", "restarted", died][: 3 * deaths] == events
     assert min(deaths, 2) == supervised.deaths
+
+
+async def test_what_children_that_died_could_not_write_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As they said it; what the last one could not write is in its answer."""
+    (tmp_path / "mortal.py").write_text(FULL.replace("DEATHS", "1"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def begin(_: Child) -> None:
+        pass
+
+    async with Child("mortal", ["mortal"]) as child:
+        async with Supervised(child, begin=begin, died=lambda _: None, restarted=lambda: None) as supervised:
+            await supervised.ready()
+            answer = await supervised.finish(Finish(), "done", timeout_s=BOUND_S)
+        assert ({"event": "done", "unwritten": 5}, 3, 1) == (answer, supervised.unwritten, supervised.deaths)
