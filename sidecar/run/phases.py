@@ -231,8 +231,9 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
             for timing in known.timing
             if timing.name.startswith("spans")
         ]
-        how = "; ".join(switches) or "docs/reference/engines.md tells how"
-        yield f"{none}; switch tracing on in the engine ({how})"
+        yield (
+            f"{none}; switch tracing on in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
+        )
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
         yield f"{bad} violate the OTLP specification and are not used; raw/receiver.stderr names them"
