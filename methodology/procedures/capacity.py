@@ -24,7 +24,7 @@ from methodology.study.findings import (
 )
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import latency, latency_line, number, wilson
+from methodology.study.quantities import latency, latency_line, number, reported_times, wilson
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
 LEAST_S = 60.0
@@ -123,11 +123,12 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if not levels:
         missing = number(None, "requests", missing="no level was completed")
         return Findings(
-            answer=("The capacity is not known: no level was completed.",), results={"max_concurrency": missing}
+            answer=("The capacity is not known: no level was completed.",),
+            results={"max_concurrency": missing} | reported_times(None),
         )
     held = {each.number: held_by(each, read(each)) for each in levels}
     passed, failed = bracket(asked, levels)
-    results = _results(passed, held)
+    results = _results(passed, held) | _reported(passed, levels)
     return Findings(
         answer=tuple(_answer(asked, levels, passed, failed)),
         results=results,
@@ -157,6 +158,18 @@ def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quanti
         "tokens_in_kv_cache": number(of.cached_tokens, "tokens", method=page, missing=not_stated),
         "running_max": number(came.running_max, "requests", missing=not_shown),
     }
+
+
+def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, Quantity]:
+    """Return what the minimum report has: the times of the level that passed, else of the lowest, and the throughput of
+    the level that served most.
+    """
+    lowest, fastest = min(levels, key=_level_of), max(levels, key=lambda e: e.outcome.output_tokens_per_s or 0.0)
+    came = fastest.outcome
+    most = number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means")
+    at = f"{fastest.step.load_words}, the most of these levels, step {fastest.number}"
+    times = reported_times(passed, "the most that pass") if passed else reported_times(lowest, "the lowest level")
+    return times | {"max_output_tokens_per_s": replace(most, at=at)}
 
 
 def _answer(

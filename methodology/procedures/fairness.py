@@ -25,6 +25,7 @@ from methodology.study.quantities import (
     number,
     percentiles,
     plot_cumulative,
+    reported_times,
     slug,
 )
 from methodology.study.saturation import SATURATE, capacity, fullest
@@ -133,6 +134,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     alone = {name: _served(step, read) for name, step in zip(names, steps, strict=False)}
     mixed = _served(steps[-1], read) if len(steps) > len(names) else None
     results = _class_results(names, alone, mixed) | _index_results(names, alone, mixed)
+    results |= reported_times(steps[-1] if mixed else None, "all classes, mixed", "the mixed load was not measured")
     rule = _scheduling(names, mixed)
     curves = {f"{name}, mixed": mixed.of(name).ttft_ms for name in names if mixed}
     curves |= {f"{name}, alone": served.ttft_ms for name, served in alone.items()}

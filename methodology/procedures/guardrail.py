@@ -21,7 +21,7 @@ from methodology.measures.paired import (
 )
 from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.planning import LEVEL, content_seed, counting, level_label
+from methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
 from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
@@ -104,7 +104,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         for name in (each for each in names if (each, share) in levels):
             whole = read(levels[name, share])
             data = measured(levels[name, share], whole)
-            suffix = f"{name}_{round(100 * share)}"
+            suffix = f"{name}_{percents(share)}"
             metrics = request_metrics(data.requests)
             ok = data.requests.status == "ok"
             sent[name].append(refused_by_filter(whole.requests))
@@ -126,7 +126,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     results |= _reported(names, levels, results)
     for name in (each for each in names if sent[each]):
         results |= _refusals(name, np.concatenate(sent[name]))
-    by_level = {f"{n}_{round(100 * s)}": f"{VARIANTS.get(n, n)}, {round(100 * s)} %" for n in names for s in shares}
+    by_level = {f"{n}_{percents(s)}": f"{VARIANTS.get(n, n)}, {percents(s)} %" for n in names for s in shares}
     latency = {
         f"{metric}_{q}_ms": f"{metric.upper()} {q.upper()} (ms)"
         for metric in ("ttft", "e2e")

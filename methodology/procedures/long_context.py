@@ -14,7 +14,7 @@ from methodology.measures.scaling import AtLength, Model, exponent, models
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
-from methodology.study.quantities import cells, mean, number, percentiles
+from methodology.study.quantities import cells, mean, number, percentiles, reported_times
 from rundir.columns import Floats
 from rundir.stats import Missing
 
@@ -108,10 +108,11 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if not lengths:
         missing = number(None, "1", missing="no length has a request with a TTFT")
         return Findings(answer=("How the TTFT grows with the input is not known: no length was completed.",),
-                        results={"scaling_exponent": missing}, notes=_NOTES)  # fmt: skip
+                        results={"scaling_exponent": missing} | reported_times(None), notes=_NOTES)  # fmt: skip
     whole = [length.of(length.ttft_ms) for length in lengths]
     prefill = [at for length in lengths if len((at := length.of(length.prefill_ms)).times_ms)]
     results = {name: quantity for length in lengths for name, quantity in _at_length(length).items()}
+    results |= reported_times(lengths[-1].finished, f"{lengths[-1].target:,} input tokens")
     results["scaling_exponent"] = _exponent(whole)
     results["prefill_scaling_exponent"] = _exponent(prefill) if prefill else number(
         None, "1", missing="the server does not tell the prefill of any request"

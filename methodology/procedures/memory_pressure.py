@@ -10,8 +10,8 @@ from methodology.measures.preemption import bounded, lost_tokens, preempted, rec
 from methodology.procedures.capacity import CAPACITY, bracket
 from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import grid, in_percent, latency, number, percentile, wilson
+from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind, percents
+from methodology.study.quantities import grid, in_percent, latency, number, percentile, reported_times, wilson
 from methodology.study.saturation import fullest, saturated
 from methodology.study.server_side import NO_PAGE
 
@@ -79,6 +79,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     results: dict[str, Quantity] = {}
     for each in levels:
         results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}
+    highest = levels[-1] if levels else None
+    results |= reported_times(highest, f"{_percents(highest)} % of the capacity" if highest else "")
     pressure = _pressure(levels)
     return Findings(
         answer=_answer(levels, results, pressure),
@@ -103,7 +105,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
 
 
 def _percents(each: Finished) -> str:
-    return f"{round(100 * (each.step.share or 1))}"
+    return percents(each.step.share or 1)
 
 
 def _level(each: Finished, data: StepData) -> dict[str, Quantity]:

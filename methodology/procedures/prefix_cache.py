@@ -27,7 +27,7 @@ from methodology.measures.paired import (
 from methodology.study.findings import Evidence, Findings, Quantity, figure
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
-from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative
+from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative, reported_times
 from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
@@ -143,6 +143,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     base = fullest(counting(finished))
     for name in CONFIGURATIONS:
         results |= throughput(name, base if name == OFF else steps.get(f"{SATURATED}-{name}"), base)
+    results |= _reported(steps, results)
     curves = {CONFIGURATIONS[name]: ttft[name] for name in data}
     columns = {"configuration": "Configuration"} | {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
     columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}
@@ -160,6 +161,18 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
         plots=plot_cumulative("cache-ttft-cdf", "TTFT with the cache off, cold and warm", curves),
         notes=(*NOTES, *_notes(asked, results), *overloaded(counting(finished))),
     )
+
+
+def _reported(steps: Mapping[str, Finished], results: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    """Return what the minimum report has, of the last configuration that was measured: with a warm cache of a whole
+    study.
+    """
+    last = next((name for name in reversed(CONFIGURATIONS) if name in steps), "")
+    of = CONFIGURATIONS.get(last, "")
+    reported = reported_times(steps.get(last), of, "no step with the cache off, cold or warm counts")
+    if (served := results.get(f"max_output_tokens_per_s_{last}")) is not None:
+        reported["max_output_tokens_per_s"] = replace(served, at=f"{of}, saturated closed loop")
+    return reported
 
 
 def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:

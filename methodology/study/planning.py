@@ -14,6 +14,7 @@ from methodology.study.model import Asked, Done, Finished, Procedure, Step
 LEVEL = "level"  # of a step that results are of
 SENTINEL = "sentinel"
 POPULATE = "populate"  # of a step that fills a cache for the next one, and that no result is of
+_PERCENT = "-percent"
 REPEATS = 10_000  # contents from this number on are those of repeated steps
 
 
@@ -71,12 +72,17 @@ def fresh(
     return Step(**{"kind": LEVEL, **given}, label=label, load=load, level=level, seed=seed, unpaired=True)
 
 
+def percents(share: float) -> str:
+    """Return a share in percent as names of results have it: two shares of a study have two names."""
+    return level_label(1.0, share).removesuffix(_PERCENT)
+
+
 def level_label(level: float, share: float | None = None) -> str:
     """Return a level as the names of steps have it, without an exponent: of a share of the capacity in percent."""
     value, digits = (level, 3) if share is None else (100 * share, 6)
     rounded = Decimal(f"{value:.{digits}g}")
     text = f"{value:.0f}" if abs(rounded) >= 10**digits else f"{rounded:f}"
-    return text if share is None else f"{text}-percent"
+    return text if share is None else f"{text}{_PERCENT}"
 
 
 def content_seed(asked: Asked, number: int) -> int:

@@ -45,6 +45,15 @@ def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], Findi
     }
 
 
+def test_the_minimum_report_is_of_the_longest_input(study: tuple[list[Finished], Findings]):
+    """And says so; of ten requests it is that of this sample."""
+    last, result = study[0][-1], study[1].results["ttft_p50_ms"]
+    assert result.sample == last.outcome.percentiles["ttft_ms"]["p50"].estimate
+    assert result.at == f"1 requests in flight, 4,096 input tokens, step {last.number}"
+    nothing = LONG_CONTEXT.findings(asked(), [], lambda _: pytest.fail("none")).results
+    assert nothing["ttft_p50_ms"].missing == "no level counts"
+
+
 def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], Findings]):
     """As the draft has it: its 100 requests are 10,000 output tokens, four at once, and no result is of them."""
     step = study[0][0].step

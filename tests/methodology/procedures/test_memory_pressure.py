@@ -38,6 +38,18 @@ def test_preempted_requests_are_counted_exactly_by_the_histogram() -> None:
         assert studied.value(f"preemptions_{share}") == sum(record.preemptions for record in served)
         assert studied.value(f"recovered_ratio_{share}") == 1.0
     assert studied.findings.answer[2].startswith("Memory was under pressure: the KV cache was")
+    (level, _) = studied.of_kind("level")[-1]
+    for metric in ("ttft", "tpot"):
+        of_minimum = studied.findings.results[f"{metric}_p50_ms"]
+        assert of_minimum.value == level.outcome.percentiles[f"{metric}_ms"]["p50"].estimate
+        assert of_minimum.at == f"24 requests in flight, 150 % of the capacity, step {level.number}"
+
+
+def test_two_levels_that_round_to_one_percentage_have_results_of_their_own() -> None:
+    """62.5 and 62 % are two levels."""
+    studied = study(MEMORY_PRESSURE, asked(levels=(0.62, 0.625), duration=3.0), EngineSettings())
+    assert [studied.value(f"in_flight_{percents}") for percents in ("62", "62.5")] == [10.0, 10.0]
+    assert [row[0] for row in studied.findings.tables[0].rows] == ["62 %", "62.5 %"]
 
 
 def test_without_the_histogram_there_are_bounds() -> None:

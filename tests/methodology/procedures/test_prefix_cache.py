@@ -80,3 +80,14 @@ def test_other_configurations_and_workloads_are_refused() -> None:
     decided = PREFIX_CACHE.next_step(asked(options={"workload": "synthetic-uniform"}), [])
     assert isinstance(decided, Done)
     assert "share prefixes" in decided.reason
+
+
+def test_the_minimum_report_is_of_the_warm_cache(emulated: Studied) -> None:
+    """As the answer is: its TTFT and TPOT, and its throughput when it is saturated."""
+    results, (warm, _) = emulated.findings.results, emulated.of_kind("warm")[0]
+    for metric in ("ttft", "tpot"):
+        assert results[f"{metric}_p50_ms"].value == warm.outcome.percentiles[f"{metric}_ms"]["p50"].estimate
+        assert results[f"{metric}_p50_ms"].at.endswith(f"Cache (Warm), step {warm.number}")
+    assert results["max_output_tokens_per_s"].value == results["max_output_tokens_per_s_warm"].value
+    nothing = PREFIX_CACHE.findings(asked(), [], lambda _: pytest.fail("none")).results
+    assert nothing["ttft_p50_ms"].missing == "no step with the cache off, cold or warm counts"
