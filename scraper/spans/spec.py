@@ -4,9 +4,12 @@ import grpcio.
 
 from __future__ import annotations
 
+import math
 import resource
 import socket
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
@@ -43,24 +46,41 @@ class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clock_steps: tuple[tuple[int, int], ...] = ()
 
     def is_over(self, came_ns: int, now_ns: int) -> bool:
-        """Tell whether what came then has waited for too long now."""
-        for at_ns, moved_ns in self.clock_steps:
-            if came_ns <= at_ns and moved_ns > 0:  # what came since a clock was set back may bear stamps as early
-                came_ns += moved_ns
-        return now_ns - came_ns > self.seconds * 1e9
+        """Tell whether what came then has waited for too long now.
+
+        A clock that is set back shows the same times again: a stamp is taken for the one that is the least ago, or is
+        still to come. One that the clock has skipped is of when it was set.
+        """
+        latest_ns, begun_ns = -math.inf, -math.inf
+        to_come_ns = sum(moved_ns for _, moved_ns in self.clock_steps)
+        for at_ns, moved_ns in (*self.clock_steps, (math.inf, 0)):
+            if begun_ns <= came_ns <= max(at_ns, at_ns + moved_ns):
+                latest_ns = max(latest_ns, min(came_ns, at_ns) + to_come_ns)
+            begun_ns, to_come_ns = at_ns + moved_ns, to_come_ns - moved_ns
+        return now_ns - latest_ns > self.seconds * 1e9
 
     def after_step(self, at_ns: int, moved_ns: int) -> Self:
         """Return what holds once the clock was set by so much, at a moment by the time before.
 
-        Steps go before which nothing came that still waits, and those back, by which nothing is corrected. Where there
-        are too many, the two smallest in a row count as one: what came between them waits for longer by the first.
+        Steps go before which nothing came that still waits. Where there are too many, the two smallest in a row count
+        as one, but for one back and then ahead: what came between them waits for longer by one of them.
         """
-        steps = [step for step in self.clock_steps if step[1] > 0 and not self.is_over(step[0], at_ns)]
+        steps = list(self.clock_steps)
+        while steps and self._is_past(steps, at_ns):
+            del steps[0]
         if len(steps) >= MOST_STEPS:
-            place = min(range(1, len(steps)), key=lambda place: steps[place - 1][1] + steps[place][1])
-            (_, first_ns), (second_at_ns, second_ns) = steps[place - 1 : place + 1]
-            steps[place - 1 : place + 1] = [(second_at_ns, first_ns + second_ns)]
+            pairs = [place for place, (a, b) in enumerate(pairwise(steps)) if not a[1] < 0 < b[1]]
+            place = min(pairs, key=lambda place: abs(steps[place][1]) + abs(steps[place + 1][1]))
+            (first_at_ns, first_ns), (second_at_ns, second_ns) = steps[place : place + 2]
+            both_at_ns = second_at_ns - first_ns if first_ns >= 0 else first_at_ns
+            steps[place : place + 2] = [(both_at_ns, first_ns + second_ns)]
         return msgspec.structs.replace(self, clock_steps=(*steps, (at_ns, moved_ns)))
+
+    def _is_past(self, steps: Sequence[tuple[int, int]], now_ns: int) -> bool:
+        """Tell whether all that came before the first of some steps has waited for too long, with it or without."""
+        at_ns, moved_ns = steps[0]
+        latest_ns = max(at_ns, at_ns + moved_ns) + sum(by_ns for _, by_ns in steps[1:])
+        return now_ns - latest_ns > self.seconds * 1e9
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

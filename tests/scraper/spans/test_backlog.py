@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
@@ -249,27 +250,53 @@ async def test_what_waits_too_long_is_dropped_and_counted(tmp_path: Path):
             await last.until(0, 2, 0)
 
 
-MOMENTS = st.lists(st.tuples(st.integers(0, 2000), st.integers(2, 5000)), max_size=12)
+MOMENTS = st.lists(
+    st.tuples(st.integers(0, 2000), st.integers(-5000, 5000).filter(bool)), max_size=12
+)  # pauses, and by how much the clock is then set, s
 
 
 @given(steps=MOMENTS, came_s=st.integers(0, 20_000), late_s=st.integers(0, 5000))
-def test_steps_of_the_clock_that_matter_no_more_are_forgotten(
-    steps: list[tuple[int, int]], came_s: int, late_s: int
-) -> None:
-    """Whether an export waits for too long is what it would be if all were known, where none was back."""
-    keep, everything, ahead_s, now_s, came_ns = HOUR, HOUR, 0, 0, -1
+def test_a_clock_that_is_set_makes_no_export_older(steps: list[tuple[int, int]], came_s: int, late_s: int) -> None:
+    """Nor younger, where its stamp can be of one time only. Steps that matter no more are forgotten."""
+    keep, everything, clock_s, now_s, came_ns = HOUR, HOUR, NOW_NS // S, 0, -1
+    begun_s = -math.inf
+    times: list[tuple[float, float]] = []  # from when to when the clock went by itself, with what it then skipped
     for pause_s, moved_s in [*steps, (late_s, 0)]:
         if came_ns < 0 and now_s + pause_s >= came_s:
-            came_ns = (max(now_s, came_s) + ahead_s) * S  # stamped by the clock as it was then
-        now_s += pause_s
-        at_ns = (now_s + ahead_s) * S
+            came_ns = (clock_s + max(0, came_s - now_s)) * S  # stamped by the clock as it was then
+        now_s, clock_s = now_s + pause_s, clock_s + pause_s
+        times.append((begun_s, max(clock_s, clock_s + moved_s) if moved_s else math.inf))
         if moved_s:
-            keep = keep.after_step(at_ns, moved_s * S)
-            known = *everything.clock_steps, (at_ns, moved_s * S)
+            keep = keep.after_step(clock_s * S, moved_s * S)
+            known = *everything.clock_steps, (clock_s * S, moved_s * S)
             everything = msgspec.structs.replace(everything, clock_steps=known)
-        ahead_s += moved_s
-        for stamp_ns in (came_ns, at_ns):
-            assert everything.is_over(stamp_ns, at_ns + moved_s * S) == keep.is_over(stamp_ns, at_ns + moved_s * S)
+        clock_s = begun_s = clock_s + moved_s
+        assert everything.is_over(clock_s * S, clock_s * S) == keep.is_over(clock_s * S, clock_s * S) is False
+        if came_ns >= 0:
+            is_over, is_true = keep.is_over(came_ns, clock_s * S), now_s - came_s > HOUR.seconds
+            assert everything.is_over(came_ns, clock_s * S) == is_over
+            assert is_true or not is_over
+            if moved_s == 0 and sum(begin <= came_ns / S <= end for begin, end in times) == 1:
+                assert is_over == is_true
+
+
+@pytest.mark.parametrize(
+    ("steps", "came_s", "now_s", "is_over"),
+    [
+        (((0, -3600), (-3540, 7200)), 0, 3660, False),
+        (((0, -3600), (-3540, 3600)), -3700, 60, True),
+        (((0, -3600), (-3540, 3600), (120, -3600), (-3420, 3600)), -7000, 180, True),
+    ],
+    ids=["back, and farther ahead a minute later", "back and ahead", "again and again"],
+)
+def test_a_clock_that_is_set_back_and_soon_ahead_again(
+    steps: tuple[tuple[int, int], ...], came_s: int, now_s: int, is_over: bool
+):
+    """What came two minutes ago is not too old, and what came before all steps does not become younger by each."""
+    keep = ForwardKeep(
+        seconds=3600, most_bytes=1, clock_steps=tuple((NOW_NS + at_s * S, by_s * S) for at_s, by_s in steps)
+    )
+    assert is_over == keep.is_over(NOW_NS + came_s * S, NOW_NS + now_s * S)
 
 
 def test_of_a_clock_that_is_set_again_and_again_few_steps_are_known():
@@ -286,6 +313,21 @@ def test_of_a_clock_that_is_set_again_and_again_few_steps_are_known():
     assert (came_ns[-1] + 2 * S, -60 * S) == back.clock_steps[-1]
     later_ns = came_ns[-1] + 4000 * S
     assert ((later_ns, 2 * S),) == back.after_step(later_ns, 2 * S).clock_steps
+
+
+@pytest.mark.parametrize("first_s", [3600, -3600])
+def test_a_clock_that_two_set_in_turn_keeps_nothing_for_ever(first_s: int):
+    """To and fro by an hour, each minute: what waits is dropped an hour late at most, and never early."""
+    keep, clock_s, came = HOUR, NOW_NS // S, list[tuple[int, int]]()
+    for minute in range(300):
+        came.append((60 * minute, clock_s + 30))
+        clock_s += 60
+        keep = keep.after_step(clock_s * S, first_s * S * (-1) ** minute)
+        clock_s = keep.clock_steps[-1][0] // S + keep.clock_steps[-1][1] // S
+        ages_s = [60 * minute + 30 - came_s for came_s, stamp_s in came if not keep.is_over(stamp_s * S, clock_s * S)]
+        assert min(minute + 1, 60) <= len(ages_s)
+        assert max(ages_s) <= 2 * 3600
+    assert MOST_STEPS >= len(keep.clock_steps)
 
 
 async def test_of_what_is_too_much_the_oldest_is_dropped(tmp_path: Path):
