@@ -103,7 +103,7 @@ def models(measured: Sequence[AtLength]) -> list[Model] | Missing:
     - A model has fewer numbers than there are lengths. Missing: below three lengths.
     """
     if len(measured) < LEAST_LENGTHS:
-        return Missing(f"{len(measured)} lengths tell no model from another; at least {LEAST_LENGTHS} are needed")
+        return Missing(f"at least {LEAST_LENGTHS} lengths tell one model from another, and {len(measured)} ended")
     tokens = np.concatenate([each.tokens for each in measured])
     times_ms = np.concatenate([each.times_ms for each in measured])
     scale = np.concatenate([np.full(len(each.times_ms), spread) for each, spread in _spreads(measured)])

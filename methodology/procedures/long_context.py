@@ -223,7 +223,9 @@ def _deviations(asked: Asked, lengths: Sequence[_Length]) -> list[str]:
     skipped = _lengths(asked)[1]
     notes = [f"Skipped: {_skipped(asked, skipped)}."] if skipped else []
     if len(lengths) < len(LENGTHS):
-        notes.append(f"Of {len(lengths)} lengths the best fit is often too simple: a weak quadratic term takes eight.")
+        notes.append(
+            f"Of fewer than {len(LENGTHS)} lengths the best fit is often too simple: a weak quadratic term takes eight."
+        )
     for length in lengths:
         failed = length.finished.outcome.sent - length.finished.outcome.ok
         if failed:

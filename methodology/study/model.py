@@ -108,7 +108,7 @@ class Step(Struct, frozen=True, kw_only=True):
     def load_words(self) -> str:
         """Return the level in words."""
         if self.load == "closed":
-            return f"{self.level:g} requests in flight"
+            return f"{self.level:g} request{'s' * (self.level != 1)} in flight"
         return f"{figure(self.level)} requests/s offered"
 
 

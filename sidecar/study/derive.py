@@ -17,7 +17,7 @@ from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
 from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Done, Finished, Kind, Procedure
-from methodology.study.planning import SENTINEL, decide, of_kind, repeated, valid
+from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from rundir.clock import iso_ms
 from rundir.files import make_directory
@@ -255,6 +255,17 @@ def _command(record: StudyRecord) -> list[str]:
     return [*record.command[:2], asked.test, *given]
 
 
+def _workload(study: Study, facts: Mapping[str, StepFacts]) -> str:
+    """Return the workload in words: of the first level, or of the first step; empty where levels have different ones,
+    such as the lengths of a long context.
+    """
+    steps = of_kind(study.finished, LEVEL) or study.finished
+    known = [facts[each.run].about.get("workload") or {} for each in steps if each.run in facts]
+    labels = [str(each.get("label") or "") for each in known]
+    are_levels_alike = len(set(labels)) == 1 or not of_kind(study.finished, LEVEL)
+    return labels[0] if labels and are_levels_alike else ""
+
+
 def _reproduction(study: Study, facts: Mapping[str, StepFacts]) -> Reproduction:
     record = study.record
     about = next((facts[each.run].about for each in study.finished if each.run in facts), {})
@@ -266,7 +277,7 @@ def _reproduction(study: Study, facts: Mapping[str, StepFacts]) -> Reproduction:
         command=_command(record),
         versions=versions | ({"engine": seen.version} if seen and seen.version else {}),
         model=seen.model if seen else "",
-        workload=str((about.get("workload") or {}).get("label") or record.asked.options.get("workload", "")),
+        workload=_workload(study, facts) or str(record.asked.options.get("workload", "")),
         tokenizer=str((about.get("tokenizer") or {}).get("name") or ""),
         warm_up=str((about.get("warmup") or {}).get("sentence") or ""),
         options=record.asked.options,

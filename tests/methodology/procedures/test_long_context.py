@@ -49,7 +49,7 @@ def test_the_minimum_report_is_of_the_longest_input(study: tuple[list[Finished],
     """And says so; of ten requests it is that of this sample."""
     last, result = study[0][-1], study[1].results["ttft_p50_ms"]
     assert result.sample == last.outcome.percentiles["ttft_ms"]["p50"].estimate
-    assert result.at == f"1 requests in flight, 4,096 input tokens, step {last.number}"
+    assert result.at == f"1 request in flight, 4,096 input tokens, step {last.number}"
     nothing = LONG_CONTEXT.findings(asked(), [], lambda _: pytest.fail("none")).results
     assert nothing["ttft_p50_ms"].missing == "no level counts"
 
