@@ -111,6 +111,7 @@ async def killed(place: Path, follower: str, nth: int) -> str:
     async with collector(begins) as (url, sent):
         leave(dead, url)
         fault = Fault(under=str(place), process=MODULE, call="pwrite", nth=nth, error="KILL", lasting=False)
+        fault.marker.unlink(missing_ok=True)  # of the case before
         if await receive(taker / "spans-000000.log", url, begins, **environment(fault)) == 0:
             raise NotReachedError
         follows = taker / "spans-000001.log" if follower == "receiver" else place / "next/raw/spans-000000.log"
