@@ -3,7 +3,9 @@
     python benchmarks/guards.py
 
 Guards are what bounds senders: connections and heads, bodies in hand, turns and slices, memory, and the count of an
-export's parts. Exports are logged as in a run. The least of many rounds is compared: other work beside it only adds.
+export's parts. Exports are logged as in a run, on the loop that a receiver has. A receiver with guards and one without
+stand in one process, and are sent a few exports by turns. Other work beside it only adds: the least is compared, and
+the median of the turns' differences, each of which is of two neighbours.
 """
 
 from __future__ import annotations
@@ -15,46 +17,72 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 from unittest.mock import patch
 
+import grpc
+import uvloop
+from aiohttp import web
 from receiver import export
 
 from rundir.process import MemoryLimit
 from scraper.spans.intake import looked
 from scraper.spans.intake.admission import Readings, Turns
-from scraper.spans.intake.connections import Connection, Connections
+from scraper.spans.intake.connections import Connection
 from scraper.spans.log import SpanLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 
-SIZES = {10: 400, 500: 40, 5000: 5}  # spans of an export, and how many exports are sent at a time
+SIZES = {10: 40, 500: 4, 5000: 1}  # spans of an export, and how many exports are sent in a turn
+WARM = 5  # turns before those that count
+TURNS = 20  # in a round
 MOST_MEMORY_BYTES = 1 << 40
-SENDER = """
+OVER_HTTP = """
 import http.client, sys
 connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
-body = open(sys.argv[2], "rb").read()
-for _ in range(int(sys.argv[3])):
+def send(body):
     connection.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"})
     reply = connection.getresponse()
     reply.read()
     assert reply.status == 200, reply.status
 """
+OVER_GRPC = """
+import grpc, sys
+channel = grpc.insecure_channel(f"127.0.0.1:{sys.argv[1]}")
+send = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+"""
+IN_TURNS = """
+body = open(sys.argv[2], "rb").read()
+for line in sys.stdin:
+    for _ in range(int(line)):
+        send(body)
+    print(flush=True)
+"""
+SENDERS = {"http": OVER_HTTP + IN_TURNS, "grpc": OVER_GRPC + IN_TURNS}
 
 
 class Unbounded:
     """A body in hand that is not counted."""
 
+    def hold(self) -> None: ...
     def grow(self, size_bytes: int) -> None: ...
     def finish(self) -> None: ...
     def begin(self) -> None: ...
 
 
-@asynccontextmanager
-async def reading(_: Readings) -> AsyncIterator[Unbounded]:
-    yield Unbounded()
+class Free:
+    """A turn that is not taken."""
+
+    def locked(self) -> bool:
+        return False
+
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+UNBOUNDED, FREE = nullcontext(Unbounded()), Free()
 
 
 async def at_once(_: Turns, steps: Iterator[object]) -> None:
@@ -63,16 +91,29 @@ async def at_once(_: Turns, steps: Iterator[object]) -> None:
 
 
 def connection_made(connection: Any, transport: Any) -> None:
+    behind = connection._behind  # noqa: SLF001  what would be there without it
     connection.begin()  # no head is waited for
-    vars(connection)["_transport"] = transport
-    vars(connection)["_behind"].connection_made(transport)
+    transport.set_protocol(behind)
+    behind.connection_made(transport)
 
 
-async def following(_: Connections, request: Any, handler: Any) -> Any:
-    return await handler(request)
+_Application = web.Application
 
 
-following.__middleware_version__ = 1  # type: ignore[attr-defined]  # as aiohttp marks one
+def application(**_: object) -> web.Application:
+    return _Application()  # without what follows its requests
+
+
+def unary(handler: Any) -> Any:
+    """Let grpcio read a message before we are asked."""
+
+    async def answer(body: bytes, context: object) -> object:
+        async def bodies() -> AsyncIterator[bytes]:
+            yield body
+
+        return await handler(bodies(), context)
+
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 @contextmanager
@@ -80,62 +121,94 @@ def without_guards() -> Iterator[None]:
     with (
         patch.object(looked, "checked", lambda *_: iter(())),
         patch.object(MemoryLimit, "is_reached", lambda _: False),
-        patch.object(Readings, "reading", reading),
-        patch.object(Turns, "of", lambda *_: nullcontext()),
+        patch.object(Readings, "reading", lambda _: UNBOUNDED),
+        patch.object(Turns, "of", lambda *_: FREE),
         patch.object(Turns, "in_slices", at_once),
         patch.object(Connection, "connection_made", connection_made),
-        patch.object(
-            Connection, "data_received", lambda connection, data: vars(connection)["_behind"].data_received(data)
-        ),
-        patch.object(Connections, "following", following),
+        patch.object(web, "Application", application),
+        patch.object(grpc, "stream_unary_rpc_method_handler", unary),
     ):
         yield
 
 
-async def cpu_s(place: Path, body: Path, exports: int) -> float:
-    """Return the CPU time that a receiver takes of each of so many exports."""
-    spec = ReceiverSpec(
-        grpc="", http="127.0.0.1:0", is_awaited=False, clock_offset_ns=time.time_ns() - time.monotonic_ns(),
-        memory_bytes=MOST_MEMORY_BYTES,
-    )  # fmt: skip
-    log = SpanLog(str(place / f"spans-{time.monotonic_ns()}.log"), None)
-    async with Receiver(spec, log=log, say=print) as receiver:
-        for count in (max(1, exports // 10), exports):  # the first make it warm
-            begin_s = time.process_time()
-            arguments = str(receiver.http_port), str(body), str(count)
-            sender = await asyncio.create_subprocess_exec(sys.executable, "-c", SENDER, *arguments)
-            if await sender.wait():
-                raise AssertionError("an export was refused")
-            spent_s = time.process_time() - begin_s
-    log.close()
-    return spent_s / exports
+class Receiving:
+    """A receiver and who sends to it: an async context manager."""
+
+    def __init__(self, place: Path, via: str, body: Path) -> None:
+        self._via, self._body = via, body
+        self._log = SpanLog(str(place / f"spans-{time.monotonic_ns()}.log"), None)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        here = {"grpc": "", "http": "", self._via: "127.0.0.1:0"}
+        spec = ReceiverSpec(
+            grpc=here["grpc"], http=here["http"], is_awaited=False, memory_bytes=MOST_MEMORY_BYTES,
+            clock_offset_ns=time.time_ns() - time.monotonic_ns(),
+        )  # fmt: skip
+        self._stack.callback(self._log.close)
+        receiver = await self._stack.enter_async_context(Receiver(spec, log=self._log, say=print))
+        pipe = asyncio.subprocess.PIPE
+        self._sender = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", SENDERS[self._via], str(receiver.http_port or receiver.grpc_port), str(self._body)),
+            stdin=pipe, stdout=pipe,
+        )  # fmt: skip
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        cast("asyncio.StreamWriter", self._sender.stdin).close()
+        await self._sender.wait()
+        await self._stack.aclose()
+
+    async def cpu_ms(self, exports: int) -> float:
+        """Let so many exports be sent, and return the CPU time that this process takes of each."""
+        begin_s = time.process_time()
+        cast("asyncio.StreamWriter", self._sender.stdin).write(b"%d\n" % exports)
+        if not await cast("asyncio.StreamReader", self._sender.stdout).readline():
+            raise AssertionError("an export was refused")
+        return (time.process_time() - begin_s) * 1e3 / exports
 
 
-def measured(rounds: int) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as scratch:
+async def turns(place: Path, via: str, body: Path, exports: int, rounds: int) -> list[tuple[float, float]]:
+    """Return what an export costs with guards and without, in each turn."""
+    async with AsyncExitStack() as stack:
+        guarded = await stack.enter_async_context(Receiving(place, via, body))
+        await guarded.cpu_ms(1)
+        with without_guards():
+            bare = await stack.enter_async_context(Receiving(place, via, body))
+            await bare.cpu_ms(1)
+        taken = []
+        for _ in range(WARM + rounds):
+            with_ms = await guarded.cpu_ms(exports)
+            with without_guards():
+                taken.append((with_ms, await bare.cpu_ms(exports)))
+    return taken[WARM:]
+
+
+def measured(via: str, rounds: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as scratch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         place = Path(scratch)
         for spans, exports in SIZES.items():
             body = place / f"{spans}.body"
             body.write_bytes(export(spans, empty=False))
-            with_ms, without_ms = [], []
-            for _ in range(rounds):
-                with_ms.append(1e3 * asyncio.run(cpu_s(place, body, exports)))
-                with without_guards():
-                    without_ms.append(1e3 * asyncio.run(cpu_s(place, body, exports)))
-            least, other = min(with_ms), min(without_ms)
-            medians = statistics.median(with_ms) / statistics.median(without_ms) - 1
+            taken = runner.run(turns(place, via, body, exports, rounds * TURNS))
+            least, other = (min(each) for each in zip(*taken, strict=True))
+            half, bare = (statistics.median(each) for each in zip(*taken, strict=True))
+            apart = statistics.median(first - second for first, second in taken)
             yield (
-                f"{spans} spans, {body.stat().st_size / 1e3:.0f} kB: {least:.3f} ms with guards, {other:.3f} without: "
-                f"{100 * (least / other - 1):+.1f} % by the least of {rounds} rounds, {100 * medians:+.1f} % by the "
-                "medians"
+                f"{spans} spans, {body.stat().st_size / 1e3:.0f} kB over {via}: {least:.3f} ms with guards, "
+                f"{other:.3f} without: {100 * (least / other - 1):+.1f} % by the least of {len(taken)} turns; "
+                f"medians {half:.3f} and {bare:.3f}, apart by {1e3 * apart:+.1f} us, {100 * apart / bare:+.1f} %"
             )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    for line in measured(parser.parse_args().rounds):
-        print(line, flush=True)
+    parser.add_argument("--rounds", type=int, default=11, help=f"of {TURNS} turns")
+    parser.add_argument("--via", choices=SENDERS, action="append")
+    options = parser.parse_args()
+    for via in options.via or SENDERS:
+        for line in measured(via, options.rounds):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 ERRORS_EVERY_S = 60.0
 MOST_ERROR_BYTES = 1_000_000
 TRIM_EVERY_S = 1.0
 COLLECT_EVERY = 2_000  # objects that may refer to each other: half a megabyte
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LOOK_EVERY_S = 0.02
 
@@ -42,9 +41,13 @@ def descriptor_limit() -> int:
 def resident_bytes() -> int:
     """Return how much memory this process holds; -1 where the system does not say."""
     try:
-        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
+        descriptor = os.open(_STATM, os.O_RDONLY)  # half of what a file object takes
     except OSError:
         return -1
+    try:
+        return int(os.read(descriptor, 256).split()[1]) * _PAGE_BYTES
+    finally:
+        os.close(descriptor)
 
 
 class MemoryLimit:

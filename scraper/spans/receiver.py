@@ -234,6 +234,7 @@ class Receiver:
 
     async def _from_grpc(self, signal: str, requests: AsyncIterator[bytes], context: Any) -> bytes:
         async def read(reading: Reading) -> bytes:
+            reading.hold()
             async for body in requests:
                 if len(body) > self._spec.limit_bytes:
                     raise too_large(self._spec.limit_bytes)
@@ -288,8 +289,11 @@ class Receiver:
                 raise no_memory(self._memory.most_bytes)
             async with readings.reading() as reading:
                 body = await read(reading)
+                turn = self._turns.of(len(body))
+                if turn.locked():
+                    reading.hold()
                 reading.finish()
-                async with self._turns.of(len(body)):
+                async with turn:
                     reading.begin()
                     return await self._take(via, body) if signal == TRACES else await self._pass_on(signal, body)
         except Refusal as refusal:
@@ -317,6 +321,8 @@ class Receiver:
         body = bytearray()
         if (request.content_length or 0) > limit:
             raise too_large(limit)
+        if encoding == "gzip" or not request.content.is_eof():
+            reading.hold()
         try:
             async for chunk in request.content.iter_any():
                 body += chunk

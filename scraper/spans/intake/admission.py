@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from typing import Self, cast
 
 from scraper.spans.export import Refusal, turned_away
 
@@ -17,82 +17,121 @@ WHOLE_S = 10.0  # an exporter's own patience; after this its answer comes too la
 PATIENCE_S = 5.0
 LEAST_BYTES_PER_S = 1000.0
 SLICE_S = 0.005
+_NEVER = float("inf")
+_LOOK_EVERY_S = 0.01  # at most so often; a body may be late by as much
 _FULL = "too much is sent at once"
 _SMALL_BYTES = 16 * 1024
 _SMALL_AT_ONCE, _LARGE_AT_ONCE = 12, 2  # parsed at once: a large one may take ten times its bytes
 
 
 class Reading:
-    """One body that is in hand: `grow` with each piece of it, `finish` when it is whole."""
+    """One body, in hand while its context is open: `hold` before anything is waited for, `grow` with each piece of it,
+    `finish` when it is whole, `begin` when its turn has come. `due_s` is when it is refused, by the clock of the loop.
 
-    def __init__(self, readings: Readings, timeout: asyncio.Timeout) -> None:
-        self.size_bytes = 0
-        self.refusal = turned_away(
-            f"no whole export within {WHOLE_S:g} s, or less than {LEAST_BYTES_PER_S / 1000:g} kB/s"
-        )
-        self._readings, self._timeout = readings, timeout
+    The context raises Refusal where the body comes too slowly, waits too long, or gives way.
+    """
+
+    __slots__ = "_begun_s", "_cancelling", "_is_whole", "_readings", "_refusal", "_task", "due_s", "size_bytes"
+
+    def __init__(self, readings: Readings) -> None:
+        self.size_bytes, self.due_s = 0, _NEVER
+        self._readings, self._is_whole = readings, False
+        self._task: asyncio.Task[object] | None = None
+        self._refusal: Refusal | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task = self._task
+        if task is None:
+            return
+        self._readings.release(self)
+        # As asyncio.timeout has it: what else cancels the task goes on.
+        if self._refusal and task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._refusal from None
+
+    def hold(self) -> None:
+        """Note that it is waited for, so that it is bounded from now on. What came whole and has its turn at once never
+        is: turns bound it. Raises Refusal as `grow` does.
+        """
+        if self._task is not None:
+            return
+        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._cancelling = self._task.cancelling()
         self._begun_s = asyncio.get_running_loop().time()
-        self._set_due()
+        self.due_s = self._begun_s + min(WHOLE_S, PATIENCE_S)
+        self._readings.hold(self)
+        if self.size_bytes:
+            self._readings.add(self, self.size_bytes)
 
     def grow(self, size_bytes: int) -> None:
         """Count so many more bytes. Raises Refusal where nothing can give way to them."""
         self.size_bytes += size_bytes
-        self._readings.add(self, size_bytes)
-        self._set_due()
+        if self._task is not None:
+            self._readings.add(self, size_bytes)
+        if self.due_s != _NEVER:
+            self.due_s = self._begun_s + min(WHOLE_S, PATIENCE_S + self.size_bytes / LEAST_BYTES_PER_S)
 
     def finish(self) -> None:
         """Note that the body is whole: it gives way no more, and may wait for its turn."""
-        self._readings.keep(self)
-        self.refusal = turned_away(f"no turn within {WHOLE_S:g} s: too many exports at once")
-        self._reschedule(self._begun_s + WHOLE_S)
+        self._is_whole = True
+        if self._task is not None:
+            self._readings.keep(self)
+            self.due_s = self._begun_s + WHOLE_S
 
     def begin(self) -> None:
         """Note that its turn has come."""
-        self._reschedule(None)
+        self.due_s = _NEVER
 
     def give_way(self, refusal: Refusal) -> None:
-        """Let it be refused; its sender may send it again."""
-        self.refusal = refusal
-        self._reschedule(self._begun_s)
+        """Let it be refused, from another task; its sender may send it again."""
+        if self._task is not None and self._refusal is None:
+            self._refusal, self.due_s = refusal, _NEVER
+            self._task.cancel()
 
-    def _set_due(self) -> None:
-        self._reschedule(self._begun_s + min(WHOLE_S, PATIENCE_S + self.size_bytes / LEAST_BYTES_PER_S))
-
-    def _reschedule(self, due_s: float | None) -> None:
-        if not self._timeout.expired():
-            self._timeout.reschedule(due_s)
+    def end_late(self) -> None:
+        """Let it be refused because it is over its time."""
+        slow = f"no whole export within {WHOLE_S:g} s, or less than {LEAST_BYTES_PER_S / 1000:g} kB/s"
+        waited = f"no turn within {WHOLE_S:g} s: too many exports at once"
+        self.give_way(turned_away(waited if self._is_whole else slow))
 
 
 class Readings:
-    """The bodies in hand that come over one wire: at most `most` that are being read, and `most_bytes` of all."""
+    """The bodies in hand that come over one wire: at most `most` that are being read, and `most_bytes` of all.
+
+    One timer looks for those that are over their time: one of its own for each body took half of what guards cost.
+    """
 
     def __init__(self, *, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._bytes = 0
+        self._held: dict[Reading, None] = {}
         self._read: dict[Reading, None] = {}  # those that are not whole, the oldest first
+        self._look: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Reading]:
-        """Have a body in hand. Raises Refusal where it comes too slowly, waits too long, or gives way."""
-        if len(self._read) >= self._most:
-            self._let_oldest_give_way()
-        reading: Reading | None = None
-        try:
-            async with asyncio.timeout(None) as timeout:
-                reading = Reading(self, timeout)
-                self._read[reading] = None
-                yield reading
-        except TimeoutError:
-            raise (reading.refusal if reading else turned_away("")) from None
-        finally:
-            if reading is not None:
-                self._read.pop(reading, None)
-                self._bytes -= reading.size_bytes
+    def reading(self) -> Reading:
+        """Return a body of which nothing has come yet."""
+        return Reading(self)
 
     @property
     def are_any_read(self) -> bool:
         """Tell whether there is a body that is not whole."""
         return bool(self._read)
+
+    def hold(self, reading: Reading) -> None:
+        """Have a body in hand from now on; the oldest gives way where there are too many."""
+        if len(self._read) >= self._most:
+            self._let_oldest_give_way()
+        self._read[reading] = self._held[reading] = None
+        if self._look is None or reading.due_s < self._look.when():
+            self._look_at(reading.due_s)
+
+    def release(self, reading: Reading) -> None:
+        """Have a body in hand no more."""
+        self._read.pop(reading, None)
+        self._held.pop(reading, None)
+        self._bytes -= reading.size_bytes
 
     def keep(self, reading: Reading) -> None:
         """Let a body give way no more."""
@@ -118,6 +157,21 @@ class Readings:
         oldest.size_bytes = 0
         oldest.give_way(refusal or turned_away(_FULL))
 
+    def _look_at(self, due_s: float) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        self._look = asyncio.get_running_loop().call_at(due_s, self._look_through)
+
+    def _look_through(self) -> None:
+        """End those that are over their time, and look again when the next one may be."""
+        self._look = None
+        now_s = asyncio.get_running_loop().time()
+        for reading in [each for each in self._held if each.due_s <= now_s]:
+            reading.end_late()
+        due_s = min((each.due_s for each in self._held), default=_NEVER)
+        if due_s != _NEVER:
+            self._look_at(max(due_s, now_s + _LOOK_EVERY_S))
+
 
 class Turns:
     """Whole exports take turns, in the order in which they came; large ones do not keep small ones waiting.
@@ -127,7 +181,6 @@ class Turns:
 
     def __init__(self) -> None:
         self._small, self._large = asyncio.Semaphore(_SMALL_AT_ONCE), asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._slice = asyncio.Lock()
 
     def of(self, size_bytes: int) -> asyncio.Semaphore:
         """Return what is held during the turn of a body."""
@@ -136,11 +189,10 @@ class Turns:
     async def in_slices(self, steps: Iterator[object]) -> None:
         """Run an iterator to its end, a slice at a time. Raises what it does."""
         while True:
-            async with self._slice:
-                until_s = time.perf_counter() + SLICE_S
-                for _ in steps:
-                    if time.perf_counter() >= until_s:
-                        break
-                else:
-                    return
+            until_s = time.perf_counter() + SLICE_S
+            for _ in steps:
+                if time.perf_counter() >= until_s:
+                    break
+            else:
+                return
             await asyncio.sleep(0)

@@ -28,6 +28,11 @@ class Connection(asyncio.Protocol):
     `is_busy` is set by who answers a request, while that request must not be cut; `was_cut` says that it was.
     """
 
+    __slots__ = (
+        *("_awaits_head", "_behind", "_connections", "_due", "_head_bytes", "_loop", "_tail", "_transport"),
+        *("is_busy", "is_handed_over", "opening", "was_cut"),
+    )
+
     def __init__(self, behind: asyncio.Protocol, connections: Connections) -> None:
         self.is_busy = self.was_cut = self.is_handed_over = False
         self.opening: asyncio.Task[None] | None = None
@@ -58,7 +63,8 @@ class Connection(asyncio.Protocol):
     def begin(self) -> None:
         """Note that the head of a request is whole."""
         self._awaits_head, self._tail = False, b""
-        self._expect_nothing()
+        if self._due is not None:
+            self._expect_nothing()
 
     def end(self, *, is_last: bool) -> None:
         """Note that a request was answered: another may follow, unless it was the last."""
@@ -76,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     def _is_head_bounded(self, data: bytes) -> bool:
         """Look for the end of a head, and return whether it is within its bounds so far."""
-        seen = self._tail + data
+        seen = self._tail + data if self._tail else data
         if _HEAD_END in seen:
             self.begin()
             return True
@@ -159,11 +165,10 @@ class Connections:
 
     def _note_answer(self, connection: Connection, *, is_taken: bool) -> None:
         """Let a connection be the last of those that give way; of those that were answered once a request is taken."""
-        for group in (self._new, self._answered):
-            if connection in group:
-                del group[connection]
-                (self._answered if is_taken else group)[connection] = None
-                return
+        group = self._answered if connection in self._answered else self._new
+        if connection in group:
+            del group[connection]
+            (self._answered if is_taken else group)[connection] = None
 
     def note_cut(self, connection: Connection) -> None:
         """Count a connection that is cut; its place is free."""

@@ -136,17 +136,76 @@ async def test_the_oldest_body_gives_way_where_too_many_bytes_are_in_hand(
         assert 0 == receiver._http._bytes
 
 
+async def sent(readings: Readings, size_bytes: int) -> None:
+    """Have a body of a size in hand."""
+    async with readings.reading() as reading:
+        reading.hold()
+        reading.grow(size_bytes)
+
+
 async def test_whole_bodies_do_not_give_way():
     """They are waiting for their turn: one more than fits is refused instead."""
     readings = Readings(most=10, most_bytes=100)
     async with readings.reading() as first:
+        first.hold()
         first.grow(80)
         first.finish()
         with pytest.raises(Refusal, match="too much is sent at once"):
-            async with readings.reading() as second:
-                second.grow(40)
-        async with readings.reading() as third:
-            third.grow(20)
+            await sent(readings, 40)
+        await sent(readings, 20)
+
+
+async def ended(readings: Readings, *, whole: bool, size_bytes: int = 0) -> tuple[float, str]:
+    """Return how long a body stays in hand of which no more comes, or no turn, and why it is refused."""
+    begin_s = asyncio.get_running_loop().time()
+    with pytest.raises(Refusal) as refused:
+        await waited_for(readings, whole=whole, size_bytes=size_bytes)
+    return asyncio.get_running_loop().time() - begin_s, refused.value.text
+
+
+async def waited_for(readings: Readings, *, whole: bool, size_bytes: int) -> None:
+    """Have a body in hand until it is refused."""
+    async with readings.reading() as reading:
+        reading.hold()
+        reading.grow(size_bytes)
+        if whole:
+            reading.finish()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.looptime
+async def test_each_body_ends_at_its_own_time():
+    """One timer looks for all of them: also for one that is over before those that began before it."""
+    readings = Readings(most=10, most_bytes=100_000)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(ended(readings, whole=True))
+        await asyncio.sleep(1)
+        slow = [group.create_task(ended(readings, whole=False, size_bytes=sent)) for sent in (3000, 0, 30_000)]
+    assert pytest.approx((10, 8, 5, 10), abs=0.05) == [each.result()[0] for each in (waiting, *slow)]
+    assert "no turn within 10 s" in waiting.result()[1]
+    assert all("less than 1 kB/s" in each.result()[1] for each in slow)
+    assert 0 == readings._bytes
+
+
+@pytest.mark.looptime
+async def test_a_turn_that_has_come_has_no_end():
+    """What is computed of an export is bounded by its size; and a task that is cancelled from elsewhere stays so."""
+    readings = Readings(most=10, most_bytes=100_000)
+
+    async def take() -> None:
+        async with readings.reading() as reading:
+            reading.hold()
+            reading.finish()
+            reading.begin()
+            await asyncio.sleep(60)
+
+    await take()
+    taking = asyncio.create_task(take())
+    await asyncio.sleep(30)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert not readings.are_any_read
 
 
 async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_path: Path):
