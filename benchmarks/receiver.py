@@ -4,6 +4,8 @@
 
 First nothing is sent, then 40 exports of 20,000 empty spans at once, then as many spans a second as are wanted, in
 exports of 500. What was sent must be what was taken and what was refused. How late a scrape is, its log says.
+At last exports of 10 spans are sent at 20 a second, alone and then beside 400 connections, each of which sends a body
+of 4 MB at 1.5 kB/s, and comes again where it is closed; how long they took is from when they were due.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +40,33 @@ SPANS = 500  # in an export of the flood
 SENDERS = 12
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 OF_SPANS = ("bad_spans", "off_clock")  # kinds that count spans, not exports
+HONEST_SPANS, HONEST_PER_S, HONEST_S = 10, 20.0, 20.0
+SLOW_BODIES = 400
+# In a process of their own: what they take of a loop is not how long an export takes.
+SLOW = """
+import asyncio, sys
+HEAD = b"POST /v1/traces HTTP/1.1\\r\\nHost: x\\r\\nContent-Type: application/x-protobuf\\r\\n"
+HEAD += b"Content-Length: 4000000\\r\\n\\r\\n"
+async def send(host, port):
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            await asyncio.sleep(1)
+            continue
+        closed = asyncio.ensure_future(reader.read())
+        writer.write(HEAD)
+        while not closed.done():
+            writer.write(bytes(1500))
+            await asyncio.wait([closed], timeout=1)
+        closed.exception()
+        writer.close()
+        await asyncio.sleep(1)
+async def main():
+    host, _, port = sys.argv[1].rpartition(":")
+    await asyncio.gather(*(send(host, port) for _ in range(int(sys.argv[2]))))
+asyncio.run(main())
+"""
 HEADERS = {"Content-Type": "application/x-protobuf"}
 
 
@@ -51,6 +81,7 @@ class Phase:
     exports: Counter[int] = field(default_factory=Counter)
     lag_s: float = 0.0
     most_mb: dict[int, float] = field(default_factory=dict)
+    took_ms: list[float] = field(default_factory=list)  # each of the exports that are sent at a rate of their own
 
 
 @dataclass(slots=True)
@@ -114,10 +145,11 @@ async def measured(options: argparse.Namespace) -> list[str]:
         phases = await driven(options, watch.pid, live, f"http://{target}/v1/traces")
         await until_read(live)
         counts = await asyncio.to_thread(counters, live)
+        beside = await beside_slow_bodies(watch.pid, live, target)
         watch.send_signal(signal.SIGTERM)
         await watch.wait()
         await runner.cleanup()
-        return list(report(phases, Path(scratch) / "watch/raw", counts))
+        return list(report(phases, beside, Path(scratch) / "watch/raw", counts))
 
 
 async def driven(options: argparse.Namespace, pid: int, live: str, url: str) -> list[Phase]:
@@ -144,6 +176,43 @@ async def driven(options: argparse.Namespace, pid: int, live: str, url: str) -> 
     return phases
 
 
+async def beside_slow_bodies(pid: int, live: str, target: str) -> list[Phase]:
+    """Send exports at a rate, alone and beside slow bodies."""
+    phases = []
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+        for slow in (0, SLOW_BODIES):
+            name = f"{HONEST_PER_S:g} exports of {HONEST_SPANS} spans a second beside {slow} slow bodies"
+            phase = Phase(name=name, begin_ns=time.time_ns())
+            sender = Sender(session=session, url=f"http://{target}/v1/traces", phase=phase)
+            looking = asyncio.ensure_future(look_on(phase, pid))
+            senders = await asyncio.create_subprocess_exec(sys.executable, "-c", SLOW, target, str(slow))
+            await send_honestly(sender)
+            phase.end_ns = time.time_ns()
+            looking.cancel()
+            with suppress(ProcessLookupError):  # where there are none, it has ended
+                senders.kill()
+            await senders.wait()
+            phase.lag_s = (await asyncio.to_thread(counters, live))["sidelight_watch_lag_seconds"]
+            phases.append(phase)
+    return phases
+
+
+async def send_honestly(sender: Sender) -> None:
+    """Send exports at a rate, however long each takes."""
+    body = export(HONEST_SPANS, empty=False)
+    begin_s = time.monotonic()
+
+    async def send(due_s: float) -> None:
+        await sender.send(body, HONEST_SPANS)
+        sender.phase.took_ms.append(1e3 * (time.monotonic() - due_s))
+
+    async with asyncio.TaskGroup() as group:
+        for index in range(round(HONEST_S * HONEST_PER_S)):
+            due_s = begin_s + index / HONEST_PER_S
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            group.create_task(send(due_s))
+
+
 async def look_on(phase: Phase, pid: int) -> None:
     """Note the most memory that the processes of a watch hold."""
     while True:
@@ -157,11 +226,11 @@ def resident_mb(pid: int) -> dict[int, float]:
     return {each: int(Path(f"/proc/{each}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6 for each in pids}
 
 
-def report(phases: list[Phase], raw: Path, counts: dict[str, float]) -> Iterator[str]:
-    """Yield a line for each phase, and whether the counts agree."""
+def report(phases: list[Phase], beside: list[Phase], raw: Path, counts: dict[str, float]) -> Iterator[str]:
+    """Yield a line for each phase, and whether the counts agree of those before slow bodies."""
     rows = [row for log in sorted(raw.glob("scrapes-*.log")) for row in read_log(log) if isinstance(row, Row)]
     request_ns, tick_ns = (np.array([getattr(row, name) for row in rows]) for name in ("request_ns", "tick_ns"))
-    for phase in phases:
+    for phase in (*phases, *beside):
         during = (request_ns >= phase.begin_ns) & (request_ns < phase.end_ns)
         late_ms, gaps_s = (request_ns - tick_ns)[during] / 1e6, np.diff(request_ns[during]) / 1e9
         p50, p99 = np.quantile(late_ms, (0.5, 0.99))
@@ -170,6 +239,9 @@ def report(phases: list[Phase], raw: Path, counts: dict[str, float]) -> Iterator
             f"at most; gap {gaps_s.max():.3f} s at most; spans sent by status {dict(phase.spans)}; "
             f"{phase.lag_s:.1f} s behind; MB {[round(mb) for mb in phase.most_mb.values()]}"
         )
+        if phase.took_ms:
+            p50, p99 = np.quantile(phase.took_ms, (0.5, 0.99))
+            yield f"  an export took {p50:.1f} ms (p50), {p99:.1f} (p99), {max(phase.took_ms):.1f} at most"
     exports = sum((phase.exports for phase in phases), Counter[int]())
     refused = sum(value for name, value in counts.items() if name.startswith("sidelight_receiver_refused_total"))
     refused -= sum(counts.get(f'sidelight_receiver_refused_total{{kind="{kind}"}}', 0) for kind in OF_SPANS)
