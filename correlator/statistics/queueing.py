@@ -15,7 +15,7 @@ from correlator.statistics.server_load import Samples, engine_samples
 from rundir import fields
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
-from rundir.stats import Missing, known
+from rundir.stats import Missing, finite, known
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
@@ -71,6 +71,7 @@ def _amounts(samples: Samples | Missing, size: int) -> Floats:
 
 
 def _statistic(statistic: Callable[[Floats], Any], columns: Sequence[Floats]) -> float | None:
-    """Return a statistic of what is known in several columns, None where nothing is."""
+    """Return a statistic of what is known in several columns, None where nothing is, or where it is too large."""
     values = known(np.concatenate(columns))
-    return float(statistic(values)) if len(values) else None
+    with np.errstate(over="ignore"):
+        return finite(float(statistic(values))) if len(values) else None

@@ -31,7 +31,7 @@ from exporter.report.objectives import evidence
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
 from exporter.summary.breakdown import json_name
-from exporter.summary.result import Summary
+from exporter.summary.result import Summary, as_written
 from loadgen.requests.slo import ObjectiveResult
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
@@ -50,7 +50,7 @@ _VERDICTS = {True: "met", False: "**missed**", None: "**not known**"}
 
 def as_markdown(summary: Summary, *, against_base: tuple[Compared, Compared] | None = None) -> str:
     """Return the page, ending in a newline; with the change of the second of these runs, its own, against the first."""
-    return "\n\n".join(filter(None, _blocks(without_controls(summary), against_base))) + "\n"
+    return "\n\n".join(filter(None, _blocks(without_controls(as_written(summary)), against_base))) + "\n"
 
 
 def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) -> Iterator[str]:

@@ -29,7 +29,7 @@ from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.report.tables.timeline import timeline_lines
-from exporter.summary.result import Summary
+from exporter.summary.result import Summary, as_written
 from rundir.printable import printable_all
 
 WIDTH = 100
@@ -51,7 +51,7 @@ def without_padding(content: RenderableType) -> str:
 
 def render(summary: Summary) -> Group:
     """Return the report for a console of any width."""
-    return Group(*_sections(without_controls(summary)))
+    return Group(*_sections(without_controls(as_written(summary))))
 
 
 def without_controls(result: Result) -> Result:

@@ -82,7 +82,7 @@ def damage_lines(integrity: Integrity) -> Iterator[str]:
 def damage_of(integrity: Integrity) -> str:
     """Return what is missing or damaged, empty where no record is known to be."""
     damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
-    return "; ".join([*([first_of(damaged, separator="; ")] if damaged else []), *integrity.disagreements])
+    return "; ".join(first_of(lines, separator="; ") for lines in (damaged, integrity.disagreements) if lines)
 
 
 def _what_is_lost(log: LogIntegrity) -> str:

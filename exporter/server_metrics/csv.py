@@ -53,7 +53,7 @@ def as_csv(document: Json) -> str:
 def _comments(document: Json) -> str:
     return (
         "# AIPerf-compatible Server Metrics Export (CSV)\n"
-        f"# {document['generator']['name']}_version: {document['generator']['version']}\n"
+        f"# {document['generator']['name']}_version: {escaped(document['generator']['version'])}\n"
         f"# schema_version: {document['schema_version']}\n"
         f"# benchmark_id: {escaped(document['benchmark_id'] or '')}\n"
         "# Note: Same benchmark_id and version appear in JSON and Parquet exports\n"

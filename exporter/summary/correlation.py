@@ -43,7 +43,7 @@ from exporter.summary.tail import TailAttribution, tail_attribution
 from exporter.summary.timeline import Timeline
 from loadgen.requests.metrics import stamped_ms
 from rundir import fields
-from rundir.columns import Bools, Ints, Texts
+from rundir.columns import Bools, Ints, Texts, take
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
 from rundir.stats import Missing, finite, quantiles_of
 from scraper.perf_metrics import SteadyClock
@@ -51,6 +51,8 @@ from scraper.window.quantities import MOST_SLICES
 
 SEVERAL_CLOCKS = "several engines, each with a clock of its own"
 COMPARABLE_RATIO = 0.02
+MOST_GROUPS = 200  # classes, or URLs
+OF_MOST = f"of the {MOST_GROUPS} that had the most requests"
 
 MeanMs = Annotated[float | None, doc("Mean over the requests with a breakdown; null where it is in none.", "ms")]
 
@@ -250,8 +252,10 @@ class Correlation(Struct, frozen=True, kw_only=True):
             "the client, also those without a TTFT), within 2 %."
         ),
     ]
-    classes: Annotated[dict[str, Group], doc("The same by workload class; empty where there is only one.")]
-    urls: Annotated[dict[str, Group], doc("The same by the URL that was asked; empty where there is only one.")]
+    classes: Annotated[dict[str, Group], doc(f"The same by workload class, {OF_MOST}; empty where there is only one.")]
+    urls: Annotated[
+        dict[str, Group], doc(f"The same by the URL that was asked, {OF_MOST}; empty where there is only one.")
+    ]
     timeslices: Annotated[
         list[BreakdownSlice],
         Meta(
@@ -353,8 +357,9 @@ def correlation(of: Findings) -> Correlation:
 
 
 def _groups(of: Findings, names: Texts) -> dict[str, Group]:
-    several = sorted({str(name) for name in names})
-    return {name: group(of, names == name) for name in several} if len(several) > 1 else {}
+    several = Counter(map(str, names))
+    most = sorted(name for name, _ in several.most_common(MOST_GROUPS))
+    return {name: group(of, names == name) for name in most} if len(several) > 1 else {}
 
 
 def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
@@ -382,15 +387,23 @@ def _commonest(reasons: Texts) -> str:
 
 def _slices(of: Findings, timed: Bools) -> Iterator[BreakdownSlice]:
     """Give each slice the means of the requests submitted in it; the last has those of its end as well."""
-    edges = of.edges_ns
-    for number, (start_ns, end_ns) in enumerate(pairwise(edges)):
-        last = number == len(edges) - 2
-        inside = (of.submit_ns >= start_ns) & ((of.submit_ns <= end_ns) if last else (of.submit_ns < end_ns))
-        yield _slice(of.parts, timed & inside, start_ns, end_ns)
+    if len(of.edges_ns) == 0:
+        return
+    edges, submit_ns = np.array(of.edges_ns, dtype=np.int64), of.submit_ns
+    rows = np.flatnonzero(timed & (submit_ns >= edges[0]) & (submit_ns <= edges[-1]))
+    numbers = np.minimum(np.searchsorted(edges, submit_ns[rows], side="right") - 1, len(edges) - 2)
+    rows = rows[np.argsort(numbers, kind="stable")]
+    bounds = np.searchsorted(np.sort(numbers), np.arange(len(edges))).tolist()
+    empty = _slice(take(of.parts, rows[:0]), 0, 0)  # as most are of a long run in short ones
+    for (start_ns, end_ns), (first, last) in zip(pairwise(of.edges_ns), pairwise(bounds), strict=True):
+        if first == last:
+            yield structs.replace(empty, start_ns=start_ns, end_ns=end_ns)
+        else:
+            yield _slice(take(of.parts, rows[first:last]), start_ns, end_ns)
 
 
-def _slice(parts: Parts, rows: Bools, start_ns: int, end_ns: int) -> BreakdownSlice:
-    covered = rows & parts.covered
+def _slice(parts: Parts, start_ns: int, end_ns: int) -> BreakdownSlice:
+    rows, covered = np.ones(len(parts), dtype=np.bool_), parts.covered
     size = int(covered.sum())
     means: dict[str, float | None] = {}
     for part in TTFT_PARTS:

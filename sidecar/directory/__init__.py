@@ -45,6 +45,9 @@ MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 2 * 1024 * 1024
 RAW = "raw"
 MOST_LOGS = 10_000  # of a run: a watch keeps some thirty, and one more for each time that a process died
+MOST_EVENTS = 20_000  # of a run: it has a dozen, and a watch two more for each death of a process
+MOST_PHASES = 100  # that are looked at: a run has two
+MOST_ID = 200  # characters of a run's id
 SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 WATCHED = "watched"  # an event: what a watch had counted at its end
 CLOCK_SET = "clock_set"  # an event: logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
@@ -128,10 +131,10 @@ class Run:
     @property
     def phases(self) -> tuple[Phase, ...]:
         ends = {event.data["phase"]: event.at_ns for event in self.events if event.name == "phase_end"}
+        starts = [event for event in self.events if event.name == "phase_start"]
         return tuple(
             Phase(name=event.data["phase"], start_ns=event.at_ns, end_ns=ends.get(event.data["phase"]))
-            for event in self.events
-            if event.name == "phase_start"
+            for event in starts[:MOST_PHASES]
         )
 
     @property
@@ -237,6 +240,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
         )
+    if len(str(manifest["run_id"])) > MOST_ID:  # it stands on every line of some files
+        raise ConfigurationError(f"{path / MANIFEST}: run_id is longer than {MOST_ID} characters")
     return manifest
 
 
@@ -263,7 +268,7 @@ class RunLogs:
 
     def __init__(self, path: Path, *, run_id: str, protocol: str, within: Span = ANY_TIME) -> None:
         self.path = path
-        self._within, self._held = within, Held()
+        self._within, self._held, self._events = within, Held(), 0
         self.requests = RequestFold(run_id=run_id, protocol=protocol)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
@@ -303,7 +308,7 @@ class RunLogs:
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
             self._read("hardware*.log", lambda _, payload: self._timely(readings.decode(payload)), last=True)
         )
-        events = tuple(self._read("events.log", lambda _, payload: self._timely(_decode_event(payload)), last=True))
+        events = tuple(self._read("events.log", self._take_event, last=True))
         timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
         tables = (self._spans or _SpanTables(self.path / RAW, self._within)).fields()
         return Run(
@@ -386,6 +391,13 @@ class RunLogs:
             self._held.spans = self._spans.spans
         stated = None if self._spans is None or received is None else received.spans
         return list(agreements(events, self._held, sent=sent, received=stated)), never_dispatched(events, sent=sent)
+
+    def _take_event(self, _: Path, payload: bytes) -> Event:
+        """Return an event. Raises ValueError for one of more than a run has: all of them are read again and again."""
+        self._events += 1
+        if self._events > MOST_EVENTS:
+            raise ValueError(f"more than {MOST_EVENTS:,} events")
+        return self._timely(_decode_event(payload))
 
     def _take_planned(self, path: Path, payload: bytes) -> None:
         planned = decode_planned(payload)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from scraper.series.log import FailureRecord, LogReader, Row
 from scraper.series.table import SeriesTable
 from sidecar.directory import (
     CLOCK_SET,
+    MOST_EVENTS,
     RAW,
     UNREADABLE,
     Event,
@@ -67,7 +69,7 @@ class _WatchLogs(RunLogs):
 
     def __init__(self, path: Path, manifest: Mapping[str, Any], *, span_bytes: int | None) -> None:
         raw = path / RAW
-        events = [event for log in raw.glob("events.log") for event in _events(log)]
+        events = [event for log in raw.glob("events.log") for event in islice(_events(log), MOST_EVENTS)]
         self._clock_steps = [event.data for event in events if event.name == CLOCK_SET]
         moved_ns = sum(abs(int(step["moved_ns"])) for step in self._clock_steps)
         within = time_of(manifest, moved_ns=moved_ns)

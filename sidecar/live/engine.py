@@ -188,10 +188,13 @@ def _merged(source: CanonicalSource, row: Floats, unit: float) -> Cumulative | N
     for columns in source.histograms:
         if columns.sum < 0 or not columns.bounds or columns.bounds[-1] != math.inf:
             return None
+        buckets = row[list(columns.buckets)]
+        if not np.isfinite(buckets).all():
+            return None
         label_sets.append(
             Cumulative(
                 bounds_s=tuple(unit * bound for bound in columns.bounds[:-1]),
-                counts=tuple(np.diff(row[list(columns.buckets)], prepend=0.0).tolist()),
+                counts=tuple(np.diff(buckets, prepend=0.0).tolist()),
                 sum_s=unit * float(row[columns.sum]),
             )
         )

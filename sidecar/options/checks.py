@@ -47,6 +47,7 @@ LABELS = frozenset((
     "instance", "job",
 ))
 # fmt: on
+MOST_TAGS, MOST_TAG_CHARACTERS = 50, 2000
 # Paths of endpoints without the /v1 that ours have.
 _UNVERSIONED = ("/chat/completions", "/completions")
 _OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
@@ -64,7 +65,7 @@ def check_run(options: RunOptions) -> RunOptions:
     _check_load(options)
     check_formats(options.formats)
     check_trace_url(options.trace_url)
-    _check_tags(options.tag)
+    check_tags(options.tag)
     _ = options.reply_bytes, options.kept_bytes  # which raise
     if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
         raise ConfigurationError(
@@ -150,7 +151,12 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
     return base
 
 
-def _check_tags(tags: Sequence[str]) -> None:
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise ConfigurationError naming the first of --tag that can be no label, or that there are too many."""
+    if len(tags) > MOST_TAGS or sum(map(len, tags)) > MOST_TAG_CHARACTERS:
+        raise ConfigurationError(
+            f"--tag: more than {MOST_TAGS} labels, or {MOST_TAG_CHARACTERS:,} characters: every series would bear them"
+        )
     names = [tag.partition("=")[0] for tag in tags]
     for tag in tags:
         name, equals, value = tag.partition("=")

@@ -70,7 +70,7 @@ from sidecar.report.watched import watched_traffic, watched_window
 SUMMARY = "summary.json"
 MARKDOWN = "report.md"
 OPENMETRICS = "openmetrics.txt"
-_MOST_SLICES = 2_000_000  # of a window: three weeks of scrapes in slices of a second
+MOST_SLICES = 20_000  # of a window: eleven hours in slices of two seconds
 # Reports that are made of the summary alone: by format, their file and what writes them.
 REPORTS = {
     "text": ("report.txt", text.as_text),
@@ -191,7 +191,7 @@ def window_of(run: Run) -> Window:
         started_ns = int(run.manifest["started_ns"])
         return Window(start_ns=started_ns, end_ns=started_ns)
     if run.watched is not None:
-        return _bounded(run, watched_window(run, run.watched, phase))
+        return watched_window(run, run.watched, phase)
     measured = take(run.requests, run.requests.phase == "measure")
     if run.status == "crashed":
         stamps = [measured.end_ns, measured.last_token_ns, *(endpoint.response_ns for endpoint in run.endpoints)]
@@ -200,14 +200,7 @@ def window_of(run: Run) -> Window:
     last = [int(column.max(initial=-1)) for column in stamps]
     if phase.end_ns is not None and (run.status == "interrupted" or max(last) < 0):
         last = [phase.end_ns]
-    return _bounded(run, Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last)))
-
-
-def _bounded(run: Run, window: Window) -> Window:
-    """Return a window that slices can be made of. Raises ValueError for one that no run has."""
-    if window.duration_s * 1e9 > _MOST_SLICES * _slice_ns(run):
-        raise ValueError(f"a measured window of {window.duration_s:.3g} s in slices of {_slice_ns(run) / 1e9:g} s")
-    return window
+    return Window(start_ns=phase.start_ns, end_ns=max(phase.start_ns, *last))
 
 
 def summarise(run: Run, window: Window, times: Correlated) -> Summary:
@@ -236,9 +229,10 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         held=_held_back(run, measured),
     )
     client = msgspec.structs.replace(client, steady=steady_throughput(measured, window.start_ns))
-    server = server_of(run, window, _slice_ns(run))
+    slice_ns = _slice_ns(run, window)
+    server = server_of(run, window, slice_ns)
     stability = stability_of(measured, run.endpoints, closed_loop=closed_loop(run))
-    correlation = correlation_of(run, times, window, _slice_ns(run), steady=stability.verdict != "growing")
+    correlation = correlation_of(run, times, window, slice_ns, steady=stability.verdict != "growing")
     if server.gateways:
         by_page = beside_pages(correlation.gateways, server.gateways)
         correlation = msgspec.structs.replace(correlation, gateways=by_page)
@@ -336,7 +330,7 @@ def _server_metrics(run: Run, window: Window) -> Source:
     return Source(
         endpoints=run.endpoints,
         window=window,
-        slice_ns=_slice_ns(run),
+        slice_ns=_slice_ns(run, window),
         benchmark_id=str(run.manifest["run_id"]),
         input_config=run.manifest["config"],
         tool_version=run.manifest["tool"]["version"],
@@ -413,5 +407,12 @@ def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
     return held_back(measured, cap=config["concurrency"], planned=planned)
 
 
-def _slice_ns(run: Run) -> int:
-    return int(float(run.manifest["config"]["slice_duration"]) * 1e9)
+def _slice_ns(run: Run, window: Window) -> int:
+    """Return how long a slice of a window is: as was asked, or longer where there would be more than MOST_SLICES.
+
+    Raises ValueError where that was no time at all.
+    """
+    asked_ns = int(float(run.manifest["config"]["slice_duration"]) * 1e9)
+    if asked_ns <= 0:
+        raise ValueError(f"slice_duration of {asked_ns} ns")
+    return max(asked_ns, -(-(window.end_ns - window.start_ns) // MOST_SLICES))

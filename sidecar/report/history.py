@@ -19,14 +19,17 @@ from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import FirstToken, RequestLog
 from rundir.access import masked
 from rundir.columns import take
+from rundir.printable import LONGEST_WORD
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 from sidecar import VERSION
-from sidecar.directory import WRITING, WRITTEN, Run
+from sidecar.directory import MANIFEST, WRITING, WRITTEN, Run
+from sidecar.errors import ConfigurationError
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
 from sidecar.live.tally import Tally, rates_so_far, reported_rates
+from sidecar.options.checks import check_tags
 from sidecar.options.load import tags_of
 from sidecar.options.spans import RemoteWriteOptions, write_access
 from sidecar.progress import Progress
@@ -49,12 +52,12 @@ def history(
     order = order[log.end_ns[order] >= 0]
     ends_ns = log.end_ns[order]
     engines = [(endpoint, _view(endpoint)) for endpoint in run.endpoints if len(endpoint.at_ns)]
-    slo, config = summary.client.slo, run.manifest["config"]
+    slo = summary.client.slo
     tally = Tally(slo=None if slo is None else parse_slo(slo.text))
     counts, done, before_ns = nothing_counted(), 0, -1
     run_id = str(run.manifest["run_id"])
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
-    labels = {"run_id": run_id, **tags_of(config.get("tag") or ())}
+    labels = {"run_id": run_id, **_tags(run)}
     moments = list(_moments(run, after_ns, sent_ns))
     quantiles = _Quantiles(start_ns=summary.window.start_ns)
     for at_ns in moments:
@@ -125,7 +128,20 @@ def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
     config, target = run.manifest["config"], run.manifest.get("target") or {}
     urls = config.get("url") or [""]
     stated = {"model": target.get("model"), "workload": config.get("workload"), "url": urls[0]}
-    return {**{name: str(value or "") for name, value in stated.items()}, **about_engine(engines, _version(run))}
+    return {
+        **{name: str(value or "")[:LONGEST_WORD] for name, value in stated.items()},
+        **about_engine(engines, _version(run)),
+    }
+
+
+def _tags(run: Run) -> dict[str, str]:
+    """Return the labels of --tag. Raises ConfigurationError for what is none: others may have written the manifest."""
+    tags = run.manifest["config"].get("tag") or ()
+    try:
+        check_tags(tags)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{run.path / MANIFEST}: {error}") from error
+    return tags_of(tags)
 
 
 def _version(run: Run) -> str:
