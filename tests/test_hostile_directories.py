@@ -345,6 +345,20 @@ def test_a_page_of_numbers_that_add_up_to_none_is_reported(tmp_path: Path, value
     assert 0 == ran("report", path, "--formats", ",".join(FORMATS))
 
 
+def test_a_histogram_may_have_more_buckets_than_can_be_fitted(tmp_path: Path):
+    """Its sum and count stay; a table of each bucket by each other would take 3 GB."""
+    path = golden_files.copied("vllm_plain", tmp_path)
+    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
+    log = ScrapeLog(path / "raw" / "scrapes-1.log")
+    for number in range(24):
+        buckets = [(str(bound), number * bound) for bound in range(20_000)]
+        page = histogram(QUEUE, number * 20_000, number * 1e4, buckets=buckets) + END
+        log.append(scraped(began_ns + number * 500_000_000, page, url="http://127.0.0.1:38473/metrics"))
+    log.close()
+    with cpu_limit(MOST_CPU_S):
+        assert 0 == ran("report", path)
+
+
 def test_more_events_than_a_run_has_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = golden_files.copied("two_engines", tmp_path)
     log = path / "raw" / "events.log"

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from scraper.exposition.page import Series, bound, without_le
 
+MOST_BUCKETS = 1000  # of a histogram: what is fitted to them takes memory that grows with their square
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramColumns:
     """The columns of one histogram (one label set of a family) in an endpoint's matrix.
 
-    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none. Where a formula
-    makes the histogram there may be no buckets, and `less` is a column to be taken off the sum (-1: none).
+    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none. There are no
+    buckets where the page has more than MOST_BUCKETS. Where a formula makes the histogram there may be none, and `less`
+    is a column to be taken off the sum (-1: none).
     """
 
     family: str
@@ -39,6 +42,8 @@ def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColum
     family = series[columns[0]].family
     named = {series[column].name: column for column in columns}
     buckets = sorted((bound(series[c].labels), c) for c in columns if series[c].name == f"{family}_bucket")
+    if len(buckets) > MOST_BUCKETS:
+        buckets = []
     return HistogramColumns(
         family=family,
         labels=without_le(series[columns[0]].labels),
