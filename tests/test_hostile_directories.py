@@ -237,6 +237,25 @@ def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):
     assert "MemoryError" in bounded.err
 
 
+def test_a_directory_of_others_is_evaluated_in_so_much_time(tmp_path: Path):
+    """One that would take more is one line; holes in its files give it no more, and nothing unfinished is left."""
+    path = golden_files.copied("two_engines", tmp_path)
+    texts = [Series(f"vllm:s{number}", (), f"vllm:s{number}", "gauge", "") for number in range(199_000)]
+    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
+    with FrameLog(path / "raw" / "scrapes-1.log") as log:
+        layout = zlib.compress(msgspec.msgpack.encode(texts))
+        log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=layout)))
+        for at_ns in (began_ns, began_ns + 10**9):
+            row = RowRecord(layout=0, tick_ns=at_ns, request_ns=at_ns, response_ns=at_ns + 1, delta=b"")
+            log.append(msgspec.msgpack.encode(row))
+    with (path / "raw" / "hole").open("wb") as file:
+        file.truncate(10**12)
+    bounded = sidelight("report", path, "--untrusted", path=path)
+    assert (2, "", 1) == (bounded.code, bounded.out, bounded.err.count("\n"))
+    assert re.search("took more than (8|9|10) s of the processor's time", bounded.err)
+    assert not list(path.glob(".*"))
+
+
 def test_a_directory_may_have_more_logs_than_a_process_may_open(tmp_path: Path):
     """Each is open only while it is read."""
     path = golden_files.copied("two_engines", tmp_path)

@@ -242,7 +242,12 @@ Outside = Annotated[
     bool, flag(OUTPUT, "Of a comparison of recorded runs: read these runs, which lie outside of its directory.")
 ]
 Untrusted = Annotated[
-    bool, flag(OUTPUT, "Evaluate with at most 2 GiB of memory, for a directory from people you do not know.")
+    bool,
+    flag(
+        OUTPUT,
+        "Evaluate with at most 2 GiB of memory, 8 s of the processor's time and 1 s more for each MB of files, for a "
+        "directory from people you do not know.",
+    ),
 ]
 Quiet = Annotated[bool, flag(OUTPUT, "Print the result only, without progress.")]
 JsonProgress = Annotated[bool, flag(OUTPUT, "Machine-readable progress on stderr: one JSON object per line.")]
