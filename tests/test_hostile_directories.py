@@ -13,26 +13,20 @@ from typing import Any
 
 import golden_files
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 from faults.cases import cpu_limit
-from processes import ended, sidelight, start
 from sent_requests import parts
-from series import END, QUEUE, gauge, histogram, scraped
 from tiny_study import TINY
 
-from exporter.summary import correlation
 from loadgen.records import RequestPart
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
-from rundir.frames import FrameLog, read_frames
+from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
-from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
+from scraper.series.log import LayoutRecord, RowRecord
 from sidecar.cli import main
-from sidecar.directory import MOST_EVENTS, MOST_LOGS, Event
 from sidecar.options.fields import FORMATS
-from sidecar.report.derive import MOST_SLICES
 from sidecar.study.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
@@ -216,84 +210,6 @@ def test_where_a_report_was_written_is_shown_without_what_a_terminal_obeys(
         assert "\\x0a[bold red]x" in said.out
 
 
-def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path):
-    """--untrusted: in a process of its own, whose report it is; one that would take more is one line."""
-    path = golden_files.copied("two_engines", tmp_path)
-    bounded = sidelight("report", path, "--untrusted", path=path)
-    assert (0, "") == (bounded.code, bounded.err)
-    assert "Where the TTFT went" in bounded.out
-    series = zlib.compress(
-        msgspec.msgpack.encode([Series(f"s{number}", (), "s", "gauge", "") for number in range(99_999)])
-    )
-    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
-    with FrameLog(path / "raw" / "scrapes-1.log") as log:
-        log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=series)))
-        for number in range(5000):  # 4 GB
-            stamp_ns = began_ns + number * 1_000_000
-            row = RowRecord(layout=0, tick_ns=stamp_ns, request_ns=stamp_ns, response_ns=stamp_ns + 1, delta=b"")
-            log.append(msgspec.msgpack.encode(row))
-    bounded = sidelight("report", path, "--untrusted", path=path)
-    assert (2, "", 1) == (bounded.code, bounded.out, bounded.err.count("\n"))
-    assert "MemoryError" in bounded.err
-
-
-def test_a_directory_of_others_is_evaluated_in_so_much_time(tmp_path: Path):
-    """One that would take more is one line; holes in its files give it no more, and nothing unfinished is left."""
-    path = golden_files.copied("two_engines", tmp_path)
-    texts = [Series(f"vllm:s{number}", (), f"vllm:s{number}", "gauge", "") for number in range(199_000)]
-    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
-    with FrameLog(path / "raw" / "scrapes-1.log") as log:
-        layout = zlib.compress(msgspec.msgpack.encode(texts))
-        log.append(msgspec.msgpack.encode(LayoutRecord(id=0, url="http://x", series=layout)))
-        for at_ns in (began_ns, began_ns + 10**9):
-            row = RowRecord(layout=0, tick_ns=at_ns, request_ns=at_ns, response_ns=at_ns + 1, delta=b"")
-            log.append(msgspec.msgpack.encode(row))
-    with (path / "raw" / "hole").open("wb") as file:
-        file.truncate(10**12)
-    bounded = sidelight("report", path, "--untrusted", path=path)
-    assert (2, "", 1) == (bounded.code, bounded.out, bounded.err.count("\n"))
-    assert re.search("took more than (8|9|10) s of the processor's time", bounded.err)
-    assert not list(path.glob(".*"))
-
-
-def test_a_directory_may_have_more_logs_than_a_process_may_open(tmp_path: Path):
-    """Each is open only while it is read."""
-    path = golden_files.copied("two_engines", tmp_path)
-    for number in range(2, 400):
-        FrameLog(path / "raw" / f"hardware-{number}.log").close()
-    with start("report", path, limit=200) as process:
-        reported = ended(process, path)
-    assert 0 == reported.code, reported.err
-
-
-def test_of_many_damaged_logs_the_first_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = golden_files.copied("two_engines", tmp_path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["config"]["url"] = [f"http://engine-{number}:8000" for number in range(1000)]
-    manifest["logs"] = {f"requests-{number}.log": None for number in range(5, 5005)}
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    assert 3 == ran("report", path)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "raw/requests-1007.log: it is damaged (the file is missing); and 4,990 more" in said
-    assert "http://engine-9:8000, and 990 more" in said
-    assert len(said) < 20_000
-
-
-def test_more_logs_than_a_run_writes_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Named in the manifest, or lying there."""
-    path = golden_files.copied("two_engines", tmp_path)
-    text = (path / "manifest.json").read_text()
-    logs = {f"x{number}": None for number in range(MOST_LOGS + 1)}
-    (path / "manifest.json").write_text(json.dumps(json.loads(text) | {"logs": logs}))
-    assert 2 == ran("report", path)
-    assert "manifest.json: logs: 10,001 logs, and a run has at most 10,000\n" in capsys.readouterr().err
-    (path / "manifest.json").write_text(text)
-    for number in range(MOST_LOGS):
-        (path / "raw" / f"x{number}.log").touch()
-    assert 2 == ran("report", path)
-    assert "raw: 10,0" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "manifest",
     [
@@ -313,93 +229,6 @@ def test_a_run_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
         out = () if arguments[0] == "report" else ("--out", tmp_path / "out")
         assert 2 == ran(*arguments, *out)
         assert 1 == capsys.readouterr().err.count("\n")
-
-
-def changed(path: Path, **config: object) -> Path:
-    """Change what a recorded run was asked for."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["config"] |= config
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    return path
-
-
-def test_slices_are_only_so_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of a window of 8 s in slices of 5 us."""
-    path = changed(golden_files.copied("vllm_plain", tmp_path), slice_duration=5e-6)
-    with cpu_limit(MOST_CPU_S):
-        assert 0 == ran("report", path), capsys.readouterr().err
-    assert MOST_SLICES == 1 + max(pq.read_table(path / "timeslices.parquet")["slice"].to_pylist())
-
-
-@pytest.mark.parametrize("tags", [[f"k{number}=v" for number in range(100_000)], ['a"} 1\nb{c=d'], ["a=" + "b" * 9999]])
-def test_labels_of_others_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], tags: list[str]):
-    """Each series has all of them."""
-    path = changed(golden_files.copied("vllm_plain", tmp_path), tag=tags)
-    assert 2 == ran("report", path, "--formats", "openmetrics")
-    said = capsys.readouterr().err
-    assert (1, True) == (said.count("\n"), "manifest.json: --tag" in said)
-
-
-def test_a_table_of_the_server_shows_no_control_of_the_version_that_wrote_it(tmp_path: Path):
-    path = golden_files.copied("vllm_plain", tmp_path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["tool"]["version"] = ESCAPES
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    assert 0 == ran("report", path, "--formats", "csv")
-    assert [] == UNSEEN.findall((path / "server_metrics_export.csv").read_text())
-
-
-@pytest.mark.parametrize("value", ["1e308", "+Inf", "NaN"])
-def test_a_page_of_numbers_that_add_up_to_none_is_reported(tmp_path: Path, value: str):
-    """Without a warning of numpy's, and with all else."""
-    path = golden_files.copied("vllm_plain", tmp_path)
-    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
-    names = ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-    page = "".join(gauge(name, value) for name in names)
-    page += histogram(QUEUE, value, value, buckets=(("0.1", value), ("1.0", value))) + END
-    log = ScrapeLog(path / "raw" / "scrapes-1.log")
-    for number in range(24):
-        log.append(scraped(began_ns + number * 500_000_000, page, url="http://127.0.0.1:38473/metrics"))
-    log.close()
-    assert 0 == ran("report", path, "--formats", ",".join(FORMATS))
-
-
-def test_a_histogram_may_have_more_buckets_than_can_be_fitted(tmp_path: Path):
-    """Its sum and count stay; a table of each bucket by each other would take 3 GB."""
-    path = golden_files.copied("vllm_plain", tmp_path)
-    began_ns = json.loads((path / "manifest.json").read_text())["started_ns"]
-    log = ScrapeLog(path / "raw" / "scrapes-1.log")
-    for number in range(24):
-        buckets = [(str(bound), number * bound) for bound in range(20_000)]
-        page = histogram(QUEUE, number * 20_000, number * 1e4, buckets=buckets) + END
-        log.append(scraped(began_ns + number * 500_000_000, page, url="http://127.0.0.1:38473/metrics"))
-    log.close()
-    with cpu_limit(MOST_CPU_S):
-        assert 0 == ran("report", path)
-
-
-def test_more_events_than_a_run_has_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = golden_files.copied("two_engines", tmp_path)
-    log = path / "raw" / "events.log"
-    payloads, began_ns = list(read_frames(log)), json.loads((path / "manifest.json").read_text())["started_ns"]
-    note = msgspec.msgpack.encode(Event(at_ns=began_ns, name="phase_start", data={"phase": "p"}))
-    log.unlink()
-    with FrameLog(log) as events:
-        events.append(*payloads, *[note] * MOST_EVENTS)
-    with cpu_limit(MOST_CPU_S):
-        assert 3 == ran("report", path)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"raw/events.log: {len(payloads)} records make no sense (more than 20,000 events)" in said
-
-
-def test_of_many_classes_those_with_the_most_requests_are_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = golden_files.copied("vllm_plain", tmp_path)
-    ran("report", path)
-    classes = json.loads((path / "summary.json").read_text())["correlation"]["classes"]
-    monkeypatch.setattr(correlation, "MOST_GROUPS", 1)
-    ran("report", path)
-    largest = max(classes, key=lambda name: classes[name]["requests"])
-    assert {largest: classes[largest]} == json.loads((path / "summary.json").read_text())["correlation"]["classes"]
 
 
 STEP = Step(kind="level", label="open-1", load="open", level=1.0, duration=1.0, seed=1)
