@@ -24,7 +24,7 @@ async def test_a_browser_sees_a_run_go_and_end_with_its_report(tmp_path: Path):
 
     Over another connection, after an event that it has had, a browser gets only what came behind that.
     """
-    load = ("--rate", "15", "--duration", "3", "--warmup", "0", "--scrape-interval", "0.2", "--listen", "127.0.0.1:0")
+    load = ("--rate", "15", "--duration", "8", "--warmup", "0", "--scrape-interval", "0.2", "--listen", "127.0.0.1:0")
     with engine() as (url, _):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "sidecar", "run", url, *load, "--json", "--out", str(tmp_path / "run")),
