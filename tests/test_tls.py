@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import ssl
+import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from certificates import Authority
-from processes import QUICK, Case, Ended, Script, agreed_rows, launching, serving
+from processes import BOUND_S, QUICK, Case, Ended, Script, agreed_rows, ended, engine, launching, serving, start
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +40,29 @@ def test_a_certificate_is_accepted_by_its_authority_or_unchecked(secured: Callab
     assert (0, "") == (run.code, run.err)
     agreed_rows(run, sent=8, ok=8)
     assert run.manifest["metrics_targets"][0]["url"].startswith("https://")
+
+
+def test_a_watch_is_served_over_tls(authority: Authority, tmp_path: Path):
+    """As it is typed: certificate and key behind one option, and the page's URL anywhere."""
+    files = (authority.path("solo.pem"), authority.path("solo.key"))
+    address = ("--listen", "127.0.0.1:0", "--json", "--out", tmp_path / "watch")
+    with (
+        engine() as (url, _),
+        start("watch", "--listen-tls", *files, f"{url}/metrics", *address, SIDELIGHT_LISTEN_TOKEN="hush") as process,
+    ):
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if page := re.findall(r"https://[\d.:]+/metrics", line):
+                break
+        else:
+            raise AssertionError(said)
+        context = ssl.create_default_context(cafile=files[0])
+        context.check_hostname = False
+        asked = urllib.request.Request(page[0], headers={"Authorization": "Bearer hush"})  # noqa: S310  on loopback
+        with urllib.request.urlopen(asked, context=context, timeout=BOUND_S) as reply:  # noqa: S310
+            served = reply.read().decode()
+        process.send_signal(signal.SIGTERM)
+        assert 0 == ended(process, tmp_path).code
+    assert served.startswith("# HELP sidelight_build_info")

@@ -27,7 +27,7 @@ SECRET_NAME = re.compile(
 )
 # Headers whose values are names of things, which stand in results for their own sake.
 _NAMING = re.compile("model|team|tenant|org|region|route|version|trace|request|agent|accept|content|host|project|stage")
-_VARIABLE = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_VARIABLE = re.compile(r"(^|_)(KEY|APIKEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
 # Of a command: --api-key VALUE, TOKEN=VALUE, "Authorization: Bearer VALUE", user:password@host. A name is looked for
 # where a word begins: from each letter of a word on, a long one took the square of its length.
 _IN_COMMAND = re.compile(
@@ -111,8 +111,11 @@ def register_command(command: str) -> None:
 
 
 def register_environment(variables: Mapping[str, str]) -> None:
-    """Take in variables that hold credentials by their names."""
-    register_likely(*(variables[name] for name in secret_variables(variables) if not variables[name].startswith("/")))
+    """Take in variables that hold credentials by their names, and of NAME=VALUE,NAME=VALUE in one each value."""
+    for name in secret_variables(variables):
+        if not variables[name].startswith("/"):
+            fields = [field.partition("=")[2].strip() for field in variables[name].split(",")]
+            register_likely(variables[name], *fields)
 
 
 def secret_variables(names: Iterable[str]) -> Iterator[str]:

@@ -37,6 +37,7 @@ _COMMANDS: dict[str, tuple[type, str]] = {
 }
 # Options that take all values up to the next option.
 _SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
+_PAIRS = ("--listen-tls",)  # options of two values
 _PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 
@@ -92,6 +93,9 @@ class Translation:
         elif name in flags:
             self.arguments.append(option.typed)
             self.words += values["=" in option.typed :]
+        elif name in _PAIRS:
+            self.arguments += [name, *values[:2]]
+            self.words += values[2:]
         else:
             ours = RENAMED.get(name, name)
             value_count = _own_values(values) if ours in _SEVERAL else 1

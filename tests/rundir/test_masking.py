@@ -79,6 +79,7 @@ def test_users_urls_commands_and_variables_are_taken_apart():
     register_url("http://annabelle1:hush%2Fhush2@h/m?token=hushhush3&target=engine-1234&word=complete")
     register_command("docker run -e HF_TOKEN=hushhush4 image --api-key 'hushhush5' --tokenizer hushhush6")
     register_environment({"HF_TOKEN": "hushhush7", "PATH": "hushhush8", "SSL_KEY": "/etc/hushhush9"})
+    register_environment({"OTEL_EXPORTER_OTLP_HEADERS": "x-team=blue,x-auth=hushhush10"})
     secrets = (
         "scraper7x9",
         "hushhush1",
@@ -88,6 +89,7 @@ def test_users_urls_commands_and_variables_are_taken_apart():
         "hushhush4",
         "hushhush5",
         "hushhush7",
+        "hushhush10",
     )
     assert ["***"] * len(secrets) == list(map(without_secrets, secrets))
     others = ["complete", "hushhush6", "hushhush8", "/etc/hushhush9"]

@@ -190,6 +190,8 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
         (f"watch {UNUSED}", f"watch --metrics {UNUSED}"),
         (f"run --max_concurrency=2 --url={UNUSED}", f"run --concurrency 2 --url {UNUSED}"),
         (f"run --input_tokens 512 --isl_stddev 64 {UNUSED}", f"run --input-tokens normal:512,64 --url {UNUSED}"),
+        (f"watch --listen-tls c.pem k.pem {UNUSED}", f"watch --listen-tls c.pem k.pem --metrics {UNUSED}"),
+        (f"run {UNUSED} --listen_tls=c.pem k.pem --quiet", f"run --listen-tls c.pem k.pem --quiet --url {UNUSED}"),
         ("simulate --port 0", "simulate --port 0"),
         ("--help", "--help"),
     ],
