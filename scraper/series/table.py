@@ -29,8 +29,9 @@ class EndpointSeries:
 
     Stamps are int64[T]; `at_ns` is the middle of request and response, `tick_ns` the multiple of the scrape interval
     (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
-    `changed[t]`: page t differs from the one before. `failures` are (request stamp, reason) of the scrapes that failed
-    or whose page was malformed. `is_cut`: pages had more series, and those that came last are left out.
+    `changed[t]`: page t differs from the one before, as the first does. `failures` are (request stamp, reason) of the
+    scrapes that failed or whose page was malformed. `is_cut`: pages had more series, and those that came last are left
+    out.
     """
 
     url: str
@@ -93,6 +94,8 @@ class SeriesTable:
         if (order[1:] < order[:-1]).any():
             values = values[order]
         request_ns = self._stamps("request_ns")[order]
+        changed = self._stamps("changed")[order].astype(np.bool_)
+        changed[:1] = True  # whatever was left out before it
         response_ns = response_ns[order]
         return EndpointSeries(
             url=self._url,
@@ -102,7 +105,7 @@ class SeriesTable:
             at_ns=request_ns + (response_ns - request_ns) // 2,
             series=series,
             values=values,
-            changed=self._stamps("changed")[order].astype(np.bool_),
+            changed=changed,
             failures=tuple(self._failures),
             is_cut=self._is_cut or is_cut,
         )

@@ -132,12 +132,7 @@ class _WatchLogs(RunLogs):
             return None
         moved_ns = self._moved_ns(path)
         stamps = {name: getattr(scrape, name) + moved_ns for name in ("tick_ns", "request_ns", "response_ns")}
-        if isinstance(scrape, Row):
-            # The first is new, whatever was left out before it.
-            changed = scrape.changed or scrape.url not in self._series
-            scrape = replace(scrape, **stamps, changed=changed)
-        else:
-            scrape = msgspec.structs.replace(scrape, **stamps)
+        scrape = replace(scrape, **stamps) if isinstance(scrape, Row) else msgspec.structs.replace(scrape, **stamps)
         self._series.setdefault(scrape.url, SeriesTable(scrape.url)).append(scrape)
         return scrape
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from sent_spans import INTERNAL, NOON, S, call, engine, export, span
-from watch_directories import COLLECTOR, begin, fill
+from series import scraped
+from watch_directories import COLLECTOR, URL, begin, fill
 
 from exporter.summary.watched import BrokenTraces
 from rundir.frames import FrameLog
+from scraper.series.log import ScrapeLog
 from scraper.spans.backlog import CURSOR, Cursor, Place
 from scraper.spans.log import SpanLog
 from sidecar.directory import CLOCK_SET, RAW, Event, append_event
@@ -67,6 +69,18 @@ def test_only_the_last_bytes_are_evaluated_where_that_is_asked_for(watched: Path
     assert part.window.start_ns > whole.window.start_ns
     text = " ".join((watched / "report.txt").read_text().split())
     assert "older logs were deleted (--keep 1h, --keep-bytes 1GB) or left out" in text
+
+
+def test_the_last_bytes_may_begin_with_a_scrape_that_failed(watched: Path):
+    """And no page behind it is another than those that are left out."""
+    fill(watched, 0, seconds=200)
+    pages = ScrapeLog(watched / RAW / "scrapes-000001.log")
+    for second in range(200):
+        error = "timeout" if 80 <= second < 150 else ""
+        pages.append(scraped(NOON + second * S + 1, "vllm:num_requests_running 7\n", url=f"{URL}/2", error=error))
+    pages.close()
+    part = derive(watched, ("json",), span_bytes=(watched / "raw/spans-000000.log").stat().st_size // 4).summary
+    assert 0 < part.client.requests.sent < 100
 
 
 def test_a_record_that_cannot_be_read_costs_no_other(watched: Path):
