@@ -220,16 +220,16 @@ def start(*arguments: str | Path, limit: int | None = None, **variables: str) ->
     )
 
 
-def ended(process: subprocess.Popen[str], path: Path) -> Ended:
+def ended(process: subprocess.Popen[str], path: Path, *, bound_s: float = BOUND_S) -> Ended:
     """Wait for a command."""
-    out, err = process.communicate(timeout=BOUND_S)
+    out, err = process.communicate(timeout=bound_s)
     return Ended(code=process.returncode, out=out, err=err, path=path)
 
 
-def sidelight(*arguments: str | Path, path: Path = Path()) -> Ended:
+def sidelight(*arguments: str | Path, path: Path = Path(), bound_s: float = BOUND_S) -> Ended:
     """Run a command to its end."""
     with start(*arguments) as process:
-        return ended(process, path)
+        return ended(process, path, bound_s=bound_s)
 
 
 @contextmanager
