@@ -16,9 +16,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self, cast
 from unittest.mock import patch
 
@@ -107,11 +108,11 @@ def application(**_: object) -> web.Application:
 def unary(handler: Any) -> Any:
     """Let grpcio read a message before we are asked."""
 
-    async def answer(body: bytes, context: object) -> object:
-        async def bodies() -> AsyncIterator[bytes]:
-            yield body
+    async def answer(body: bytes, context: Any) -> object:
+        async def read() -> bytes:
+            return body
 
-        return await handler(bodies(), context)
+        return await handler((), SimpleNamespace(read=read, invocation_metadata=context.invocation_metadata))
 
     return grpc.unary_unary_rpc_method_handler(answer)
 

@@ -76,7 +76,10 @@ class MemoryLimit:
 
 
 def _trim() -> None:
-    """Give free memory back; glibc keeps what was freed below something that is in use."""
+    """Give free memory back. What only refers to itself is free, however large; glibc keeps what was freed below
+    something that is in use.
+    """
+    gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

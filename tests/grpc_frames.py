@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import select
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ from waiting import BOUND_S
 
 from scraper.spans.spec import SIGNALS
 
-DATA, HEADERS, RESET, SETTINGS = 0, 1, 3, 4
-END_STREAM, END_HEADERS = 1, 4
+DATA, HEADERS, RESET, SETTINGS, PING = 0, 1, 3, 4, 6
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _STREAM = 1
 _MOST_BYTES = 16_384  # of a frame, unless a server allows more
@@ -37,6 +39,14 @@ class Call:
     def send(self, kind: int, payload: bytes = b"", flags: int = 0) -> None:
         """Send a frame."""
         self.writer.write(_frame(kind, flags, _STREAM, payload))
+
+    def wait_until_read(self) -> None:
+        """Wait until the server has read all that was sent, and let nothing else run until then: it answers a ping."""
+        self.writer.write(_frame(PING, 0, 0, bytes(8)))
+        received, answer = b"", _frame(PING, ACK, 0, bytes(8))
+        while answer not in received:
+            assert select.select([self.writer.get_extra_info("socket")], [], [], BOUND_S)[0], "no answer to a ping"
+            received += os.read(self.writer.get_extra_info("socket").fileno(), 65_536)
 
     async def status(self) -> int:
         """Read on until the call has ended; return its status. Raises IncompleteReadError where there is none."""

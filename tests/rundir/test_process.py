@@ -50,6 +50,14 @@ class Cyclic:
         self.itself = self
 
 
+def test_garbage_is_freed_where_memory_is_short():
+    """However few objects it is: the bytes that one of them holds may be most of a process's memory."""
+    waiting = weakref.WeakSet[Cyclic]()
+    waiting.add(Cyclic())
+    assert MemoryLimit(1).is_reached()
+    assert not waiting
+
+
 def test_garbage_waits_for_little_where_a_process_goes_on_for_hours():
     """A command collects rarely while it begins: what it imports stays. What goes on is as it was when it is over."""
     before = gc.get_threshold()

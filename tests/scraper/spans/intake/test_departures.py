@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import socket
 import struct
 import sys
@@ -19,11 +21,13 @@ from grpc_frames import END_STREAM, RESET, Call, calling
 from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
+from scraper.spans.export import no_memory
 from scraper.spans.log import Counts, SpanLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
 
 MB = 1 << 20
+MESSAGE_BYTES = 60_000
 NOW_NS = 10**18
 CANCEL = (8).to_bytes(4, "big")
 HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nExpect: 100-continue\r\n".encode()
@@ -59,6 +63,20 @@ async def read_by(receiver: Receiver) -> None:
     async with asyncio.timeout(BOUND_S):
         while not receiver._grpc.are_any_read:  # noqa: ASYNC110  nothing tells of it
             await asyncio.sleep(0)
+
+
+class Mallinfo(ctypes.Structure):
+    """As mallinfo(3) has it."""
+
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
+
+
+def allocated_bytes() -> int:
+    """Return how much of this process's memory is in use, not by Python alone."""
+    gc.collect()
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+    return int(mallinfo().sizes[7])  # uordblks
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -157,6 +175,27 @@ async def test_messages_that_are_read_give_way_beyond_the_limit_of_memory(tmp_pa
         receiver._memory.most_bytes = sys.maxsize
         receiver._memory._looked_s = -1e9
         await counted(receiver, no_memory=3)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what of its memory is in use")
+async def test_a_message_that_is_whole_when_it_gives_way_is_freed(tmp_path: Path):
+    """Such messages stayed for ever, until every export was refused for want of memory."""
+    async with receiving(tmp_path) as receiver:
+
+        async def let_give_way(times: int) -> None:
+            for _ in range(times):
+                async with calling(receiver.grpc_port) as call:
+                    await read_by(receiver)
+                    call.begin(MESSAGE_BYTES, bytes(MESSAGE_BYTES))
+                    call.wait_until_read()  # by gRPC; our loop does not know yet
+                    receiver._grpc.let_all_give_way(no_memory(1))
+                    assert RESOURCE_EXHAUSTED == await call.status()
+
+        await let_give_way(20)
+        before = allocated_bytes()
+        await let_give_way(100)
+        assert allocated_bytes() - before < 20 * MESSAGE_BYTES
+        await counted(receiver, no_memory=120)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
