@@ -35,7 +35,7 @@ from sidecar.report.derive import OPENMETRICS, derive_run
 PROMTOOL = shutil.which("promtool")
 # What is started, and its exit code.
 STARTED = {
-    "spans": (0, ("--rate", "6", "--duration", "7", "--warmup", "2")),
+    "spans": (0, ("--rate", "6", "--duration", "9", "--warmup", "2")),
     "estimates": (0, ("--rate", "8", "--duration", "9", "--warmup", "2")),
     "objectives": (1, ("--rate", "20", "--duration", "7", "--slo", "ttft_p99<1ms,error_rate<50%")),
     "long": (0, ("--rate", "1.5", "--duration", "8", "--warmup", "0", "--output-tokens", "1500")),

@@ -233,29 +233,33 @@ class Forwarder:
         self._limits = {"most_bytes": keep.most_bytes if keep else sys.maxsize, "most_other_bytes": queue_bytes}
         self._earlier: list[Backlog] = []
         self._emptied = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_away = False
         self._said: set[str] = set()
 
     async def __aenter__(self) -> Self:
-        """Open the connection and begin to send. Raises what Wire does, and OSError where no cursor can be written."""
+        """Open the connection, and see what waits. Raises what Wire does, OSError where no cursor can be written."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._wire)
             self._backlog = Backlog.resume(self._log, masked(self._url) if self._keep else "", **self._limits)
             stack.callback(self._close)
             await asyncio.to_thread(self._backlog.survey)
             self.sent[TRACES], self.dropped[TRACES] = self._backlog.unrecorded()
-            group = await stack.enter_async_context(asyncio.TaskGroup())
-            self._tasks = [group.create_task(self._send_on(queue)) for queue in self._backlog.queues]
-            if self._keep is not None:
-                self._tasks.append(group.create_task(self._take_over_on()))
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
             self._stack = stack.pop_all()
         return self
+
+    def begin(self) -> None:
+        """Begin to send; what comes before waits."""
+        self._tasks = [self._group.create_task(self._send_on(queue)) for queue in self._backlog.queues]
+        if self._keep is not None:
+            self._tasks.append(self._group.create_task(self._take_over_on()))
 
     async def __aexit__(self, *_: object) -> None:
         """Send what waits within FLUSH_S seconds; the rest is left, or counts as dropped."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                while self.queue.exports:
+                while self._tasks and self.queue.exports:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:

@@ -130,6 +130,8 @@ class Receiver:
             if self._spec.http:
                 await self._listen_http()
             self._write_state("started")
+            if self._forwarder:
+                self._forwarder.begin()  # what it counts is then of a receiver that is known, though it is killed
             for lasting in (self._count_on(), self._spare_memory()):
                 self._stack.callback(asyncio.ensure_future(lasting).cancel)
         except BaseException:

@@ -262,7 +262,8 @@ def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
         yield f"{lost} exports were not forwarded, {dropped} are counted as dropped, {waiting} wait"
     again = (taken - logged).total()
     weather, deaths = played.schedule.weather, sum(receiver.code == -9 for receiver in played.receivers)
-    if again > deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
+    # One that dies may have two on their way: of its watch, and of one that it takes over.
+    if again > 2 * deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
         yield f"{again} exports were forwarded again, after {deaths} deaths"
     missing = logged.total() - (forwarded + dropped + waiting)
     if missing:

@@ -113,6 +113,7 @@ async def passing(
         async with forwarder:
             state = StateRecord(at_ns=now_ns, state="started", counts=Counts(), queue=forwarder.queue)
             spans.append(state)
+            forwarder.begin()
             yield Passing(forwarder, spans, said)
             spans.append(msgspec.structs.replace(state, state="ended", queue=forwarder.queue))
 

@@ -70,6 +70,7 @@ async def test_what_came_is_passed_on(wire: str, tmp_path: Path):
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
         url = f"{wire}://127.0.0.1:{port}"
         async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.append) as forwarder:
+            forwarder.begin()
             queue(forwarder, EXPORTS)
         assert EXPORTS == await take(given, 3)
     assert {"forward.json"} == files(tmp_path).keys()  # nothing waits; the cursor has how many were forwarded
@@ -96,6 +97,7 @@ async def test_a_collector_that_comes_back_gets_what_waited(wire: str, tmp_path:
     port = int(free_pair().rpartition(":")[2])
     url = f"{wire}://127.0.0.1:{port}"
     async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.put_nowait) as forwarder:
+        forwarder.begin()
         queue(forwarder, EXPORTS)
         async with asyncio.timeout(BOUND_S):
             assert (await said.get()).startswith(f"spans cannot be forwarded to {url}: ")
@@ -122,6 +124,7 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
         path = tmp_path / "spans-0.log"
         async with Forwarder(url, Access(), log=path, say=say, queue_bytes=1000) as forwarder:
+            forwarder.begin()
             for _ in range(5):
                 forwarder.offer(noise, "logs")
             assert 3 == forwarder.dropped["logs"]
@@ -143,6 +146,7 @@ async def test_what_the_collector_refuses_is_not_sent_again(status: int, tmp_pat
         with_password = url.replace("//", "//me:secret@")
         access = Access(headers={"X-Key": "k"})
         async with Forwarder(with_password, access, log=tmp_path / "spans-0.log", say=said.append) as forwarder:
+            forwarder.begin()
             queue(forwarder, EXPORTS)
         sent = [(headers["X-Key"], headers["Authorization"]) for headers, _ in exports]
         assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
