@@ -31,7 +31,7 @@ from receiver import export
 from rundir.process import MemoryLimit
 from scraper.spans.intake import looked
 from scraper.spans.intake.admission import Readings, Turns
-from scraper.spans.intake.connections import Connection
+from scraper.spans.intake.connections import Connection, Connections
 from scraper.spans.log import SpanLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
@@ -98,11 +98,8 @@ def connection_made(connection: Any, transport: Any) -> None:
     behind.connection_made(transport)
 
 
-_Application = web.Application
-
-
-def application(**_: object) -> web.Application:
-    return _Application()  # without what follows its requests
+async def answered(_: Connections, request: web.BaseRequest, handler: Any) -> object:
+    return await handler(request)
 
 
 def unary(handler: Any) -> Any:
@@ -126,7 +123,7 @@ def without_guards() -> Iterator[None]:
         patch.object(Turns, "of", lambda *_: FREE),
         patch.object(Turns, "in_slices", at_once),
         patch.object(Connection, "connection_made", connection_made),
-        patch.object(web, "Application", application),
+        patch.object(Connections, "following", answered),
         patch.object(grpc, "stream_unary_rpc_method_handler", unary),
     ):
         yield

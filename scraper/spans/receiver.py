@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 # Read on import; else each failed connection is written to standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -73,6 +73,9 @@ _LIMITS_READ = 4
 _SPARE_EVERY_S = 0.05
 _KEEP_ALIVE_S, _GRPC_IDLE_S = 75.0, 120.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
+
+_PATHS = {f"/v1/{signal}": signal for signal in SIGNALS}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
@@ -209,27 +212,24 @@ class Receiver:
         logger.addFilter(self._noise)
         tls = server_context(self._spec.guard)
         self._connections = Connections(most=self._most_connections, tls=tls, say=self._say)
-        app = web.Application(middlewares=[self._connections.following])
-        for signal in SIGNALS:
-            app.router.add_post(f"/v1/{signal}", partial(self._from_http, signal))
-        # A bomb is ours to bound, so aiohttp does not unpack. The rest of a refused body is read past for a moment:
-        # a sender that is cut off does not see why.
-        runner = web.AppRunner(
-            app,
+        # An application of aiohttp would take longer over each request than all our bounds. A bomb is ours to bound, so
+        # aiohttp does not unpack. The rest of a refused body is read past for a moment: a sender that is cut off does
+        # not see why.
+        server = web.Server(
+            partial(self._connections.following, handler=self._from_http),
             access_log=None,
             logger=logger,
             auto_decompress=False,
             handler_cancellation=True,
-            shutdown_timeout=1,
             lingering_time=2,
             keepalive_timeout=_KEEP_ALIVE_S,
         )
-
+        runner = web.ServerRunner(server, shutdown_timeout=1)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
         self._stack.callback(self._connections.close)
         try:
-            server, (host, port) = cast("web.Server", runner.server), host_and_port(self._spec.http)
+            host, port = host_and_port(self._spec.http)
             self.http_port = await self._connections.listen(server, host, port)
         except OSError as error:
             raise CannotListen(f"cannot listen on {self._spec.http}: {connection_problem(error)}") from error
@@ -261,7 +261,14 @@ class Receiver:
             await context.abort(refusal.grpc_code, refusal.text, again)
             raise  # abort has raised
 
-    async def _from_http(self, signal: str, request: web.Request) -> web.Response:
+    async def _from_http(self, request: web.BaseRequest) -> web.Response:
+        signal = _PATHS.get(request.path)
+        if signal is None:
+            raise web.HTTPNotFound
+        if request.method != "POST":
+            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        if request.version == HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(_CONTINUE)
         connection = connection_of(request)
 
         async def read(reading: Reading) -> bytes:
@@ -318,7 +325,7 @@ class Receiver:
         of = "spans" if signal == TRACES else signal
         self._say_once(refusal.count, f"an export of {of} over {via} is refused: {refusal.text}")
 
-    async def _read_http(self, request: web.Request, reading: Reading) -> bytes:
+    async def _read_http(self, request: web.BaseRequest, reading: Reading) -> bytes:
         kind, encoding = request.content_type, request.headers.get("Content-Encoding", "identity").strip().lower()
         if kind != PROTOBUF:
             raise malformed(f"it is {kind}, not {PROTOBUF}", 415)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
+from rundir.printable import first_of
 from rundir.stats import Missing
 from scraper import engines, gateways
 from scraper.engines import CanonicalSource, Catalogue, Engine
@@ -197,7 +198,7 @@ def _changes(samples: Samples, engine: Catalogue) -> str:
         return (
             f"no metric of the engine changed between scrapes: it is idle (other metrics that changed: {len(changed)})"
         )
-    return f"changed between scrapes: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+    return f"changed between scrapes: {first_of(names, 4)}"
 
 
 def _keys(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...]]]:

@@ -1,8 +1,8 @@
 """An intruder beside honest traffic in a watch, for as long as is wanted: nothing that is his changes what is theirs.
 
 He has a page among those that are scraped, sends exports, and answers the requests of loads whose spans come to the
-same watch. The honest requests are broken down as in a quiet watch of the same time, and the page says what was refused
-of his, by kind, exactly. Only of the long part of the suite.
+same watch. The honest requests are broken down as in a quiet watch that is sent them at the same time, and the page
+says what was refused of his, by kind, exactly. Only of the long part of the suite.
 """
 
 from __future__ import annotations
@@ -139,6 +139,13 @@ async def _watched(path: Path, pages: Sequence[str], seconds: float, intruder: I
     return {trace: rows[trace] for trace in (number.to_bytes(16).hex() for number in range(1, count + 1))}
 
 
+async def _both(place: Path, pages: Sequence[str], seconds: float, intruder: Intruder) -> tuple[Rows, Rows]:
+    """Send the same honest requests to a quiet watch, and to one with an intruder beside it."""
+    return await asyncio.gather(
+        _watched(place / "quiet", pages[:1], seconds, None), _watched(place / "beside", pages, seconds, intruder)
+    )
+
+
 def _different(quiet: Rows, beside: Rows) -> str:
     """Say which request, of those that were sent in both, is broken down otherwise than its stated error allows."""
     for trace in quiet.keys() & beside.keys():
@@ -153,14 +160,12 @@ def _different(quiet: Rows, beside: Rows) -> str:
 @contextmanager
 def opened(setting: Setting) -> Iterator[Try]:
     def attempt(_: Case) -> str:
-        seconds, place = max(LEAST_S, setting.seconds / 2), setting.place
+        place = setting.place
         honest = (whole(METRICS, kind=b"text/plain"),)
         with serving(lambda _: honest) as url, serving(_answer()) as his_url:
             pages = (f"{url}/metrics", f"{his_url}/intruder/metrics")
             intruder = Intruder(place=place, url=his_url)
-            quiet = asyncio.run(_watched(place / "quiet", pages[:1], seconds, None))
-            beside = asyncio.run(_watched(place / "beside", pages, seconds, intruder))
-        return _different(quiet, beside)
+            return _different(*asyncio.run(_both(place, pages, max(LEAST_S, setting.seconds), intruder)))
 
     yield attempt
 

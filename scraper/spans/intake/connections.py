@@ -10,9 +10,11 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from itertools import chain
-from typing import cast
+from typing import TypeVar, cast
 
 from aiohttp import web
+
+_Request = TypeVar("_Request", bound=web.BaseRequest)
 
 HEAD_S = 5.0  # a TLS handshake included
 HEAD_BYTES = 64 * 1024
@@ -147,9 +149,9 @@ class Connections:
 
     @web.middleware
     async def following(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        self, request: _Request, handler: Callable[[_Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Let a connection know of the requests that it carries: a middleware of the application."""
+        """Let a connection know of the requests that it carries: a middleware, or in front of a handler."""
         connection = connection_of(request)
         if connection is None:
             return await handler(request)
@@ -229,7 +231,7 @@ class Connections:
             connection.give_up()
 
 
-def connection_of(request: web.Request) -> Connection | None:
+def connection_of(request: web.BaseRequest) -> Connection | None:
     """Return the connection of a request; None where it is gone already, or is not one of `Connections`."""
     protocol = None if request.transport is None else request.transport.get_protocol()
     return protocol if isinstance(protocol, Connection) else None

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from grpc import aio
-from odd_exports import over_grpc, over_http
+from odd_exports import PROTOBUF, over_grpc, over_http
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from waiting import BOUND_S
@@ -142,3 +142,25 @@ async def test_a_collector_of_spans_alone_costs_the_others_a_count(tmp_path: Pat
     (said,) = taking.said
     path = "the path of its URL is for spans alone; end it in /v1/traces, or in /v1/logs"
     assert said == f"http://127.0.0.1:9/ingest refuses logs: {path}"
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("POST /v1/traces", b"HTTP/1.1 100 Continue"),
+        ("GET /v1/traces", b"HTTP/1.1 405 Method Not Allowed"),
+        ("POST /v1/profiles", b"HTTP/1.1 404 Not Found"),
+        ("POST /", b"HTTP/1.1 404 Not Found"),
+        ("OPTIONS *", b"HTTP/1.1 404 Not Found"),
+    ],
+)
+async def test_a_body_is_asked_for_where_exports_are_taken(tmp_path: Path, line: str, answer: bytes):
+    """Of a sender that waits until it is; anywhere else it learns so."""
+    async with listening(tmp_path) as listener:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.receiver.http_port)
+        writer.write(f"{line} HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\n".encode())
+        writer.write(b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+        async with asyncio.timeout(BOUND_S):
+            assert answer == (await reader.readline()).strip()
+        writer.close()
+        await writer.wait_closed()
