@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 from faults.schedules.network import HOST, Network
 from faults.schedules.processes import is_ghost, running
+from grpc import aio
 
 
 class CallFailed(Exception):
@@ -21,8 +21,12 @@ class _Aborted(Exception):
 
 
 class _Context:
-    def __init__(self) -> None:
+    def __init__(self, body: bytes) -> None:
         self.status = ""
+        self._bodies = [body]
+
+    async def read(self) -> Any:
+        return self._bodies.pop() if self._bodies else aio.EOF
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
@@ -67,14 +71,11 @@ class Server:
 
     async def take(self, method: str, body: bytes) -> bytes:
         """Answer a call in this server's process. Raises CallFailed."""
-        context = _Context()
+        context = _Context(body)
         handler = next(filter(None, (each.service(SimpleNamespace(method=method)) for each in self._handlers)))
 
-        async def messages() -> AsyncIterator[bytes]:
-            yield body
-
         async def answer() -> bytes:
-            return bytes(await handler.stream_unary(messages(), context))
+            return bytes(await handler.stream_unary((), context))
 
         call = self._context.copy().run(asyncio.get_running_loop().create_task, answer())
         self._calls[call] = None
