@@ -137,12 +137,17 @@ class Stage:
 
     def _born(self, process: Process) -> None:
         process.at_death.append(lambda: self.disk.release(process))
-        deaths = self._deaths.get(process.name)
-        if deaths and not self.network.is_calm:
+        deaths, is_first = self._deaths.get(process.name), len(self.machine.named(process.name)) == 1
+        if deaths and not self.network.is_calm and (is_first or self._has_come_up(process.name)):
             writes, how = deaths.pop(0)
-            if len(self.machine.named(process.name)) == 1:  # the first, which has to come up
+            if is_first:
                 writes += FIRST_WRITES
             self.disk.deaths[process] = Death(writes=writes, how=how)
+
+    def _has_come_up(self, name: str) -> bool:
+        """Tell whether a receiver, or a scraper, of the last watch is up, or was: a watch without a first one ends."""
+        begin = {RECEIVER: "spans: ", SCRAPER: "scraping http"}[name]
+        return any(line.startswith(begin) for line in self.watches[-1].said.lines)
 
     @contextmanager
     def installed(self) -> Iterator[list[str]]:
@@ -236,8 +241,8 @@ class Stage:
                 await asyncio.sleep(0.5)
             self.begin_watch()
             return
-        if who == "scraper" and not any(line.startswith("scraping http") for line in self.watches[-1].said.lines):
-            return  # a watch whose first scraper does not come up ends
+        if who == "scraper" and not self._has_come_up(SCRAPER):
+            return
         for process in self.machine.named({"receiver": RECEIVER, "scraper": SCRAPER}[who]):
             process.kill()
 
