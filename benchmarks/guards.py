@@ -29,6 +29,7 @@ from aiohttp import web
 from receiver import export
 
 from rundir.process import MemoryLimit
+from scraper.spans import receiver as spans_receiver
 from scraper.spans.intake import looked
 from scraper.spans.intake.admission import Readings, Turns
 from scraper.spans.intake.connections import Connection, Connections
@@ -109,7 +110,8 @@ def unary(handler: Any) -> Any:
         async def read() -> bytes:
             return body
 
-        return await handler((), SimpleNamespace(read=read, invocation_metadata=context.invocation_metadata))
+        stated = context.invocation_metadata
+        return await handler((), SimpleNamespace(read=read, invocation_metadata=stated, abort=context.abort))
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -125,6 +127,7 @@ def without_guards() -> Iterator[None]:
         patch.object(Connection, "connection_made", connection_made),
         patch.object(Connections, "following", answered),
         patch.object(grpc, "stream_unary_rpc_method_handler", unary),
+        patch.object(spans_receiver, "_message", lambda context: context.read()),
     ):
         yield
 

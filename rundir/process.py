@@ -76,8 +76,8 @@ class MemoryLimit:
 
 
 def _trim() -> None:
-    """Give free memory back. What only refers to itself is free, however large; glibc keeps what was freed below
-    something that is in use.
+    """Give free memory back. Cyclic garbage is collected first, a few objects of which may hold many bytes; then what
+    glibc keeps, below something that is in use.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -43,6 +43,7 @@ class Call:
     def wait_until_read(self) -> None:
         """Wait until the server has read all that was sent, and let nothing else run until then: it answers a ping."""
         self.writer.write(_frame(PING, 0, 0, bytes(8)))
+        assert not self.writer.transport.get_write_buffer_size(), "not all of it fits into the socket"
         received, answer = b"", _frame(PING, ACK, 0, bytes(8))
         while answer not in received:
             assert select.select([self.writer.get_extra_info("socket")], [], [], BOUND_S)[0], "no answer to a ping"

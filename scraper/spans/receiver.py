@@ -71,10 +71,11 @@ _CALLS = 64  # of gRPC, which reads all of a message before it shows any
 # to count: of one that gRPC refuses we learn no more than of one whose sender left.
 _LIMITS_READ = 4
 _SPARE_EVERY_S = 0.05
+_GRACE_S = 1.0
 _KEEP_ALIVE_S, _GRPC_IDLE_S = 75.0, 120.0
 _INLINE_BYTES = 64 * 1024  # larger ones are compressed beside the loop, whose stamps must not wait
 
-_PATHS = {f"/v1/{signal}": signal for signal in SIGNALS}
+_SIGNALS_BY_PATH = {f"/v1/{signal}": signal for signal in SIGNALS}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
@@ -194,7 +195,14 @@ class Receiver:
         except RuntimeError:
             raise CannotListen(f"cannot listen on {self._spec.grpc}: the address is in use, or not ours") from None
         await server.start()
-        self._stack.push_async_callback(server.stop, 1.0)
+        self._stack.push_async_callback(self._end_grpc, server)
+
+    async def _end_grpc(self, server: Any) -> None:
+        await server.stop(_GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_S):
+                while self._grpc.are_any_held:  # noqa: ASYNC110  gRPC ends before the tasks of its calls have counted them
+                    await asyncio.sleep(0)
 
     def _add_port(self, server: Any) -> int:
         """Add the port to a gRPC server, with TLS where it is asked for. Raises RuntimeError, UnusableFile."""
@@ -237,11 +245,7 @@ class Receiver:
     async def _from_grpc(self, signal: str, _requests: AsyncIterator[bytes], context: Any) -> bytes:
         async def read(reading: Reading) -> bytes:
             reading.hold()
-            # Where the task that waits for a message is cancelled, grpcio (1.85) leaks a message that comes then. So
-            # another task waits, which ends as the call does.
-            reader = asyncio.ensure_future(context.read())
-            reader.add_done_callback(_ended)
-            body = await asyncio.shield(reader)
+            body = await _message(context)
             if body is aio.EOF:
                 raise self._departure(is_cut=False)
             if len(body) > self._spec.limit_bytes:
@@ -262,11 +266,11 @@ class Receiver:
             raise  # abort has raised
 
     async def _from_http(self, request: web.BaseRequest) -> web.Response:
-        signal = _PATHS.get(request.path)
-        if signal is None:
-            raise web.HTTPNotFound
-        if request.method != "POST":
-            raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+        signal = _SIGNALS_BY_PATH.get(request.path)
+        if signal is None or request.method != "POST":
+            elsewhere = web.Response(status=405, headers={"Allow": "POST"}) if signal else web.Response(status=404)
+            elsewhere.force_close()  # its body, which may never come, would be taken for the next request
+            return elsewhere
         if request.version == HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(_CONTINUE)
         connection = connection_of(request)
@@ -482,7 +486,13 @@ class Receiver:
             self._say(f"{text} (said once; the counts show how often)")
 
 
-def _ended(task: asyncio.Future[Any]) -> None:
-    """Look at how a task ended that may be waited for no more; else asyncio writes that it failed."""
-    if not task.cancelled():
-        task.exception()
+async def _message(context: Any) -> Any:
+    """Return the next message of a call, aio.EOF where there is none.
+
+    Where the task that waits for a message is cancelled, grpcio (1.85) leaks a message that comes then. So another task
+    waits, which ends as the call does.
+    """
+    reader = asyncio.ensure_future(context.read())
+    reader.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs that none looked
+    await asyncio.wait((reader,))
+    return reader.result()

@@ -8,6 +8,7 @@ all; `exit` or the end of input ends it. What was wrong with spans is a line on 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from contextlib import closing, suppress
 
@@ -28,6 +29,8 @@ async def run(spec: SpanSpec, lines: asyncio.StreamReader) -> None:
     """Receive spans until `exit` is read."""
     with closing(SpanLog(spec.out, spec.rotation)) as log:
         async with Receiver(spec.receiver, log=log, say=_say_to_people) as receiver:
+            gc.collect()
+            gc.freeze()  # else what is collected for want of memory walks through all modules, for 20 ms
             say("listening", grpc_port=receiver.grpc_port, http_port=receiver.http_port)
             say("ready")
             async for command in commands(lines, _decode_command):

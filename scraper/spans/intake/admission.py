@@ -119,6 +119,11 @@ class Readings:
         """Tell whether there is a body that is not whole."""
         return bool(self._read)
 
+    @property
+    def are_any_held(self) -> bool:
+        """Tell whether there is a body in hand that is waited for."""
+        return bool(self._held)
+
     def hold(self, reading: Reading) -> None:
         """Have a body in hand from now on; the oldest gives way where there are too many."""
         if len(self._read) >= self._most:

@@ -155,12 +155,15 @@ async def test_a_collector_of_spans_alone_costs_the_others_a_count(tmp_path: Pat
     ],
 )
 async def test_a_body_is_asked_for_where_exports_are_taken(tmp_path: Path, line: str, answer: bytes):
-    """Of a sender that waits until it is; anywhere else it learns so."""
+    """Of a sender that waits until it is; anywhere else it learns so, and that it need not send the body."""
     async with listening(tmp_path) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.receiver.http_port)
         writer.write(f"{line} HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\n".encode())
         writer.write(b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
         async with asyncio.timeout(BOUND_S):
-            assert answer == (await reader.readline()).strip()
+            head = (await reader.readuntil(b"\r\n\r\n")).lower().split(b"\r\n")
+            assert answer.lower() == head[0]
+            assert (b"connection: close" in head) == (b"100" not in answer)
+            assert (b"allow: post" in head) == (b"405" in answer)
         writer.close()
         await writer.wait_closed()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faults.cases import NotReachedError
 from faults.take_over import FOLLOWERS, LIMIT_BYTES, TAKEN, WRITES, collector, killed, leave
+from waiting import BOUND_S
 
 from rundir.access import masked
 from scraper.spans.backlog import final_counts
@@ -61,8 +62,9 @@ async def test_nothing_is_taken_over_by_a_receiver_that_is_not_known_yet(
             http="127.0.0.1:0", forward=url, forward_keep=ForwardKeep(seconds=60, most_bytes=LIMIT_BYTES)
         )
         with closing(SpanLog(raw / "spans-000000.log")) as log:
-            async with Receiver(spec, log=log, say=print):
-                pass
+            async with Receiver(spec, log=log, say=print), asyncio.timeout(BOUND_S):
+                while TAKEN not in sent:  # noqa: ASYNC110  nothing tells of it
+                    await asyncio.sleep(0.001)
     states = [state for state in read_log(killed_then / log.path.name) if isinstance(state, StateRecord)]
     counts, _ = final_counts(killed_then, states)
     assert (counts.forwarded if counts else 0) == taken_then

@@ -22,7 +22,7 @@ from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
 from scraper.spans.export import no_memory
-from scraper.spans.log import Counts, SpanLog
+from scraper.spans.log import Counts, SpanLog, StateRecord, read_log
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
 
@@ -232,14 +232,20 @@ async def test_a_sender_that_leaves_before_its_turn_is_counted(tmp_path: Path):
         await counted(receiver, incomplete=1)
 
 
-async def test_what_is_in_hand_when_a_receiver_ends_is_turned_away(tmp_path: Path):
+@pytest.mark.parametrize("has_http", [False, True])
+async def test_what_is_in_hand_when_a_receiver_ends_is_turned_away(tmp_path: Path, has_http: bool):
     """Its sender did not leave."""
-    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call:
-        call.begin(MB, b"\x0a" * 1000)
-        await read_by(receiver)
-        _, writer = await begun(receiver.http_port, b"Content-Length: 9\r\n\r\n")
-    writer.close()
-    assert receiver.counts() == Counts(turned_away=2)
+    async with AsyncExitStack() as calls:
+        async with receiving(tmp_path) as receiver:
+            call = await calls.enter_async_context(calling(receiver.grpc_port))
+            call.begin(MB, b"\x0a" * 1000)
+            await read_by(receiver)
+            if has_http:
+                _, writer = await begun(receiver.http_port, b"Content-Length: 9\r\n\r\n")
+                calls.callback(writer.close)
+        ended = list(read_log(tmp_path / "spans.log"))[-1]
+    assert isinstance(ended, StateRecord)
+    assert ended.counts == receiver.counts() == Counts(turned_away=1 + has_http)
 
 
 async def begun(port: int, framing: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
