@@ -34,7 +34,7 @@ class ScrapePool:
         scrape of an earlier target that is under way goes on and is logged.
         """
         for target, task in zip(self._targets, self._ticking, strict=True):
-            target.stop()
+            target.leave()
             if target.is_busy:
                 self._leaving.add(task)
                 task.add_done_callback(self._leaving.discard)
@@ -56,6 +56,13 @@ class ScrapePool:
         """Scrape at no more ticks, and give up what is under way, of earlier targets too."""
         for task in (*self._ticking, *self._leaving):
             task.cancel()
+
+    async def scrape_last(self, *, within_s: float) -> None:
+        """Scrape each a last time, after a scrape that is under way: its page may be handed out once. Then no more."""
+        for target in self._targets:
+            target.stop()
+        await self.scrape_all(within_s=within_s)
+        self.stop_schedule()
 
     async def scrape_all(self, *, within_s: float) -> None:
         """Scrape each now, at a tick that none of them has answered: the first such one, also if it is to come."""

@@ -85,7 +85,7 @@ class Target:
         self.last_tick_ns = 0
         self.shown = masked(url)
         self._url, self._config, self._log, self._say = url, config, log, say
-        self._stopping = False
+        self._stopping = self._leaving = False
         self._begun = asyncio.Event()
         self._busy = asyncio.Lock()
         self._offset_ns = offset_ns(bare(url), config.interval_ns)
@@ -101,6 +101,10 @@ class Target:
     def stop(self) -> None:
         """Begin no more scrapes at ticks; one under way goes on."""
         self._stopping = True
+
+    def leave(self) -> None:
+        """Stop, and say no more whether it answers."""
+        self._stopping = self._leaving = True
 
     async def tick(self) -> None:
         """Scrape at every tick until stopped, and at fewer of them while the target fails.
@@ -175,7 +179,7 @@ class Target:
         self._judge(error)
 
     def _judge(self, error: str) -> None:
-        if self._stopping:
+        if self._leaving:
             return
         silent_s = (self._config.now_ns() - self._answered_ns) / 1e9
         if error and not self.stale and silent_s * 1e9 > STALE_TICKS * self._config.interval_ns:

@@ -50,37 +50,35 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
         timings = None
         if any(map(clock_of, spec.targets)):
             timings = PatientLog(logs.enter_context(closing(TimingLog(spec.timings_out))).append, unwritten)
-        async with open_session(spec.access) as session:
-            async with asyncio.TaskGroup() as group:
-                config = ScrapeConfig(
+        async with open_session(spec.access) as session, asyncio.TaskGroup() as group:
+            config = ScrapeConfig(
+                clock_offset_ns=spec.clock_offset_ns,
+                seed=spec.seed,
+                access=spec.access,
+                limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
+                session=session,
+            )
+            pool = ScrapePool(config, log=log, timings=timings, group=group, say=_say_if_read)
+            first = pool.set_targets(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
+            stopping = asyncio.Event()
+            if spec.hardware_out:
+                reading = record(
+                    spec.hardware_out,
                     clock_offset_ns=spec.clock_offset_ns,
-                    seed=spec.seed,
-                    access=spec.access,
-                    limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
-                    session=session,
+                    stopping=stopping,
+                    unwritten=unwritten,
                 )
-                pool = ScrapePool(config, log=log, timings=timings, group=group, say=_say_if_read)
-                first = pool.set_targets(spec.targets, spec.interval_s, within_s=SETTLE_WITHIN_S)
-                stopping = asyncio.Event()
-                if spec.hardware_out:
-                    reading = record(
-                        spec.hardware_out,
-                        clock_offset_ns=spec.clock_offset_ns,
-                        stopping=stopping,
-                        unwritten=unwritten,
-                    )
-                    group.create_task(reading)
-                await first
-                say("ready", **pool.counts())
+                group.create_task(reading)
+            await first
+            say("ready", **pool.counts())
 
-                def counts() -> dict[str, int]:
-                    return {**pool.counts(), "scrapes": log.written, "unwritten": unwritten.count}
+            def counts() -> dict[str, int]:
+                return {**pool.counts(), "scrapes": log.written, "unwritten": unwritten.count}
 
-                settled = await _obey(pool, lines, counts)
-                stopping.set()
-                pool.stop_schedule()
+            settled = await _obey(pool, lines, counts)
+            stopping.set()
             if not settled:
-                await pool.scrape_all(within_s=END_WITHIN_S)
+                await pool.scrape_last(within_s=END_WITHIN_S)
 
 
 async def _obey(pool: ScrapePool, lines: asyncio.StreamReader, counts: Callable[[], dict[str, int]]) -> bool:
@@ -100,8 +98,7 @@ async def _obey(pool: ScrapePool, lines: asyncio.StreamReader, counts: Callable[
             say("scraping", **pool.counts())
             continue
         await asyncio.sleep(command.seconds)
-        await pool.scrape_all(within_s=SETTLE_WITHIN_S)
-        pool.stop_schedule()
+        await pool.scrape_last(within_s=SETTLE_WITHIN_S)
         settled = True
         say("settled", **counts())
     return settled

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import resource
 import signal
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from scraper.window.increase import counter, histogram
 from scraper.window.window import ScrapeSelection, Window, select_scrapes
 
 INTERVAL_NS = 20_000_000
+GIVEN_UP_S = 1.0  # within which a scrape would be given up that must not be
 RARELY_S = 86_400  # no tick comes while a test goes on
 
 
@@ -143,6 +146,30 @@ async def test_end_of_input_scrapes_a_last_time_and_ends(serve: Serve, tmp_path:
     records = worker.records()
     assert [0, 2, 2] == [len(records) % 2, *(sum(r.url == url for r in records) for url in targets)]
     assert {"", "HTTP 404"} == {getattr(record, "error", "") for record in records}
+
+
+async def test_a_scrape_under_way_at_the_end_is_logged(serve: Serve, tmp_path: Path):
+    """And the last one after it: a page that is handed out once would be lost."""
+    count = itertools.count()
+    asked, asked_again = asyncio.Event(), asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        number = next(count)
+        if number == 4:
+            asked_again.set()
+        if number == 3:
+            asked.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asked_again.wait(), GIVEN_UP_S)
+        return web.Response(text=f"x {number}\n")
+
+    base = await serve({"/metrics": handler})
+    async with started(tmp_path, targets=[f"{base}/metrics"]) as worker:
+        await worker.event("ready")
+        await asyncio.wait_for(asked.wait(), BOUND_S)
+        assert 0 == await worker.ended()
+    rows = [record for record in worker.records() if isinstance(record, Row)]
+    assert [0, 1, 2, 3, 4] == [value for row in rows for value in row.values.tolist()]
 
 
 @pytest.mark.parametrize(
