@@ -206,18 +206,22 @@ def _requests(read: Read) -> Iterator[str]:
     for themselves, or came late, may be taken for one.
     """
     (view,) = read.watch.views
-    apart = sum(max(sides.values()) - min(sides.values()) > APART_S for sides in read.firsts.values())
     late = [
         {side for side in ("client", "engine") if sides.get(side, np.inf) > min(sides.values()) + SETTLED_S}
         for sides in read.firsts.values()
     ]
     pairs = min(sum("engine" in sides for sides in late), sum("client" in sides for sides in late))
-    least, most = len(read.firsts) - pairs, len(read.firsts) + apart
+    least, most = len(read.firsts) - pairs, len(read.firsts) + len(_apart(read))
     counts = view.parts.requests
     if not least <= sum(counts.values()) <= most:
         yield f"{least} to {most} requests were logged, {dict(counts)} are counted"
     if sum(view.parts.missing.values()) < counts["none"]:
         yield f"{counts['none']} requests have no breakdown, but reasons are {dict(view.parts.missing)}"
+
+
+def _apart(read: Read) -> set[int]:
+    """Return the requests whose spans came far apart, so that each half may stand for itself."""
+    return {number for number, sides in read.firsts.items() if max(sides.values()) - min(sides.values()) > APART_S}
 
 
 def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
@@ -231,8 +235,9 @@ def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
     if len(off):
         yield f"parts that do not sum to their TTFT: {total_s[off]}, {parts.ttft_s[off]}"
     numbers = [int(trace, 16) - 1 for trace in run.requests.trace_id]
-    if len(numbers) != len(set(numbers)):
-        yield f"requests that are in the report more than once: {Counter(numbers).most_common(3)}"
+    again = {number for number, count in Counter(numbers).items() if count > 1} - _apart(read)
+    if again:
+        yield f"requests that are in the report more than once: {sorted(again)}"
     for row, number in enumerate(numbers):
         sides = read.firsts[number].values()
         if (
