@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 from exporter.report.format import cell, percent, spoken
-from exporter.summary.breakdown import json_name
+from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
 from scraper.engines import Limits, catalogue
 from scraper.gateways import gateway
@@ -114,7 +114,8 @@ def _large_parts(summary: Summary) -> list[str]:
     tail = correlation.tail_attribution
     if tail.largest and tail.tail:
         shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
-    return sorted((name for name, share in shares.items() if share >= LARGE), key=lambda name: -shares[name])
+    certain = [part.name for part in TTFT_PARTS if is_certain(getattr(correlation.breakdown, json_name(part)))]
+    return sorted((name for name in certain if shares[name] >= LARGE), key=lambda name: -shares[name])
 
 
 def _queue(summary: Summary) -> Advice | None:

@@ -8,7 +8,7 @@ from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken
-from exporter.summary.breakdown import json_name
+from exporter.summary.breakdown import E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.correlation import Correlation
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
@@ -26,6 +26,7 @@ CAUSES = {
     "gateway": "the gateway",
     "queue": "queueing",
     "prefill": "prefill",
+    "decode": "decoding",
     "other": "the engine outside queue and prefill",
 }
 
@@ -71,13 +72,15 @@ def where_it_went(summary: Summary) -> str:
     correlation, server = summary.correlation, summary.server
     breakdown = correlation.breakdown
     if not correlation.missing:
-        shares = {part.name: getattr(breakdown, json_name(part)).share_of_ttft for part in TTFT_PARTS}
+        parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
+        shares = {name: part.share_of_ttft for name, part in parts.items()}
         is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
         subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
-        return f"{subject}, {_shared_out(shares, correlation)}."
+        return _shared_out(subject, parts, shares, correlation)
     if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
-        shares = {part.name: getattr(breakdown.e2e, json_name(part)).share_of_e2e for part in E2E_PARTS}
-        return f"Of the mean, {_shared_out(shares, correlation)}."
+        e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
+        shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
+        return _shared_out("Of the mean", e2e_parts, shares, correlation)
     if server.engine is None and not server.endpoints:
         why = f" ({server.reason})" if server.reason else ""
         return f"No breakdown: this server has no metrics page{why}."
@@ -92,8 +95,16 @@ def _the(requests: int) -> str:
     return "the one request" if requests == 1 else f"the {requests:,} requests"
 
 
-def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) -> str:
-    """Return the parts in words, the largest first, without those that are hardly worth a word."""
+def _shared_out(
+    subject: str,
+    parts: Mapping[str, TtftPart | E2ePart],
+    shares: Mapping[str, float | None],
+    correlation: Correlation,
+) -> str:
+    """Return the parts in words, the largest first, without those that are hardly worth a word.
+
+    An estimate that is within its own error has no share.
+    """
     breakdown = correlation.breakdown
     where = places(shares, breakdown.merged, correlation.requests)
     for part, place in (
@@ -102,11 +113,19 @@ def _shared_out(shares: Mapping[str, float | None], correlation: Correlation) ->
     ):
         if (part.share_of_ttft or 0.0) > MOSTLY * (shares["other"] or 0.0) > 0:
             where["other"] = place
-    known = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
-    (largest, first), *others = known
-    words = [f"{percent(largest)} was spent {where[first]}"]
-    words += [f"{percent(share)} {where[name]}" for share, name in others if share >= LEAST_NAMED]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
+    known = [(share, name) for share, name in ranking if is_certain(parts[name])]
+    words = [f"{percent(share)} was spent {where[name]}" for share, name in known[:1]]
+    words += [f"{percent(share)} {where[name]}" for share, name in known[1:] if share >= LEAST_NAMED]
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    sentences = [f"{subject}, {listed}."] if listed else []
+    sentences += [
+        f"The estimate of {CAUSES[name]}, {spoken(parts[name].mean)}, is within its own error of "
+        f"{spoken(parts[name].error_ms)}."
+        for share, name in ranking
+        if share >= LEAST_NAMED and not is_certain(parts[name])
+    ]
+    return " ".join(sentences)
 
 
 def _gateways(gateways: Sequence[GatewaySummary], requests: int) -> Iterator[str]:
@@ -160,7 +179,8 @@ def _why_slow(summary: Summary) -> Iterator[str]:
     Where requests only piled up, the length of the queue is a measure of time, and no threshold.
     """
     tail = summary.correlation.tail_attribution
-    if tail.missing:
+    largest = tail.largest and getattr(summary.correlation.breakdown, f"{tail.largest}_ms")
+    if tail.missing or (largest and not is_certain(largest)):
         return
     growing = summary.methodology.stability.verdict == "growing"
     yield " ".join([tail.sentence, *(() if growing else _from_which_queue(tail)), *_differences(tail)])

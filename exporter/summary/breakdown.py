@@ -307,6 +307,11 @@ def json_name(part: Part) -> str:
     return f"{part.name}_ms"
 
 
+def is_certain(part: TtftPart | E2ePart) -> bool:
+    """Tell whether a part is known, and its standard error no more than itself: else its share is not named."""
+    return part.mean is not None and (part.error_ms or 0.0) <= abs(part.mean)
+
+
 def label_of(part: Part, breakdown: Breakdown) -> str:
     """Return what people read for a part of a breakdown."""
     return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)

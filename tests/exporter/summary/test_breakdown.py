@@ -22,7 +22,7 @@ from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
 from correlator.gateways import FirstBy, GatewayPart
 from exporter.report import as_text
-from exporter.report.conclusion import where_it_went
+from exporter.report.conclusion import conclusion, where_it_went
 from exporter.report.method import basis
 from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.summary.breakdown import Coverage, Quality
@@ -74,6 +74,32 @@ def test_the_answer_shares_the_ttft_out():
     assert (
         "Of the mean, 75 % was spent in the engine's queue, 15 % in prefill and 8 % in the engine's API server."
     ) == answer(summaries.correlated())
+
+
+@pytest.mark.parametrize(("error_ms", "is_named"), [(0.0, True), (3.0, True), (149.0, True), (151.0, False)])
+def test_an_estimate_within_its_own_error_has_no_share(error_ms: float, is_named: bool):
+    """Nor is the tail said to be made of it, and nothing is advised against it."""
+    shown = summaries.correlated()
+    queue = msgspec.structs.replace(shown.breakdown.queue_ms, source="histogram", error_ms=error_ms)
+    summary = summaries.summary(
+        msgspec.structs.replace(shown, breakdown=msgspec.structs.replace(shown.breakdown, queue_ms=queue))
+    )
+    said = " ".join(conclusion(summary))
+    assert is_named == ("in the engine's queue" in said)
+    assert is_named != ("queueing, 150 ms, is within its own error of 151 ms" in said)
+    assert is_named == ("replica" in said)
+
+
+def test_of_parts_all_within_their_errors_none_has_a_share():
+    """The sentence is of their errors alone."""
+    shown = summaries.correlated()
+    unsure = {
+        name: msgspec.structs.replace(part, error_ms=1e4)
+        for name in TTFT_PARTS
+        if (part := getattr(shown.breakdown, name)).mean is not None
+    }
+    breakdown = msgspec.structs.replace(shown.breakdown, **unsure)
+    assert "%" not in where_it_went(summaries.summary(msgspec.structs.replace(shown, breakdown=breakdown)))
 
 
 def test_the_answer_gives_the_reason_where_there_is_none():
