@@ -101,6 +101,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
 def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
     """Return why what the load generator measured cannot be trusted, by what of it; empty where all can.
 
+    Times are doubtful from an error of a tenth of their median on (`ErrorBound.unusable`): less changes no decision.
     The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop
     where workers were late, in the median, by over 5 % of what a request took: each left its place empty for so long.
     """
@@ -112,8 +113,9 @@ def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
     elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
         reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
     bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
-    exceeded = [kind for kind, bound in bounds.items() if bound.exceeded]
-    return reasons | {kind: reason + because for kind, reason in zip(exceeded, check.reasons, strict=True)}
+    exceeded = [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]
+    said = zip(exceeded, check.reasons, strict=True)
+    return reasons | {kind: reason + because for (kind, bound), reason in said if bound.unusable}
 
 
 def _about(run: Run) -> Mapping[str, Any]:

@@ -23,6 +23,8 @@ STAMP_MS = 0.05
 # An error of this size, or of this share of the metric's median, is small enough for any use of the metric.
 LIMIT_MS = 1.0
 LIMIT_RATIO = 0.02
+# An error of this share of the metric's median is no longer small beside it: nothing is decided by the metric.
+UNUSABLE_RATIO = 0.1
 # A difference of two stamps is off by more than x only when one of them is: at 99 % each may at 99.5 %.
 _EACH = 0.995
 # A read is counted in the tick behind it, or up to 0.9 s later: recorder.FLUSH_NS, and half as long again.
@@ -54,6 +56,11 @@ class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
     def exceeded(self) -> bool:
         """Whether the bound is over its limit."""
         return self.p99 is not None and self.limit is not None and self.p99 > self.limit
+
+    @property
+    def unusable(self) -> bool:
+        """Whether the bound is so large beside the metric that nothing can be decided by it."""
+        return self.exceeded and (self.p99 or 0.0) > UNUSABLE_RATIO * (self.median or 0.0)
 
 
 class StatedError(msgspec.Struct, frozen=True, kw_only=True):

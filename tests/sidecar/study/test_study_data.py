@@ -41,14 +41,19 @@ def doubted(*, late_ms: float, delay_ms: float, open_loop: bool) -> dict[Kind, s
     [
         (90, 1.0, True, []),
         (110, 1.0, True, ["load"]),
-        (0, 5.0, True, ["gaps"]),
-        (0, 30.0, True, ["ttft", "gaps"]),
-        (110, 30.0, False, ["ttft", "gaps"]),
-        (0, 70.0, False, ["load", "ttft", "gaps"]),
+        (0, 5.0, True, []),
+        (0, 30.0, True, ["gaps"]),
+        (0, 130.0, True, ["ttft", "gaps"]),
+        (110, 30.0, False, ["gaps"]),
+        (0, 70.0, False, ["load", "gaps"]),
+        (0, 130.0, False, ["load", "ttft", "gaps"]),
     ],
 )
 def test_each_kind_is_doubted_by_itself(late_ms: float, delay_ms: float, open_loop: bool, kinds: list[Kind]):
-    """Late requests spoil the load of an open loop, late workers that of a closed one; both say what was busy."""
+    """Late requests spoil the load of an open loop, late workers that of a closed one; both say what was busy.
+
+    Times are spoilt by an error of a tenth of their median, not by less.
+    """
     reasons = doubted(late_ms=late_ms, delay_ms=delay_ms, open_loop=open_loop)
     assert kinds == list(reasons)
     assert all("97 % busy" in reason and reason.endswith(".") for reason in reasons.values())
