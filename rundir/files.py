@@ -6,11 +6,12 @@ What is written goes where it was asked to and nowhere else, whatever links lie 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,12 @@ MOST_BYTES = 64 * 1024 * 1024  # of a file that is read at once
 
 class NotRegular(OSError):
     """What lies there is no plain file; `strerror` says what it is."""
+
+    strerror: str
+
+
+class Held(OSError):
+    """Another process holds a lock; `strerror` names it."""
 
     strerror: str
 
@@ -108,3 +115,42 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, with this process's id in it, until the block or the process ends.
+
+    Where a file system has no locks, every process holds it. Raises Held, and OSError where there can be no such file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with FileIO(os.open(path, flags, mode_in(path.parent.stat())), "r+") as file:
+        if not _locked(file, fcntl.LOCK_EX):
+            raise Held(errno.EWOULDBLOCK, f"process {_pid(file)} holds it", os.fspath(path))
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        yield
+
+
+def holder(path: Path) -> str:
+    """Return the id of the process that holds a lock file, empty where none does."""
+    try:
+        with open_regular(path) as file:
+            return "" if _locked(file, fcntl.LOCK_SH) else _pid(file)
+    except OSError:
+        return ""
+
+
+def _locked(file: FileIO, how: int) -> bool:
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks here
+        pass
+    return True
+
+
+def _pid(file: FileIO) -> str:
+    content = file.read(20).decode("ascii", "replace")
+    return content if content.isdecimal() else "of an unknown id"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from rundir.files import holder
 from rundir.printable import escaped
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sidecar.study.derive import Derived
     from sidecar.study.verb import Ended
 
-STUDY = "study.json"  # as in sidecar.study.record, which takes long to import
+STUDY, LOCK = "study.json", ".lock"  # as in sidecar.study.record, which takes long to import
 
 
 def run_test(
@@ -162,6 +163,8 @@ def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
     from sidecar.study.derive import derive_study  # noqa: PLC0415  as above
 
     derived = derive_study(path, outside=outside)
+    if process := holder(path / LOCK):
+        Progress("lines").warn(f"{path}: process {process} still goes on with it; this is of the steps that have ended")
     if as_json:
         sys.stdout.write(derived.json)
     else:

@@ -103,7 +103,7 @@ def study_result(
         status: Status = "complete" if decided.complete else "partial"
         reason = decided.reason
     else:
-        status, reason = "interrupted", f"it was left before step {len(study.finished) + 1} ({decided.label}) ended"
+        status, reason = "interrupted", f"step {len(study.finished) + 1} ({decided.label}) has not ended"
     if status != "complete" and study.stopped is not None and study.stopped.reason:
         status, reason = study.stopped.status, study.stopped.reason
     if study.damage:

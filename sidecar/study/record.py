@@ -9,8 +9,8 @@ import os
 import platform
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from msgspec import Struct
 from methodology.study.model import Asked, Finished, Outcome, Step
 from rundir.clock import utc_now
 from rundir.fields import NO_UNIT, StampNs, doc
-from rundir.files import make_directory, read_regular, require_directory, require_regular, sync
+from rundir.files import Held, lock, read_regular, require_directory, require_regular, sync
 from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
@@ -31,7 +31,7 @@ from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.options.config import as_recorded
 from sidecar.options.study import StudyOptions
 
-STUDY, LOG, STEPS, ALL = "study.json", "steps.log", "steps", "all.json"
+STUDY, LOG, STEPS, ALL, LOCK = "study.json", "steps.log", "steps", "all.json", ".lock"
 TORN = ".torn"
 Status = Literal["complete", "partial", "interrupted"]
 
@@ -155,26 +155,42 @@ def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> 
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds a study; go on with it by --resume" if (path / STUDY).exists() else "is not empty; choose another"
         raise ConfigurationError(f"--out {path}: {what}")
-    _make(path, world_readable=world_readable)
+    make(path, world_readable=world_readable)
     try:
-        make_directory(path / STEPS)
-    except OSError as error:
+        (path / STEPS).mkdir(mode=0o777 & path.stat().st_mode)
+    except OSError as error:  # also where a study that began at the same time has it
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
     write_json(path / STUDY, msgspec.to_builtins(record))
     return Study(path=path, record=record)
 
 
-def write_all(path: Path, options: Mapping[str, Any], *, world_readable: bool = False) -> None:
-    """Make the directory of all tests, and write what they were asked with. Raises CannotWrite."""
-    _make(path, world_readable=world_readable)
+def write_all(path: Path, options: Mapping[str, Any]) -> None:
+    """Write what all tests were asked with into their directory. Raises CannotWrite."""
     write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
 
 
-def _make(path: Path, *, world_readable: bool) -> None:
+def make(path: Path, *, world_readable: bool) -> None:
+    """Make the directory of a study or of all tests. Raises CannotWrite."""
     try:
         path.mkdir(mode=0o755 if world_readable else 0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWrite(f"--out {path}: {error.strerror}") from error
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep other processes from going on with a study, or all tests, until the block or this process ends.
+
+    Raises ConfigurationError naming the process that does, CannotWrite.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(path / LOCK))
+        except Held as error:
+            raise ConfigurationError(f"{path}: is not free, {error.strerror}; wait for its end, or stop it") from error
+        except OSError as error:
+            raise CannotWrite(f"{path / LOCK}: {error.strerror}") from error
+        yield
 
 
 def read_all(path: Path) -> dict[str, Any]:

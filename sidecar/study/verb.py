@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -180,12 +180,20 @@ def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
     """Run one test, or go on with it, and derive its files. Raises SidelightError where it could not begin."""
-    if options.resume is not None:
-        study, options = resumed(options, name)
-        procedure = procedure_named(study.record.asked.test)
-    else:
-        procedure = procedure_named(name)
-        study = start(options, procedure, command, progress, record.directory_of(options, name))
+    with ExitStack() as stack:
+        if options.resume is not None:
+            record.open_whole(options.resume)  # nothing is written where there is no study
+            stack.enter_context(record.held(options.resume))
+            study, options = resumed(options, name)
+        else:
+            study = start(options, procedure_named(name), command, progress, record.directory_of(options, name))
+            stack.enter_context(record.held(study.path))
+        return _conducted(study, options, command, progress)
+
+
+def _conducted(study: Study, options: StudyOptions, command: list[str], progress: Progress) -> Ended:
+    """Run the steps that a study lacks, and derive its files."""
+    procedure = procedure_named(study.record.asked.test)
     each = targets(options, procedure)
 
     def shown(finished: list[Finished]) -> str:
@@ -256,7 +264,13 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
     Yields what became of each, in words and as an exit code: its answer, why it was left out, or why it ended. None
     follows one that the user stopped, or whose target cannot be reached.
     """
-    root, options = _all_begun(options)
+    with ExitStack() as stack:
+        yield from _each_test(*_all_begun(options, stack), command, progress)
+
+
+def _each_test(
+    root: Path, options: StudyOptions, command: list[str], progress: Progress
+) -> Iterator[tuple[str, str, int]]:
     stated = _stated(options)
     shown = {options.workload or procedure_named(USUAL).workload: stated} if stated is not None else {}
     first = None if options.url else next(iter(variants_of(options).items()), None)
@@ -287,20 +301,23 @@ def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> 
             shown.setdefault(options.workload or procedure.workload, capacity_of(ended.path))
 
 
-def _all_begun(options: StudyOptions) -> tuple[Path, StudyOptions]:
-    """Return the directory of all tests, and their options: where they go on, those that they were begun with.
+def _all_begun(options: StudyOptions, stack: ExitStack) -> tuple[Path, StudyOptions]:
+    """Return the directory of all tests, held by `stack`, and their options: those that they were begun with.
 
     Raises ConfigurationError where studies are there already, or options are not as they were.
     """
     if options.resume is not None:
         then = asking.from_record(record.read_all(options.resume), options)
+        stack.enter_context(record.held(options.resume))
         asking.require_same(options.resume, options, then)
         return options.resume, then
     _require_taken(variants_of(options))
     root = record.directory_of(options, ALL)
     if any((root / name / record.STUDY).exists() for name in TESTS):
         raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
-    record.write_all(root, as_recorded(options), world_readable=options.world_readable)
+    record.make(root, world_readable=options.world_readable)
+    stack.enter_context(record.held(root))
+    record.write_all(root, as_recorded(options))
     return root, options
 
 

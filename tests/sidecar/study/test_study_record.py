@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,8 @@ from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
-from sidecar.errors import ConfigurationError
+from sidecar.cli import main
+from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.study.derive import derive_study
 from sidecar.study.record import (
     LOG,
@@ -25,6 +30,7 @@ from sidecar.study.record import (
     StudyRecord,
     append,
     create,
+    held,
     is_whole,
     open_study,
     open_whole,
@@ -125,6 +131,64 @@ def test_a_step_that_was_cut_short_is_set_aside(study: Study):
     (run / "raw").mkdir(parents=True)
     (run / "manifest.json").write_text('{"status": "complete"}')
     assert is_whole(run)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from sidecar.study.record import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_goes_on_with_a_study(study: Study, capsys: pytest.CaptureFixture[str]):
+    """A second one is refused by its name; neither that nor a report moves a step. A death lets the next one go on."""
+    append(study.path, *frames(1)[:2])
+    run = study.path / "steps" / "0001-open-1"
+    run.mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, study.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert "held\n" == holder.stdout.readline()
+    written = (study.path / LOG).read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        main(["test", "ttft", "--resume", str(study.path)])
+    assert 2 == ended.value.code
+    assert f"{study.path}: is not free, process {holder.pid} holds it" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", str(study.path)])
+    assert [run] == list(run.parent.iterdir())
+    assert written == (study.path / LOG).read_bytes()
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with held(study.path), pytest.raises(ConfigurationError, match=f"process {os.getpid()} holds"), held(study.path):
+        pass
+
+
+def test_a_report_of_a_study_that_goes_on_says_so(
+    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """It is of the steps that have ended; of a study that was left nothing goes on."""
+    monkeypatch.setitem(PROCEDURES, TINY.name, TINY)
+    going = f"process {os.getpid()} still goes on with it"
+    with held(study.path), pytest.raises(SystemExit):
+        main(["report", str(study.path)])
+    assert going in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", str(study.path)])
+    assert going not in capsys.readouterr().err
+
+
+def test_of_two_studies_that_begin_at_once_one_does(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Both find an empty directory; the second to make its steps is refused, and writes nothing."""
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))
+    (tmp_path / "steps").mkdir()
+    with pytest.raises(CannotWrite, match="File exists"):
+        create(tmp_path, study.record)
+    assert not (tmp_path / "study.json").exists()
 
 
 def test_a_pause_is_not_of_the_time_that_a_study_took(study: Study, monkeypatch: pytest.MonkeyPatch):
