@@ -26,6 +26,7 @@ from rundir.columns import Bools, Floats, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")
 ROUNDING = 1e-12  # of a whole: what is left of it by floating point
+STAMP_S = 1e-8  # stamps are in whole nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,8 @@ class Parts:
     send_s                  dispatch to submission, connecting included: before TTFT begins, and in none of its parts
     network_s               outside the engine, less gateway_s: request_network_s (submission to arrival there) and
                             response_network_s (first token there to first output here), which are known apart only
-                            where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_s
+                            where clocks are. Below 0 by as much as stamps are late; NaN: unknown, then in other_s, or
+                            not seen, of a request that begins at a gateway: its client sent no spans
     round_trip_s            of network_s, one round trip of TCP to the server that was asked, as far as it was measured;
                             beyond_round_trip_s: what that leaves, in gateways, proxies and HTTP on both sides
     network_split_error_s   by how much those two may be off, as the clocks are; NaN where they are unknown
@@ -173,11 +175,18 @@ class Parts:
         """Which requests have a TTFT and its parts [n]."""
         return np.asarray((self.source != "none") & np.isfinite(self.ttft_s), dtype=np.bool_)
 
+    @property
+    def begins_at_gateway(self) -> Bools:
+        """Which requests begin at a gateway that is known to the end of its part [n]: their network is not seen."""
+        return np.asarray(np.isnan(self.network_s) & np.isfinite(self.gateway_s), dtype=np.bool_)
+
 
 def network_label(parts: Parts, rows: Bools) -> str:
     """Return what people read for the part `network` of some requests [n]: no gateway can be in what is called so."""
     outside = rows & np.isfinite(parts.network_s)
     known, bounded = np.isfinite(parts.gateway_s[outside]), np.isfinite(parts.gateway_at_most_s[outside])
+    if parts.begins_at_gateway[rows].any() and not outside.any():
+        return NETWORK
     if known.any():
         return NETWORK if (known & ~bounded).all() else f"rest {OUTSIDE_ENGINE}"
     return f"{NETWORK} and gateway" if bounded.any() and bounded.all() else OUTSIDE_ENGINE
@@ -196,19 +205,19 @@ def break_down(
     clocks: ClockOffsets | None = None,
     *,
     gateways: Sequence[tuple[GatewaySpan, ...]] | None = None,
+    begins_at_gateway: Bools | None = None,
     round_trip_s: Floats | None = None,
 ) -> Parts:
     """Put every request's times together; all arguments have the same n requests. Without `clocks` none are compared.
 
-    Wherever there are a source and a TTFT, network, gateway, queue, prefill and other (NaN as 0) sum to it. What passed
-    in `gateways` [n], each outermost first, is taken out of the network's part; `round_trip_s` [n] is that of TCP to
-    the server asked.
+    Wherever there are a source and a TTFT, its parts (NaN as 0) sum to it. What passed in `gateways` [n], outermost
+    first each, is taken out of the network's part, which is not seen of a request that `begins_at_gateway` [n];
+    `round_trip_s` [n] is that of TCP to the server asked.
 
     - engine times beyond the client's, or below their own parts, by over 10 ms: the engine's TTFT is discarded
     - a reply in one piece has no TTFT, but queue, prefill and decode, and of its end-to-end time what was outside
     """
-    exact = joined.source != "none"
-    known = exact | (attribution.quality != "none")
+    known = (exact := joined.source != "none") | (attribution.quality != "none")
     unknown_s, no_stamps_ns = np.full(len(joined), np.nan), np.full(len(joined), -1, dtype=np.int64)
     # Where no first output was noted apart, the first token is it.
     output_ns = np.where(requests.first_output_ns >= 0, requests.first_output_ns, requests.first_token_ns)
@@ -229,7 +238,7 @@ def break_down(
         request_network_s=unknown_s,
         response_network_s=unknown_s,
         network_split_error_s=unknown_s,
-        network_s=network_s,
+        network_s=_seen(network_s, passed.gateway_s, begins_at_gateway),
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
@@ -314,6 +323,14 @@ def _gateways(
         engine_e2e_s=np.where(np.isnan(joined.e2e_s), whole_s, joined.e2e_s),
         outside_s=np.where(known, engine.outside_s, np.nan),
     )
+
+
+def _seen(network_s: Floats, gateway_s: Floats, begins_at_gateway: Bools | None) -> Floats:
+    """Return the network's part, NaN of a request that begins at a gateway, where only rounding is left of it."""
+    if begins_at_gateway is None:
+        return network_s
+    is_unseen = begins_at_gateway & np.isfinite(gateway_s) & (np.abs(network_s) < STAMP_S)
+    return np.where(is_unseen, np.nan, network_s)
 
 
 def _on_our_clock(parts: Parts, requests: RequestColumns, joined: Joined, clocks: ClockOffsets) -> Parts:

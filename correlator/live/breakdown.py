@@ -62,10 +62,11 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     joined = _joined(requests)
     no_estimates = nothing(len(requests), "")
     gateways = [request.gateways for request in requests]
-    parts = break_down(clients, joined, no_estimates, gateways=gateways)
+    begins = np.array([bool(request.client and request.client.serves) for request in requests], dtype=np.bool_)
+    parts = break_down(clients, joined, no_estimates, gateways=gateways, begins_at_gateway=begins)
     unseen = np.full(len(requests), -1, dtype=np.int64)
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
-    whole = break_down(ends, joined, no_estimates, gateways=gateways)
+    whole = break_down(ends, joined, no_estimates, gateways=gateways, begins_at_gateway=begins)
     inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
     _discard(parts, inconsistent)
     _discard(whole, inconsistent)

@@ -340,7 +340,7 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("ttft", f"TTFT of each request by part; of one source, all parts add up to it. {NETWORK_HELP}", counts.ttft),
         ("e2e", f"End-to-end time of each request by part, likewise. {NETWORK_HELP}", counts.e2e),
     ):
-        yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), histograms.items())
+        yield _histograms(f"sidelight_{name}_part_seconds", what, ("part", "source"), _seen(histograms).items())
     what = (
         "Mean of each part of the TTFT over the requests that are broken down; of a run that ended, as in its report."
     )
@@ -360,6 +360,12 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
         ("sidelight_breakdown_missing", "Requests whose TTFT is not broken down, by why.", "reason", counts.missing),
     ):
         yield _series(CounterMetricFamily, name, what, (label,), numbers)
+
+
+def _seen(histograms: Mapping[tuple[str, str], Cumulative]) -> dict[tuple[str, str], Cumulative]:
+    """Return the histograms of parts without those that no request has, once there are requests."""
+    parts = {part for (part, _), histogram in histograms.items() if any(histogram.counts)}
+    return {key: histogram for key, histogram in histograms.items() if key[0] in parts or not parts}
 
 
 def _watch(counts: WatchCounts | None) -> Iterator[Metric]:

@@ -297,12 +297,16 @@ _moment = attrgetter("at_s")
 def mean_parts(histograms: Mapping[tuple[str, str], Cumulative]) -> dict[str, float]:
     """Return the mean of each part over the requests of all sources, s; of parts keyed by (part, source).
 
-    A part that a source does not tell apart counts as nothing, so that the means add up to that of the whole.
+    A part that a source does not tell apart counts as nothing, so that the means add up to that of the whole; one that
+    none has is left out.
     """
     totals: dict[str, float] = {}
     requests: dict[str, float] = {}
+    seen: dict[str, float] = {}
     for (part, source), histogram in histograms.items():
         totals[part] = totals.get(part, 0.0) + histogram.sum_s
-        requests[source] = max(requests.get(source, 0.0), sum(histogram.counts))
+        known = sum(histogram.counts)
+        seen[part] = seen.get(part, 0.0) + known
+        requests[source] = max(requests.get(source, 0.0), known)
     count = sum(requests.values())
-    return {part: total / count for part, total in totals.items()} if count else {}
+    return {part: total / count for part, total in totals.items() if seen[part]}

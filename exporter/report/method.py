@@ -10,6 +10,7 @@ from exporter.report.format import ms, percent
 from exporter.report.heading import urls_of
 from exporter.report.load import sustained
 from exporter.report.tables.percentiles import interval_line
+from exporter.summary.breakdown import NOT_SEEN
 from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
@@ -55,6 +56,8 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
         return
     yield _covered(correlation, sent)
     yield from _not_joined(correlation)
+    if breakdown.network_ms.missing == NOT_SEEN:
+        yield "The TTFT begins at the gateway: its clients sent no spans, and the network before it is not seen."
     for merged, count in breakdown.merged.items():
         whose = "" if count == correlation.requests else f" of {count} requests"
         yield f"The part `other`{whose} includes {in_words(merged)}: no source separates them."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from msgspec import Struct, UnsetType
@@ -20,6 +20,7 @@ from correlator.breakdown import (
     GATEWAY_AT_MOST,
     GATEWAY_REQUEST,
     INNER_PARTS,
+    NETWORK,
     SCHEDULER_INTAKE,
     SEND,
     SOURCES,
@@ -33,11 +34,12 @@ from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
 from loadgen.requests.metrics import stamped_ms
-from rundir.columns import Bools, Texts
+from rundir.columns import Bools, Floats, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
 from rundir.stats import STATISTICS, Statistics, describe
 
 UNTIMED = "no request with a first token is here"
+NOT_SEEN = "not seen: requests begin at the gateway, whose clients sent no spans"
 
 Source = Annotated[
     Literal["trace", "response", "histogram", "mixed", "client"] | None,
@@ -45,6 +47,10 @@ Source = Annotated[
         "Where it is from: the engine's spans, its replies, estimates from its histograms, several of these, or the "
         "client's stamps."
     ),
+]
+Estimated = Annotated[
+    Count | UnsetType,
+    doc("Of a `mixed` source with estimates: the requests of which it is one; of the others it is exact.", "requests"),
 ]
 ErrorMs = Annotated[Amount | None, doc("Root mean square of the requests' standard errors; 0 is exact.", "ms")]
 
@@ -80,7 +86,10 @@ class Quality(Struct, frozen=True, kw_only=True):
 class Whole(Statistics, frozen=True, kw_only=True):
     """What is broken down, over the requests with a breakdown; of TTFT over all where none has one."""
 
-    source: Annotated[Literal["client"], doc("The client's stamps.")] = "client"
+    source: Annotated[
+        Literal["client", "gateway", "mixed"],
+        doc("Who measured it: the client, or of a watch the gateway at which requests begin, or each for some."),
+    ] = "client"
 
 
 class TtftPart(Statistics, frozen=True, kw_only=True):
@@ -91,6 +100,7 @@ class TtftPart(Statistics, frozen=True, kw_only=True):
     ]
     source: Source
     error_ms: ErrorMs
+    estimated: Estimated = UNSET
 
 
 class E2ePart(Statistics, frozen=True, kw_only=True):
@@ -101,6 +111,7 @@ class E2ePart(Statistics, frozen=True, kw_only=True):
     ]
     source: Source
     error_ms: ErrorMs
+    estimated: Estimated = UNSET
 
 
 class E2eBreakdown(Struct, frozen=True, kw_only=True):
@@ -295,11 +306,23 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
     return Breakdown(
         network_label=network_label(parts, whole),
         gateway_label=gateway_label(parts, whole),
-        ttft_ms=Whole(**asdict(describe(stamped_ms(parts.ttft_s[covered if covered.any() else timed]), why))),
+        ttft_ms=_whole(parts, parts.ttft_s, covered if covered.any() else timed, why),
         **ttft,
         merged=counted(parts.merged[covered & (parts.merged != "")]),
-        e2e=E2eBreakdown(e2e_ms=Whole(**asdict(describe(stamped_ms(parts.e2e_s[ended]), why))), **e2e),
+        e2e=E2eBreakdown(e2e_ms=_whole(parts, parts.e2e_s, ended, why), **e2e),
     )
+
+
+def _whole(parts: Parts, whole_s: Floats, rows: Bools, why: str) -> Whole:
+    """Describe what is broken down; of requests that begin at a gateway, it was measured there.
+
+    Of an estimated request nothing shows where it begins: the others say it.
+    """
+    begun, exact = parts.begins_at_gateway[rows], parts.source[rows] != "histogram"
+    source: Literal["client", "gateway", "mixed"] = "client"
+    if begun.any():
+        source = "gateway" if begun[exact].all() else "mixed"
+    return Whole(**asdict(describe(stamped_ms(whole_s[rows]), why)), source=source)
 
 
 def json_name(part: Part) -> str:
@@ -327,13 +350,15 @@ def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[
     values_ms = 1e3 * part.of(of.parts)
     known = rows & np.isfinite(values_ms)
     total_ms = float(stamped_ms(getattr(of.parts, f"{whole}_s")[rows]).sum())
-    sources = sorted(set(_sources(of.parts, part)[known].tolist()))
+    all_sources = Counter(_sources(of.parts, part)[known].tolist())
+    sources = list(all_sources)
     source = ("client" if part.by_client else sources[0] if len(sources) == 1 else "mixed") if sources else None
     return {
-        **asdict(describe(values_ms[known], _why_unknown(of, part) if rows.any() else why)),
+        **asdict(describe(values_ms[known], _why_unknown(of, part, rows) if rows.any() else why)),
         f"share_of_{whole}": float(values_ms[known].sum()) / total_ms if sources and total_ms > 0 else None,
         "source": source,
         "error_ms": _error_ms(of, part, known) if sources else None,
+        "estimated": all_sources["histogram"] if source == "mixed" and "histogram" in sources else UNSET,
     }
 
 
@@ -361,8 +386,10 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
     return float(np.sqrt((errors_ms**2).sum() / rows.sum()))
 
 
-def _why_unknown(of: Explained, part: Part) -> str:
+def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
     """Return why a part is known in none of the requests that have a breakdown."""
+    if part.name == NETWORK and of.parts.begins_at_gateway[rows].any():
+        return NOT_SEEN
     if part.name in ("gateway", "gateway_request"):
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
@@ -387,7 +414,7 @@ def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
     return {
         name: TtftPart(
             count=means.server_requests,
-            **dict.fromkeys(STATISTICS) | {"mean": mean_ms},
+            **cast("dict[str, Any]", dict.fromkeys(STATISTICS) | {"mean": mean_ms}),
             share_of_ttft=mean_ms / ttft_ms if ttft_ms else None,
             source="histogram",
             error_ms=0.0 if means.proof else None,

@@ -76,7 +76,8 @@ def _means_s(parts: Parts) -> dict[str, float]:
     Not from the histograms: these count what stamps that are late by a little made negative as nothing.
     """
     count = np.count_nonzero(parts.covered)
-    return {part.name: float(np.nansum(part.of(parts)[parts.covered]) / count) for part in TTFT_PARTS} if count else {}
+    columns = {part.name: part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    return {name: float(np.nansum(column) / count) for name, column in columns.items() if np.isfinite(column).any()}
 
 
 def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: ClientCounts) -> ClientCounts:

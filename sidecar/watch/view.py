@@ -376,8 +376,8 @@ class WatchView:
                 "ok": before.requests["ok"] + len(spans) - failed,
                 "failed": before.requests["failed"] + failed,
             },
-            input_tokens=(before.input_tokens or 0) + sum(max(span.input_tokens, 0) for span in spans),
-            output_tokens=(before.output_tokens or 0) + sum(max(span.output_tokens, 0) for span in spans),
+            input_tokens=_tokens(before.input_tokens, [span.input_tokens for span in spans]),
+            output_tokens=_tokens(before.output_tokens, [span.output_tokens for span in spans]),
             ttft=add(before.ttft, traced(first_s, LATENCY_BOUNDS_S, traces, np.full(len(spans), now_ns))),
             e2e=add(before.e2e, bucketize(np.array([span.whole_s for span in spans]), LATENCY_BOUNDS_S)),
         )
@@ -391,6 +391,12 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
         f"{received['spans']} spans in {received['exports']} exports, "
         f"{_refused(received)} refused; receiver restarted {restarts} times"
     )
+
+
+def _tokens(before: int | None, counts: Sequence[int]) -> int | None:
+    """Add what spans state of tokens, -1 where they do not; None where none has."""
+    stated = [count for count in counts if count >= 0]
+    return (before or 0) + sum(stated) if stated or before else None
 
 
 def _shown(queue: ForwardQueue) -> dict[str, int]:

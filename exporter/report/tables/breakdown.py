@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from rich.table import Table
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.report.format import ms, percent, table
-from exporter.summary.breakdown import Breakdown, TtftPart, json_name, label_of, short_label_of
+from exporter.summary.breakdown import NOT_SEEN, Breakdown, TtftPart, json_name, label_of, short_label_of
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
 
@@ -22,6 +23,7 @@ SOURCES = {
     "client": "client",
 }
 GATEWAY_SPANS = "gateway's spans"
+WHOLES = {"client": "client", "gateway": GATEWAY_SPANS, "mixed": "client or gateway"}
 LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
 FRONTEND = f"{ENGINE_FRONTEND.label}: tokenise, wait, output"
 
@@ -40,17 +42,21 @@ def breakdown_table(
     for part in TTFT_PARTS:
         described: TtftPart = getattr(breakdown, json_name(part))
         if described.mean is None:
+            if described.missing == NOT_SEEN:
+                shown.add_row(label_of(part, breakdown), *[""] * 5, "not seen")
             continue
         known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
         *cells, source = _row(label_of(part, breakdown), described, known_from, tail)
-        some = 0 < described.count < breakdown.ttft_ms.count and not breakdown.means_only
+        some = described.count < breakdown.ttft_ms.count and not breakdown.means_only and described.source != "mixed"
         shown.add_row(*cells, f"{source}, {described.count:,} requests" if some else source)
         for division in INNER_PARTS if inner and (described.share_of_ttft or 0.0) > LEAST_SHARE else ():
             divided: TtftPart = getattr(breakdown, json_name(division))
             if division.within == part.name and divided.share_of_ttft:
                 label = FRONTEND if division is ENGINE_FRONTEND else division.label
                 shown.add_row(*_row(f"  {label}", divided, known_from, tail, bar=False), style="dim")
-    shown.add_row(Text("TTFT", style="bold"), *_times(breakdown.ttft_ms, tail), "100 %", "", "client")
+    shown.add_row(
+        Text("TTFT", style="bold"), *_times(breakdown.ttft_ms, tail), "100 %", "", WHOLES[breakdown.ttft_ms.source]
+    )
     if breakdown.send_ms.mean is not None:
         shown.add_row("connect and send", *_times(breakdown.send_ms, tail), "", "", "before TTFT", style="dim")
     return shown
@@ -75,8 +81,15 @@ def _row(
 ) -> tuple[str | Text, ...]:
     share = part.share_of_ttft
     drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
-    error = f" ±{ms(part.error_ms)}" if part.error_ms else ""
-    return label, *_times(part, tail), percent(share), drawn, sources[part.source or ""] + error
+    return label, *_times(part, tail), percent(share), drawn, _known_from(part, sources)
+
+
+def _known_from(part: TtftPart, sources: Mapping[str, str]) -> str:
+    """Return the source of a part; of several, how many requests are exact, and the error of an estimated one."""
+    if not part.estimated:
+        return sources[part.source or ""] + (f" ±{ms(part.error_ms)}" if part.error_ms else "")
+    error_ms = (part.error_ms or 0.0) * math.sqrt(part.count / part.estimated)
+    return f"{part.count - part.estimated:,} exact, {part.estimated:,} estimate ±{ms(error_ms)}"
 
 
 def _times(part: Statistics, tail: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from exporter.report import as_text
 from exporter.report.conclusion import conclusion, where_it_went
 from exporter.report.method import basis
 from exporter.report.tables.breakdown import breakdown_table, group_tables
-from exporter.summary.breakdown import Coverage, Quality
+from exporter.summary.breakdown import NOT_SEEN, Coverage, Quality
 from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
 from exporter.tables import PARTS
 from sidecar.options import schema
@@ -139,6 +139,28 @@ def test_the_table_has_every_part_with_its_share_source_and_error():
     assert ["blank", "output", "2.00", "2.00", "2.00", "1", "%", "client"] in rows
     assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "client"] == rows[-2]
     assert ["connect", "and", "send", "0.50", "0.50", "0.50", "before", "TTFT"] == rows[-1]
+
+
+def test_a_row_of_exact_requests_and_one_estimate_says_so():
+    """The error is that of an estimated request, not of all."""
+    of = mixed((99, summaries.parts()), (1, summaries.parts("histogram")))
+    shown = summaries.correlated(summaries.findings(of))
+    assert (1, 0.3) == (shown.breakdown.queue_ms.estimated, shown.breakdown.queue_ms.error_ms)
+    (row,) = (row for row in table_of(shown) if row[0] == "queue")
+    assert ["99", "exact,", "1", "estimate", "±3.00"] == row[-5:]
+
+
+def test_a_network_that_was_not_seen_is_neither_0_nor_a_share():
+    """Where requests begin at a gateway; the TTFT is then by its spans."""
+    of = summaries.parts()
+    unseen = replace(of, network_s=np.full(100, np.nan), gateway_s=of.network_s, gateways=passed(first_by="attribute"))
+    shown = summaries.correlated(summaries.findings(unseen))
+    network = shown.breakdown.network_ms
+    assert (0, None, None, NOT_SEEN) == (network.count, network.mean, network.share_of_ttft, network.missing)
+    rows = table_of(shown)
+    assert ["network", "not", "seen"] in rows
+    assert ["TTFT", "200.0", "200.0", "200.0", "100", "%", "gateway's", "spans"] in rows
+    assert any("is not seen" in line for line in basis(shown))
 
 
 @pytest.mark.parametrize(

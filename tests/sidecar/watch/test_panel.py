@@ -16,6 +16,7 @@ from rich.console import Console
 from sent_spans import NOON, S, call, engine, export, gateway
 from series import WAITING, gauge, scraped
 
+from exporter.prometheus.page import LivePage
 from scraper.series.log import FailureRecord, ScrapeLog
 from scraper.spans.log import SpanLog
 from sidecar.progress import Progress
@@ -93,6 +94,22 @@ def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path:
     for part in ("network", "gateway", "queue", "prefill", "other"):
         described = getattr(state.recent.group.breakdown, f"{part}_ms")
         assert counted.ttft[part, "trace"].sum_s == pytest.approx(described.mean * described.count / 1e3)
+
+
+def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tmp_path: Path):
+    """On the terminal and on the page: neither a 0 nor a share, and the TTFT is the gateway's."""
+    logged(tmp_path, *(traced(number)[1:] for number in range(1, 4)))
+    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+        text = words(shown(looked(view, NOON + 20 * S), width=100))
+        snapshot = view.snapshot(restarts=0)
+    assert "network not seen gateway" in text
+    assert "TTFT 260.0 260.0 260.0 100 % gateway's spans" in text
+    page = LivePage()
+    page.update(snapshot)
+    parts = set(re.findall(r'sidelight_(\w+?)(?:_bucket)?{.*part="(\w+)"', page.render().decode()))
+    assert ("ttft_part_mean_seconds", "gateway") in parts
+    assert "network" not in {part for _, part in parts}
+    assert b"client_output_tokens" not in page.render()
 
 
 def test_requests_go_after_five_minutes(tmp_path: Path):
