@@ -111,7 +111,7 @@ def _take(seen: Seen, event: SseEvent) -> None:
         if output.name == "text_output":
             seen.say(event.end, b"".join(values).decode(errors="replace"))
         elif output.name == "finish_reason" and any(values):
-            seen.finish_reason = b"".join(values).decode(errors="replace")
+            seen.finish(b"".join(values).decode(errors="replace"))
         elif output.name == "num_input_tokens" and values:
             seen.count(values[0], None)
         elif output.name == "num_output_tokens" and values:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, lines
-from loadgen.protocols.reading.failures import NULL, failure_of
+from loadgen.protocols.reading.failures import NULL, stated
 from loadgen.protocols.reading.stream import Form, Seen
 from loadgen.protocols.reading.timings import Count, ServerTimings
 from loadgen.protocols.request import Asked, json_body, messages_of
@@ -50,17 +51,16 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 def _take(seen: Seen, event: SseEvent) -> None:
     line = _decode(event.data)
-    if (message := failure_of(line.error)) is not None:
+    if (message := stated(line.error)) is not None:
         seen.fail(message)
         return
     said = line.message or _Message()
     # The last line's message is empty by design, and nothing was generated for it.
     if not line.done or said.content:
-        seen.say(event.end, said.content, said.thinking or "", tools=bool(said.tool_calls))
+        seen.say(event.end, said.content, said.thinking or "", tools=any(map(calls_tool, said.tool_calls or ())))
     if line.done:
-        # Older servers give no reason.
-        seen.finish_reason = line.done_reason or "stop"
-        seen.count(line.prompt_eval_count, line.eval_count)
+        seen.finish(line.done_reason or "stop")  # older servers give none
+        seen.count(line.prompt_eval_count, line.eval_count if seen.ends or seen.settled else line.eval_count or 0)
         seen.timings = _timings(line)
         seen.done_end = event.end
 

@@ -13,8 +13,9 @@ from functools import lru_cache
 import msgspec
 
 from loadgen.protocols.reading import timings
+from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, events
-from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload
+from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
 from loadgen.protocols.reading.runs import PROBE, frame_of, run_of
 from loadgen.protocols.reading.stream import Form, Seen, reader
 from loadgen.protocols.reading.timings import Count
@@ -110,9 +111,8 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
     text = reasoning = ""
     tools = role = False
     for choice in chunk.choices or ():
-        # A content filter is reported whatever else the other choices end with.
-        if choice.finish_reason and seen.finish_reason != "content_filter":
-            seen.finish_reason = choice.finish_reason
+        if choice.finish_reason:
+            seen.finish(choice.finish_reason)
         if choice.meta_info is not NULL:
             seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
         visible, thought, called, speaks = _said(choice)
@@ -134,7 +134,7 @@ def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
     return (
         (said.content or "") + (said.refusal or ""),
         said.reasoning_content or said.reasoning or "",
-        bool(said.tool_calls),
+        any(map(calls_tool, said.tool_calls or ())),
         said.role is not None,
     )
 
@@ -204,11 +204,11 @@ def _plain(data: bytes) -> tuple[str, _Choice] | None:
         chunk = _decode(data)
     except UNREADABLE:
         return None
-    if chunk.usage is not None or chunk.object == "error" or not chunk.choices or len(chunk.choices) > 1:
+    if chunk.usage is not None or failure_of(chunk, data) is not None or not chunk.choices or len(chunk.choices) > 1:
         return None
     (choice,) = chunk.choices
     said = choice.delta or choice.message or _Delta()
-    extras = (chunk.error, chunk.metrics, chunk.timings, chunk.nvext, chunk.generation_stats, choice.meta_info)
+    extras = (chunk.metrics, chunk.timings, chunk.nvext, chunk.generation_stats, choice.meta_info)
     stated = any(extra is not NULL and bytes(extra) != b"null" for extra in extras)
     if stated or choice.finish_reason or said.tool_calls:
         return None

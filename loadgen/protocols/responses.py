@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.protocols.reading.events import SseEvent
-from loadgen.protocols.reading.failures import NULL, Payload, failure_of
+from loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
 from loadgen.protocols.reading.stream import Form, Seen, reader
 from loadgen.protocols.reading.timings import Count, of_vllm
 from loadgen.protocols.request import Asked, carry_messages, json_body
@@ -87,9 +87,7 @@ class _Event(Payload, gc=False):
 
 
 def _take(seen: Seen, event: _Event, end: int) -> None:
-    if event.type == "error":
-        seen.fail(event.message or "no message")
-    elif event.type.endswith(".delta"):
+    if event.type.endswith(".delta"):
         _delta(seen, event.type, event.delta, end)
     if event.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
         seen.llamacpp(event.timings)
@@ -105,7 +103,7 @@ def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
     elif kind.startswith("response.reasoning"):
         seen.say(end, "", msgspec.json.decode(raw, type=str))
     else:
-        seen.say(end, "", tools=bytes(raw) not in {b"null", b'""'})
+        seen.say(end, "", tools=not states_nothing(raw))
 
 
 def _state(seen: Seen, response: _Response) -> None:
@@ -116,13 +114,14 @@ def _state(seen: Seen, response: _Response) -> None:
     if (usage := response.usage) is not None:
         details = usage.input_tokens_details or _InputDetails()
         seen.count(usage.input_tokens, usage.output_tokens, details.cached_tokens)
-    if response.status == "failed" or bytes(response.error) != b"null":
-        seen.fail(failure_of(response.error, said=True) or "no message")
+    error = stated(response.error)
+    if response.status == "failed" or error is not None:
+        seen.fail(error or "no message")
     elif response.status == "completed":
-        seen.finish_reason = "stop"
+        seen.finish("stop")
     elif response.status in {"incomplete", "cancelled"}:
         reason = response.incomplete_details.reason if response.incomplete_details else response.status
-        seen.finish_reason = _REASONS.get(reason, reason)
+        seen.finish(_REASONS.get(reason, reason))
 
 
 _read = reader(_Event, _take)

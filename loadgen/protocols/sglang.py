@@ -76,11 +76,11 @@ def _described(seen: Seen, meta: SglangMeta) -> None:
     if bytes(meta.finish_reason) != b"null":
         finish = msgspec.json.decode(meta.finish_reason, type=_Finish | str)
         if isinstance(finish, str):  # before 0.3
-            seen.finish_reason = finish
+            seen.finish(finish)
         elif finish.type == "abort":
             seen.fail(finish.message or "the request was aborted")
         else:
-            seen.finish_reason = finish.type
+            seen.finish(finish.type)
 
 
 FORM = Form(split=_split, take=reader(_Chunk, _take))

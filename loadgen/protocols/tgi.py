@@ -52,7 +52,7 @@ class _Chunk(Payload, gc=False):
 
 def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
     if (details := chunk.details) is not None:
-        seen.finish_reason = _REASONS.get(details.finish_reason, details.finish_reason)
+        seen.finish(_REASONS.get(details.finish_reason, details.finish_reason))
         inputs = details.input_length
         if inputs is None and details.prefill:
             inputs = len(details.prefill)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL
 from loadgen.protocols.reading.stream import Form, Seen
@@ -53,14 +54,15 @@ _decode = msgspec.json.Decoder(Message).decode
 def _take(seen: Seen, event: SseEvent) -> None:
     message = _decode(event.data)
     if message.type == "delta":
-        seen.say(event.end, message.text, message.reasoning, tools=bytes(message.tool_call) != b"null")
+        seen.say(event.end, message.text, message.reasoning, tools=calls_tool(message.tool_call))
     elif message.type == "error":
         seen.fail(message.message or "no message")
         seen.done_end = event.end
     elif message.type == "done":
         usage = message.usage or _Usage()
         seen.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
-        seen.response_id, seen.finish_reason = message.response_id, message.finish_reason
+        seen.response_id = message.response_id
+        seen.finish(message.finish_reason)
         seen.timings = timings_of("websocket", message.timings)
         seen.done_end = event.end
 

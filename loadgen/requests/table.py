@@ -19,6 +19,7 @@ import numpy as np
 
 from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reading.reply import Reads, Reply
+from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from loadgen.transports.packing import COMPACT, PLAIN
@@ -423,7 +424,9 @@ def _status(row: _Row) -> tuple[str, str]:
         return "refused", reply.error or error
     if part.error.startswith("cancelled"):
         return "cancelled", error
-    return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
+    if error or row.status_code != 200 or reply.first_output_ns >= 0 or reply.done:
+        return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
+    return "failed", f"empty: {EMPTY}"
 
 
 def _end_ns(row: _Row) -> int:

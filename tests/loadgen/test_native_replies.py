@@ -256,6 +256,53 @@ def test_an_error_in_the_middle_is_an_error(protocol: str):
     assert reply.first_token_ns > 0
 
 
+EMPTY = {
+    "responses": [b"data: [DONE]\n\n"],
+    "sglang": [b"data: [DONE]\n\n"],
+    "tgi": _sse({"token": None, "generated_text": "", "details": DETAILS | {"generated_tokens": 0}}),
+    "ollama": _lines({"done": True, "done_reason": "load"}),
+    "websocket": _texts({"type": "done"}),
+    "grpc": [_kserve(None, final=True)],
+}
+ABORTED = {
+    "responses": _sse(_responses("completed", response={"id": "r1", "status": "cancelled"})),
+    "ollama": _lines(_ollama("", done=True, done_reason="abort", eval_count=2)),
+    "websocket": _texts({"type": "done", "finish_reason": "error"}),
+    "sglang": _sse(_sglang(" hé", 1, "abort")),
+    "tgi": _sse(_tgi("", generated_text="", details=DETAILS | {"finish_reason": "error"})),
+}
+BLANK = {
+    "responses": _sse(_responses("function_call_arguments.delta", delta=""), _responses("x.delta", delta={})),
+    "ollama": _lines({"message": {"content": "", "tool_calls": [{"function": {"name": ""}}]}, "done": False}),
+    "websocket": _texts({"type": "delta", "tool_call": {}}, {"type": "delta", "tool_call": {"id": "c1"}}),
+    "sglang": _sse(_sglang("", 0)),
+    "tgi": _sse(_tgi("")),
+    "grpc": [_kserve("")],
+}
+
+
+@pytest.mark.parametrize("protocol", EMPTY)
+def test_a_stream_that_only_ends_is_a_failure(protocol: str):
+    """Its last event came and no output, whatever the protocol calls the end."""
+    reply = _read(protocol, *EMPTY[protocol])
+    assert ("empty: the stream ended without any output", False) == (reply.error, reply.complete)
+
+
+@pytest.mark.parametrize("protocol", ABORTED)
+def test_a_reply_that_the_server_gave_up_is_a_failure(protocol: str):
+    """By the reason why it ended, after content or before."""
+    for before in ((), STREAMS[protocol][1][:-2]):
+        reply = _read(protocol, *before, *ABORTED[protocol])
+        assert (True, False) == (reply.error.startswith("aborted: "), reply.complete)
+
+
+@pytest.mark.parametrize("protocol", BLANK)
+def test_what_says_nothing_is_no_content(protocol: str):
+    """Empty text and empty calls of tools are neither first tokens nor chunks."""
+    reply = _read(protocol, *BLANK[protocol], *STREAMS[protocol][1])
+    assert ("content", [3, 1, 3]) == (reply.first_kind, reply.chunk_chars.tolist())
+
+
 def test_errors_of_the_responses_endpoint():
     """An event of the type error in either of its shapes, an aborted one, and a reply that is not streamed."""
     for error in ({"type": "error", "message": "no"}, {"type": "error", "error": {"message": "no"}}):

@@ -113,6 +113,12 @@ def test_completions_carry_text():
         ('{"error":{"message":"EngineCore  died\\nsee above","code":500}}', "server: EngineCore died see above"),
         ('{"error":"out of memory"}', "server: out of memory"),
         ('{"object":"error","message":"too long"}', "server: too long"),
+        ('{"detail":"CUDA out of memory","status":500}', "server: CUDA out of memory"),
+        ('{"type":"error","code":"internal"}', 'server: {"type":"error","code":"internal"}'),
+        ('{"errors":[{"message":"overloaded"}]}', 'server: [{"message":"overloaded"}]'),
+        ('{"message":"no worker is left","type":"Internal Server Error","code":500}', "server: no worker is left"),
+        ('{"error":{}}', 'server: {"error":{}}'),
+        ('{"error":{"message":"gone"},"choices":[{"delta":{"content":""},"finish_reason":"error"}]}', "server: gone"),
         ("{not json", "protocol: event 1 is not a completion chunk"),
         ('{"choices":[{"delta":{"content":7}}]}', "protocol: event 1 is not a completion chunk"),
     ],
@@ -122,6 +128,90 @@ def test_an_error_event_under_200_is_an_error(payload: str, error: str):
     reply = _stream(_delta(content="a"), payload, "[DONE]")
     assert reply.error.startswith(error)
     assert (False, 1) == (reply.complete, reply.first_token_ns)
+
+
+@pytest.mark.parametrize(
+    ("event", "error"),
+    [
+        (b'error: {"code":400,"message":"too long","type":"invalid_request_error"}\n\n', "server: too long"),
+        (b"event: error\n: no image\n: at all\n\n", "server: no image at all"),
+        (b"event: error\n\n", "server: no message"),
+        (b"event: error\ndata: out of memory\n\n", "server: out of memory"),
+    ],
+    ids=["llama.cpp", "Dynamo", "bare", "plain text"],
+)
+def test_an_error_that_no_data_line_holds_is_an_error(event: bytes, error: str):
+    """By a field of its own, by a comment, by a name alone; and by data that are no JSON."""
+    reply = _read(f"data: {_delta(content='a')}\n\n".encode(), b": keep-alive\n\n", event, b"data: [DONE]\n\n")
+    assert (error, False, 1) == (reply.error, reply.complete, reply.first_token_ns)
+
+
+@pytest.mark.parametrize("extra", [{"error": None}, {"error": ""}, {"errors": []}, {"detail": "d"}, {"message": "m"}])
+def test_a_chunk_with_content_and_an_error_field_without_one_is_no_error(extra: dict[str, object]):
+    """Servers that fill every field each time; a whole run of such chunks reads like one of them."""
+    chunks = [json.dumps(json.loads(_delta(content=text)) | extra) for text in "abc"]
+    reply = _stream(*chunks, _delta("stop"), "[DONE]")
+    assert ("", True, [1, 2, 3]) == (reply.error, reply.complete, reply.chunk_ns.tolist())
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "cancelled", "timeout", "insufficient_system_resource", "ERROR"])
+def test_a_finish_reason_that_gives_the_reply_up_is_a_failure(reason: str):
+    """As vLLM, SGLang, TensorRT-LLM and DeepSeek say it, streamed or whole, of any choice, with [DONE] or without."""
+    error = f"aborted: the server ended the reply with finish_reason {reason}"
+    first, last = _delta(content="a"), _delta(reason, content="b")
+    stopped = json.dumps({"choices": [{"index": 1, "delta": {}, "finish_reason": "stop"}]})
+    for reply in (_stream(first, last, "[DONE]"), _stream(first, last), _stream(first, last, stopped, "[DONE]")):
+        assert (error, False, 1) == (reply.error, reply.complete, reply.first_token_ns)
+    whole = json.dumps({"choices": [{"message": {"content": "a"}, "finish_reason": reason}]}).encode()
+    assert error == _read(whole, head=JSON_HEAD).error
+    refused = _stream(last, _delta("content_filter"), "[DONE]")
+    assert ("content_filter", "") == (refused.finish_reason, refused.error)
+
+
+@pytest.mark.parametrize(
+    ("payloads", "is_empty"),
+    [
+        ([], True),
+        ([_delta(role="assistant", content="")], True),
+        ([_usage(7, 0)], True),
+        ([_delta("stop"), _usage(7, 0)], True),
+        ([_delta(role="assistant"), _delta("stop")], False),
+        ([_delta("stop"), _usage(7, 1)], False),
+        ([_delta(content=" ")], False),
+        ([_delta(content="a"), _usage(7, 0)], False),
+        ([_delta("content_filter"), _usage(7, 0)], False),
+    ],
+)
+def test_a_stream_without_any_output_is_a_failure(payloads: list[str], is_empty: bool):
+    """Nothing but [DONE], a role or zero tokens; a model that ends at once, and says so, is none."""
+    reply = _stream(*payloads, "[DONE]")
+    assert ("empty: the stream ended without any output" if is_empty else "", not is_empty) == (
+        reply.error, reply.complete,
+    )  # fmt: skip
+
+
+INVISIBLE = ["\u200b", "\ufeff", "\x00", "\u2060", "\xad", "\u200e", "\u3164", "\u2800", "\ufe0f", "\x1b", " \u200d\n"]
+
+
+@pytest.mark.parametrize("text", INVISIBLE)
+@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+def test_text_that_does_not_show_is_no_first_token(text: str, field: str):
+    """Heartbeats of invisible characters, one alone or in a run; beside a character that shows they are content."""
+    reply = _stream(_delta(**{field: text}), _delta(**{field: text}), _delta(**{field: text + "a"}), "[DONE]")
+    assert (3, 2, [1, 2, 3]) == (reply.first_token_ns, reply.blank_before_first, reply.chunk_ns.tolist())
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{}], [None], [{"index": 0}], [{"id": "c1", "type": "function", "index": 0}], [{"function": None}],
+        [{"function": {"name": "", "arguments": ""}}], [{"function": {"name": None, "arguments": {}}}],
+    ],
+)  # fmt: skip
+def test_a_call_of_a_tool_that_says_nothing_is_no_first_token(calls: list[object]):
+    """Neither a name nor arguments: not even a chunk."""
+    reply = _stream(_delta(tool_calls=calls), _delta(tool_calls=[{"function": {"arguments": "{"}}]), "[DONE]")
+    assert (2, "tool", [2], "") == (reply.first_token_ns, reply.first_kind, reply.chunk_ns.tolist(), reply.error)
 
 
 DEEP = b"[" * 100_000

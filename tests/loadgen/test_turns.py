@@ -82,7 +82,7 @@ async def test_a_whole_conversation_replaces_the_history(wire: type[Wire]):
     assert await next_turn(first, exchange(wire.SSE_HEAD, b"", status=500), protocol=CHAT) is None
 
 
-@given(st.lists(st.text(), max_size=100))
+@given(st.lists(st.text(), min_size=1, max_size=100))
 def test_what_is_carried_is_what_was_said(texts: list[str]):
     """Whatever the reply says, in however many events."""
     events = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts]

@@ -16,6 +16,7 @@ _PLAIN = re.compile(rb"data: ([^\r\n]*)\n\n")
 # Each ends an event, whatever stands before it, in the way that all of a stream's lines end.
 BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ERROR = "error"
 
 
 class SseEvent(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +32,8 @@ def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
 
     - lines end with CRLF, LF or CR; a byte order mark at the start is skipped
     - comments (keep-alives) and the fields id and retry are ignored; several data lines are joined by a newline
+    - a field `error` (llama.cpp until September 2025), and the comments of an `event: error` without data (Dynamo), are
+      the data of an event named error (the standard would drop both)
     - a line without its end was not received, and is not used
     - whole data lines at the end of the stream count even without the blank line that should follow: the draft takes
       T_first from the complete data line (the standard would drop the event)
@@ -38,6 +41,7 @@ def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
     at = at or (len(_BYTE_ORDER_MARK) if stream.startswith(_BYTE_ORDER_MARK) else 0)
     name = ""
     data: list[bytes] = []
+    comments: list[bytes] = []
     end = at
     while True:
         while not (data or name) and (plain := _PLAIN.match(stream, at)):
@@ -48,19 +52,23 @@ def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
         line = stream[at : match.start()]
         at = match.end()
         if not line:
-            if data:
-                yield SseEvent(name, b"\n".join(data), end)
-            name, data = "", []
+            if data or name == _ERROR:
+                yield SseEvent(name, b"\n".join(data or comments), end if data else at)
+            name, data, comments = "", [], []
             continue
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
             data.append(value)
             end = at
+        elif not field:
+            comments.append(value)
+        elif field == b"error":
+            name, data, end = _ERROR, [*data, value], at
         elif field == b"event":
             name = value.decode(errors="replace")
-    if data:
-        yield SseEvent(name, b"\n".join(data), end)
+    if data or name == _ERROR:
+        yield SseEvent(name, b"\n".join(data or comments), end if data else at)
 
 
 def lines(stream: bytes, at: int = 0) -> Iterator[SseEvent]:

@@ -15,18 +15,29 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 NULL = msgspec.Raw(b"null")
 
 
+# Values of a field that state nothing.
+_NOTHING = {b"null", b'""', b"{}", b"[]", b"false"}
+# Finish reasons of a reply that was given up: vLLM, SGLang, LMDeploy and OpenRouter say error or abort, TensorRT-LLM
+# timeout or cancelled, DeepSeek insufficient_system_resource.
+ABORTED = {
+    "abort", "aborted", "cancelled", "canceled", "error", "failed", "insufficient_system_resource", "not_finished",
+    "timeout",
+}  # fmt: skip
+
+
 class Payload(msgspec.Struct, gc=False):
-    """The fields of a reply or an event that say an error: an object or a text in `error`, or `object: error`."""
+    """The fields of a reply or an event that say an error.
+
+    An object or a text in `error`, a list in `errors`, `object` or `type` error; of what states nothing else, also
+    FastAPI's `detail` and a bare `message`.
+    """
 
     error: msgspec.Raw = NULL
-    object: str | None = None
-    message: str | None = None
-
-
-class _Refusal(Payload, gc=False):
-    """The body of an HTTP error; FastAPI says it in `detail`."""
-
+    errors: msgspec.Raw = NULL
     detail: msgspec.Raw = NULL
+    object: str | None = None
+    type: Any = None
+    message: str | None = None
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -35,29 +46,43 @@ class _Error(msgspec.Struct, gc=False):
     type: Any = None
 
 
-_decode = msgspec.json.Decoder(_Refusal).decode
+_decode = msgspec.json.Decoder(Payload).decode
 
 
-def failure_of(error: msgspec.Raw, *, said: bool = False, message: str | None = None) -> str | None:
-    """Return the message of an error payload; None of any other.
+def failure_of(payload: Payload, data: bytes) -> str | None:
+    """Return the message of a payload that says an error; None of any other. `data` is its JSON."""
+    if (said := stated(payload.error) or stated(payload.errors)) is not None:
+        return said
+    if not (payload.object == "error" or payload.type == "error" or _states_only_an_error(payload)):
+        return None
+    return clip(payload.message or stated(payload.detail) or data.decode(errors="replace"))
 
-    `error` is the payload's field of that name; `said` that the payload is an error by its kind, `message` its text.
-    """
-    raw = bytes(error)
-    if raw != b"null":
-        return clip(message_in(raw))
-    return clip(message or "no message") if said else None
+
+def stated(error: msgspec.Raw) -> str | None:
+    """Return the message of an error field's value, None where it states nothing."""
+    return None if states_nothing(error) else clip(message_in(bytes(error)))
+
+
+def states_nothing(value: msgspec.Raw) -> bool:
+    """Tell whether a field's value is null, false or empty."""
+    return value is NULL or bytes(value) in _NOTHING
+
+
+def _states_only_an_error(payload: Payload) -> bool:
+    """Tell whether a payload has a field of an error, even one without a value, and no other."""
+    if payload.message is None and payload.error is payload.errors is payload.detail is NULL:
+        return False  # nearly all
+    fields = {name: getattr(payload, name) for name in ("error", "errors", "detail", "message", "type")}
+    return payload == type(payload)(**fields)
 
 
 def server_message(data: bytes) -> str:
     """Return what the body of an HTTP error says, in one line."""
     try:
-        refusal = _decode(data)
+        said = failure_of(_decode(data), data)
     except UNREADABLE:
-        return clip(data.decode(errors="replace")) or "no message"
-    detail = bytes(refusal.detail)
-    said = refusal.object == "error" or detail == b"null"
-    return failure_of(refusal.error, said=said, message=refusal.message) or clip(message_in(detail))
+        said = None
+    return said or ("" if data.strip() in _NOTHING else clip(data.decode(errors="replace"))) or "no message"
 
 
 def message_in(raw: bytes) -> str:

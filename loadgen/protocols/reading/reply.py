@@ -30,7 +30,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     complete            a finish reason or the protocol's last event was seen, and no error
     done                the protocol's last event ([DONE]) was seen, or a whole JSON reply
     done_ns             when that event, or the last byte of a whole JSON reply, was read
-    error               "" or "kind: message", kind http_<status>, server (an error event under 200) or protocol
+    error               "" or "kind: message": http_<status>; server, an error event under 200; aborted, a finish reason
+                        that says so; empty, a stream without output; protocol
     role_only_first     the first event carried a role and no content
     blank_before_first  content events before the first token: whitespace only
     """
@@ -103,7 +104,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         cached_tokens=seen.cached_tokens,
         timed_tokens=seen.timed_tokens,
         finish_reason=seen.finish_reason,
-        error=seen.error,
+        error=seen.failure,
         complete=seen.complete,
         done=seen.done_end >= 0,
         done_ns=times.done_ns,

@@ -17,8 +17,16 @@ from typing import TypeVar
 import msgspec
 
 from loadgen.http1 import Head, ProtocolError, parse_head
+from loadgen.protocols.reading.content import is_blank
 from loadgen.protocols.reading.events import BLANK_LINES, SseEvent, events
-from loadgen.protocols.reading.failures import UNREADABLE, Payload, failure_of, server_message
+from loadgen.protocols.reading.failures import (
+    ABORTED,
+    CONTENT_FILTER,
+    UNREADABLE,
+    Payload,
+    failure_of,
+    server_message,
+)
 from loadgen.protocols.reading.runs import Run
 from loadgen.protocols.reading.segments import NO_BODY, NOTHING, Segment, plain, segments, unframing
 from loadgen.protocols.reading.timings import ServerTimings, of_headers, of_llamacpp
@@ -30,6 +38,7 @@ _parse_head = lru_cache(maxsize=64)(parse_head)
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
+EMPTY = "the stream ended without any output"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +46,14 @@ class Seen:
     """What the events of one reply have said so far; `texts` is the visible content of choice 0.
 
     streamed  false of a reply that came whole: its content has no times
+    generated whether an event of generated output came, even one without content
     segment   what is read: positions count in its data
     settled   how many contents were of the segments before, whose `ends`, `chars` and `texts` were taken out
     first     which content the first token is, those included
     """
 
     streamed: bool = True
+    generated: bool = False
     segment: Segment = NOTHING
     settled: int = 0
     ends: list[int] = field(default_factory=list)
@@ -68,6 +79,7 @@ class Seen:
         """Add an event whose data ends at `end`; one that brought nothing is generated output all the same."""
         if not self.streamed:
             return
+        self.generated = True
         if self.output_end < 0:
             self.output_end = end
         self.last_output_end = end
@@ -87,18 +99,24 @@ class Seen:
     def say_all(self, run: Run, *, reasoning: bool = False, keep: bool = True) -> None:
         """Add events of one frame; `keep` their texts where they are choice 0's."""
         self.number += len(run.texts)
+        self.generated = True
         self.output_end = run.ends[0] if self.output_end < 0 else self.output_end
         self.last_output_end = run.ends[-1]
         ends, texts = run.ends, run.texts
         if "" in texts:
             ends = [end for end, text in zip(ends, texts, strict=True) if text]
             texts = [text for text in texts if text]
-        if self.first < 0 and (place := next((at for at, text in enumerate(texts) if text.strip()), -1)) >= 0:
+        if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
             self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
         self.ends += ends
         self.chars += map(len, texts)
         if keep and not reasoning:
             self.texts += texts
+
+    def finish(self, reason: str) -> None:
+        """Take the reason why a choice ended; of several, a refusal counts first, then one that was given up."""
+        if self.finish_reason != CONTENT_FILTER and (reason == CONTENT_FILTER or not self._is_aborted):
+            self.finish_reason = reason
 
     def fail(self, message: str) -> None:
         """Record an error; the first one counts."""
@@ -124,9 +142,31 @@ class Seen:
         self.count(None, None, stated.cache_n, stated.predicted_n)
 
     @property
+    def failure(self) -> str:
+        """Return why the reply failed as `Reply.error`, "" where it did not, or goes on."""
+        if self.error or not self._has_ended:
+            return self.error
+        if self._is_aborted:
+            return f"aborted: the server ended the reply with finish_reason {self.finish_reason}"
+        contents, tokens = self.settled + len(self.ends), max(self.output_tokens, self.timed_tokens)
+        unsaid = tokens == 0 or (tokens < 0 and not self.generated and not self.finish_reason)
+        if self.streamed and not contents and unsaid and self.finish_reason != CONTENT_FILTER:
+            return f"empty: {EMPTY}"
+        return ""
+
+    @property
+    def _is_aborted(self) -> bool:
+        return self.finish_reason.lower() in ABORTED
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether a stream's last event came, or a finish reason."""
+        return bool((self.streamed and self.done_end >= 0) or self.finish_reason)
+
+    @property
     def complete(self) -> bool:
-        """Whether all was said: a stream's last event came, or a finish reason, and no error."""
-        return bool((self.streamed and self.done_end >= 0) or self.finish_reason) and not self.error
+        """Whether all was said, and nothing failed."""
+        return self._has_ended and not self.failure
 
     @property
     def text(self) -> str | None:
@@ -162,9 +202,11 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
     decode = msgspec.json.Decoder(kind).decode
 
     def read(seen: Seen, event: SseEvent) -> None:
+        if event.name == "error":
+            seen.fail(server_message(event.data))
+            return
         payload = decode(event.data)
-        said = payload.object == "error" or event.name == "error"
-        if (message := failure_of(payload.error, said=said, message=payload.message)) is not None:
+        if (message := failure_of(payload, event.data)) is not None:
             seen.fail(message)
         else:
             take(seen, payload, event.end)
@@ -290,8 +332,8 @@ def _take(seen: Seen, form: Form, event: SseEvent) -> None:
 
 def _kind(text: str, reasoning: str, *, tools: bool) -> str:
     """Return what kind of content this is; "" when it is blank."""
-    if text.strip():
+    if not is_blank(text):
         return "content"
-    if reasoning.strip():
+    if not is_blank(reasoning):
         return "reasoning"
     return "tool" if tools else ""
