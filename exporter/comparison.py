@@ -178,7 +178,7 @@ def difference_tables(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[
     for other in others:
         head = (first.label, other.label, "difference", "from", "to")
         intervals = "95 % intervals of differences, bold where they exclude 0, ?: too few requests to say"
-        shown = table(f"{other.label} against {first.label}, ms; {intervals}", *head)
+        shown = table(f"{other.label} against {first.label}, ms; {intervals}", *head, kept_in="")
         for name, statistics in shown_of.items():
             for statistic in statistics:
                 before, after = first.ends(name, statistic), other.ends(name, statistic)
@@ -259,7 +259,7 @@ def same_requests(runs: Sequence[Compared]) -> str:
 
 
 def _beside(title: str, runs: Sequence[Compared]) -> Table:
-    shown = table(title, *(run.label for run in runs))
+    shown = table(title, *(run.label for run in runs), kept_in="")
     for column in shown.columns[1:]:
-        column.justify, column.no_wrap = "left", False
+        column.justify = "left"
     return shown

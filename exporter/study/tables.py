@@ -66,14 +66,14 @@ def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
 
 
 def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: list[bool], title: str) -> RichTable:
-    piece = table(title, label_width=1)
+    piece = table(title, label_width=1, kept_in=f"tables/{content.name}.csv")
     for place, column in enumerate(at):
         head = _head(content.columns[column], cells[column], is_text[column])
         if place == 0:
             piece.columns[0].header = head
         else:
             justify = "left" if is_text[column] else "right"
-            piece.add_column(head, justify=justify, no_wrap=not is_text[column], overflow="fold")  # type: ignore[arg-type]
+            piece.add_column(head, justify=justify)  # type: ignore[arg-type]
     for row in zip(*(cells[column] for column in at), strict=True):
         piece.add_row(*map(Text, row))
     return piece

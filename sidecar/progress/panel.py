@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
 from rundir.printable import printable, sparkline
 
-WIDTH = 80  # at most; a narrower terminal cuts the ends of lines off
+WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
 BAR = 4 * CELL  # columns of bars and of sparklines
+_GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 # The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.
 PARTS = {
     "network": ("outside", "░", "blue"),
@@ -67,6 +69,22 @@ class View:
     silent: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A text in one line: where that is too narrow, it ends before a word, and no number is cut or parted from its
+    unit.
+    """
+
+    text: Text
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        shown = self.text
+        if shown.cell_len > options.max_width:
+            ends = [gap.start() for gap in _GAPS.finditer(shown.plain) if gap.start() < options.max_width]
+            shown = Text.assemble(shown[: max(ends, default=options.max_width - 1)], ("…", "dim"))
+        yield shown
+
+
 def line(view: View) -> str:
     client = (
         f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
@@ -87,10 +105,8 @@ def panel(view: View) -> Panel:
     heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
     if view.lateness_p99_ms is not None:
         heading.append(f"   requests leave up to {_ms(view.lateness_p99_ms)} late (p99)", style="dim")
-    rows = [*(_client(view) if view.loaded else ()), *_engine(view)]
-    for text in (heading, *rows):
-        text.no_wrap, text.overflow = True, text.overflow or "ellipsis"
-    return Panel(Group(heading, *rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
+    rows = [*(map(Line, _client(view)) if view.loaded else ()), *_engine(view)]
+    return Panel(Group(Line(heading), *rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
 
 
 def _client(view: View) -> Iterator[Text]:
@@ -121,22 +137,33 @@ def _client(view: View) -> Iterator[Text]:
         yield _row("SLO", Text("  ").join(map(_standing, missed_first)))
 
 
-def _engine(view: View) -> Iterator[Text]:
-    yield _row(
+def _engine(view: View) -> Iterator[RenderableType]:
+    gauges = _row(
         "engine",
         cell("running", number(view.running)),
         cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
         cell("KV cache", _percent(view.kv_cache_usage_ratio)),
     )
+    yield Line(gauges)
     yield waiting_row(view.waiting_lately)
 
 
-def waiting_row(waiting: Sequence[float | None]) -> Text:
-    """Return how many requests waited of late, the latest to the right, and the most of them."""
+@dataclass(frozen=True, slots=True)
+class WaitingLine:
+    """How many requests waited of late, the latest to the right, and the most of them; the earliest go first."""
+
+    blocks: str
+    most: str
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(1, options.max_width - LABEL - len(self.most))
+        yield _row("waiting", Text.assemble((self.blocks[-room:], "yellow"), (self.most, "dim")))
+
+
+def waiting_row(waiting: Sequence[float | None]) -> WaitingLine:
+    """Return the line of the requests that waited."""
     most = max((value for value in waiting if value is not None), default=None)
-    row = _row("waiting", Text.assemble((sparkline(waiting).rjust(BAR), "yellow"), (f"  up to {number(most)}", "dim")))
-    row.no_wrap, row.overflow = True, "crop"
-    return row
+    return WaitingLine(sparkline(waiting).rjust(BAR), f"  up to {number(most)}")
 
 
 def _row(label: str, *cells: Text) -> Text:

@@ -20,7 +20,7 @@ from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 from rundir.printable import printable
-from sidecar.progress.panel import cell, number, row, waiting_row
+from sidecar.progress.panel import Line, cell, number, row, waiting_row
 from sidecar.watch.lately import Recent
 
 MOST_ENGINES, MOST_REASONS = 4, 3
@@ -101,8 +101,8 @@ def _traffic(state: WatchState) -> Text:
     return row(*cells)
 
 
-def _engine(engine: EngineState) -> Text:
-    """Return an engine in a line, which is cut off rather than broken."""
+def _engine(engine: EngineState) -> Line:
+    """Return an engine in a line."""
     page = engine.url.removeprefix("http://").removesuffix("/metrics")
     name = Text(printable(f"{engine.engine or 'engine'} {engine.version}".rstrip()), style="bold cyan")
     ago = "" if engine.restarted_s is None else f"restarted {_time(engine.restarted_s)} ago"
@@ -117,9 +117,7 @@ def _engine(engine: EngineState) -> Text:
             *restarted,
             Text(printable(page), style="dim"),
         )
-    line = row(name, *state)
-    line.no_wrap, line.overflow = True, "ellipsis"
-    return line
+    return Line(row(name, *state))
 
 
 def _breakdown(recent: Recent) -> Iterator[RenderableType]:
@@ -129,7 +127,7 @@ def _breakdown(recent: Recent) -> Iterator[RenderableType]:
         return
     breakdown = recent.group.breakdown
     title = f"Where the TTFT went: {_requests(breakdown.ttft_ms.count)} in {_time(recent.window_s)}"
-    yield breakdown_table(breakdown, title=title, tail="p95", inner=False)
+    yield breakdown_table(breakdown, title=title, tail="p95", inner=False, kept_in="")
     for request in recent.slowest:
         yield _slow(request, breakdown)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from io import BytesIO, StringIO, TextIOWrapper
 
@@ -41,6 +42,7 @@ VIEW = View(
         Standing(objective="ttft_p99<300ms", met=False, value=1524.1, unit="ms"),
     ],
 )
+_NUMBERS = re.compile(r"\d[\d.,]*(?: [%a-zA-Z]+)?")
 UNKNOWN = {field.name for field in dataclasses.fields(View) if str(field.type).endswith("| None")}
 BARE = dataclasses.replace(VIEW, **dict.fromkeys(UNKNOWN))
 
@@ -116,6 +118,18 @@ def test_the_panel_keeps_its_size(width: int):
     frames = [rendered(view, width).splitlines() for view in moments()]
     assert {min(width, 80)} == {len(row) for frame in frames for row in frame}
     assert 1 == len({len(frame) for frame in frames})
+
+
+@pytest.mark.parametrize("width", [60, 62, 67, 71, 80])
+def test_a_narrow_panel_cuts_no_number(width: int):
+    """What has no room goes as a whole, with its unit; the most that waited stays."""
+    for view in moments():
+        whole = StringIO()
+        Console(file=whole, width=400, color_system=None).print(panel(view).renderable)
+        numbers = set(_NUMBERS.findall(whole.getvalue()))
+        text = rendered(view, width)
+        assert numbers >= set(_NUMBERS.findall(text))
+        assert "  up to " in text
 
 
 def test_the_bar_has_as_many_blocks_whatever_the_parts_are():

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
-from exporter.report.format import ms, percent, table
+from exporter.report.format import SUMMARY, ms, percent, table
 from exporter.summary.breakdown import NOT_SEEN, Breakdown, TtftPart, json_name, label_of, short_label_of
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
@@ -29,7 +29,12 @@ FRONTEND = f"{ENGINE_FRONTEND.label}: tokenise, wait, output"
 
 
 def breakdown_table(
-    breakdown: Breakdown, *, title: str = "Where the TTFT went", tail: str = "p99", inner: bool = True
+    breakdown: Breakdown,
+    *,
+    title: str = "Where the TTFT went",
+    tail: str = "p99",
+    inner: bool = True,
+    kept_in: str = SUMMARY,
 ) -> Table:
     """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
 
@@ -37,7 +42,7 @@ def breakdown_table(
     adds up with the others how many requests know it, where not all do. `tail` is the percentile beside the median;
     without `inner`, only what adds up is shown.
     """
-    shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18)
+    shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18, kept_in=kept_in)
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
     for part in TTFT_PARTS:
         described: TtftPart = getattr(breakdown, json_name(part))

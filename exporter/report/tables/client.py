@@ -91,7 +91,7 @@ def _first_tokens(delivery: Delivery) -> Iterator[Text]:
 def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[RenderableType]:
     if len(classes) < 2:
         return
-    shown = table("Classes", "ok", "TTFT mean", "p50", "p99", "TPOT mean", "E2E p50", "p99", "tokens/s")
+    shown = table("Classes", "ok", "TTFT mean", "TTFT p50", "TTFT p99", "TPOT mean", "E2E p50", "E2E p99", "tokens/s")
     for name, group in classes.items():
         ttft, e2e = group.ttft_ms, group.e2e_ms
         times = (ttft.mean, ttft.p50, ttft.p99, group.tpot_ms.mean, e2e.p50, e2e.p99)
