@@ -175,15 +175,20 @@ async def prometheus(
             await process.wait()
 
 
-async def value_at(base_url: str, expr: str, at_s: float) -> float:
-    """Return what an expression is at a moment. Raises ValueError where it is not one number."""
+async def values_at(base_url: str, expr: str, at_s: float) -> list[float]:
+    """Return the numbers that an expression is at a moment."""
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{base_url}/api/v1/query", data={"query": expr, "time": str(at_s)}) as response,
     ):
         reply = await response.json()
-    (series,) = reply["data"]["result"]
-    return float(series["value"][1])
+    return [float(series["value"][1]) for series in reply["data"]["result"]]
+
+
+async def value_at(base_url: str, expr: str, at_s: float) -> float:
+    """Return what an expression is at a moment. Raises ValueError where it is not one number."""
+    (value,) = await values_at(base_url, expr, at_s)
+    return value
 
 
 async def exemplars(base_url: str, expr: str, *, since_s: float) -> list[Exemplar]:

@@ -26,8 +26,8 @@ from correlator.estimate.table import QUALITIES
 from correlator.gateways import FIRST_OUTPUT, GatewayPart
 from correlator.requests import RequestColumns
 from exporter.prometheus.snapshot import (
-    E2E_PART_BOUNDS_S,
-    PART_BOUNDS_S,
+    LATENCY_BOUNDS_S,
+    MEAN_BOUNDS_S,
     Cumulative,
     PartCounts,
     add,
@@ -45,11 +45,11 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     """Return the counts of no requests: series of these sources are there from the start, so that Prometheus sees
     their first rise; those of others come with their first request.
     """
-    empty, of_whole, sources = bucketize([], PART_BOUNDS_S), bucketize([], E2E_PART_BOUNDS_S), tuple(sources)
+    empty, coarse, sources = bucketize([], LATENCY_BOUNDS_S), bucketize([], MEAN_BOUNDS_S), tuple(sources)
     return PartCounts(
         ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
-        e2e={(part.name, source): of_whole for part in E2E_PARTS for source in sources},
-        inner={(part.name, source): empty for part in INNER for source in sources},
+        e2e={(part.name, source): coarse for part in E2E_PARTS for source in sources},
+        inner={(part.name, source): coarse for part in INNER for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
         gateways=dict.fromkeys((*FIRST_OUTPUT, NO_GATEWAY), 0),
@@ -76,9 +76,9 @@ def counted(
     quality = np.where(parts.covered, parts.quality, np.where(ended, whole.quality, QUALITIES[-1]))
     of_ttft, of_e2e = np.where(parts.covered, parts.source, ""), np.where(ended, whole.source, "")
     return PartCounts(
-        ttft=_observed(before.ttft, TTFT_PARTS, parts, of_ttft, PART_BOUNDS_S, requests),
-        e2e=_observed(before.e2e, E2E_PARTS, whole, of_e2e, E2E_PART_BOUNDS_S),
-        inner=_observed(before.inner, INNER, whole, of_e2e, PART_BOUNDS_S),
+        ttft=_observed(before.ttft, TTFT_PARTS, parts, of_ttft, LATENCY_BOUNDS_S, requests),
+        e2e=_observed(before.e2e, E2E_PARTS, whole, of_e2e, MEAN_BOUNDS_S),
+        inner=_observed(before.inner, INNER, whole, of_e2e, MEAN_BOUNDS_S),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
         gateways=_more(before.gateways, map(_first_output, parts.gateways[source != SOURCES[-1]].tolist())),
