@@ -19,9 +19,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from attribution_simulated import Load, simulated
 from quantiles import linear
 from recordings import SHARED, Case, case_of
+from simulated_cases import CHUNKED, Load, simulated
 
 from correlator.estimate import attribute
 from correlator.estimate.intervals import Observed, observe
@@ -36,6 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 PARTS: tuple[Literal["queue", "prefill"], ...] = ("queue", "prefill")
 CANCELLED_SEEDS = range(1, 9)
+CHUNKED_SEEDS = range(301, 325)
 QS = (0.5, 0.9, 0.99)
 
 
@@ -64,6 +65,7 @@ def main() -> None:
             read.append((row, table))
         if row.scrape_s <= 0.5:
             sliced.append((row, table))
+    print_chunked(folder)
     print_cancelled(folder)
     print_slices(sliced)
     print_percentiles(read)
@@ -245,6 +247,38 @@ def print_cancelled(folder: Path) -> None:
         shown = " | ".join(" / ".join(one) for one in (*zip(*of, strict=True), rest))
         known = "known" if counted else "unknown"
         print(f"| {0.2 * every:g} | {100 * share:.0f} % | {known} | {missed.sum()} | {shown} |")
+
+
+def print_chunked(folder: Path) -> None:
+    """Print the share of truths that 90 % intervals hold where prefills are chunked, by how often pages are scraped."""
+    drawn = {
+        name: [simulated(name, replace(load, seed=seed)) for seed in CHUNKED_SEEDS] for name, load in CHUNKED.items()
+    }
+    if (folder / "main").is_dir():
+        drawn |= {f"vLLM {name}": [case_of(folder / name)] for name in ("main", "multi_api_server")}
+    print(f"\nwhat 90 % intervals of queue / prefill hold, {len(CHUNKED_SEEDS)} draws each of the simulated")
+    print("| case | requests | 0.2 s | 0.6 s | 1 s | 2 s |")
+    for name, cases in drawn.items():
+        shown = []
+        for every in (1, 3, 5, 10):
+            thinned = [case.every(every) for case in cases]
+            tables = [attribute(case.requests, case.scrapes) for case in thinned]
+            shown.append(
+                " / ".join(
+                    _covered(
+                        *(
+                            np.concatenate(columns)
+                            for columns in (
+                                [getattr(case, f"{part}_s") for case in thinned],
+                                [getattr(table, f"{part}_s") for table in tables],
+                                [getattr(table, f"{part}_sd_s") for table in tables],
+                            )
+                        )
+                    )
+                    for part in PARTS
+                )
+            )
+        print(f"| {name} | {len(cases[0].queue_s)} | {' | '.join(shown)} |")
 
 
 def print_slices(rows: list[tuple[Row, Attribution]]) -> None:

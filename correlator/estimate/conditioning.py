@@ -36,6 +36,7 @@ HALF = 0.6  # standard deviation of half a normal, of that of the whole
 LOCAL_S = 5.0  # an unmatched request is taken for one of our requests that ended so near
 UNLINKED = 1e9  # s^2: a sum that says nothing
 SURPRISING = 2.5
+SCALE_COUNT = 6.0  # degrees of freedom of the scale of an interval's variances; calibrated as `regression.FEW`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +228,11 @@ def solve(problem: Problem) -> Solution:
 
 
 def _posterior(problem: Problem, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Return means and standard deviations [m, 3] given waits and sums.
+
+    All variances of an interval have an unknown scale, whose prior is inverse chi-square of mean near 1: sums far from
+    what the prior expects make every member of their interval less sure (Gelman et al. 2013, section 3.2).
+    """
     variance = np.maximum(variance, LEAST_VARIANCE)
     total = variance.sum(axis=1) + problem.wait_variance
     value = mean + variance * ((problem.wait - mean.sum(axis=1)) / total)[:, None]
@@ -245,7 +251,8 @@ def _posterior(problem: Problem, mean: Floats, variance: Floats) -> tuple[Floats
     value = value + np.einsum("mab,mb->ma", linked, push[problem.interval])
     without_sums = variance - variance**2 / total[:, None]
     learned = np.einsum("mab,mbc,mac->ma", linked, inverse[problem.interval], linked)
-    return value, np.sqrt(np.maximum(without_sums - learned, 0.0))
+    scale = (SCALE_COUNT + np.einsum("ca,ca->c", missing, push)) / (SCALE_COUNT + 2.0)
+    return value, np.sqrt(np.maximum(without_sums - learned, 0.0) * scale[problem.interval, None])
 
 
 def _balanced(problem: Problem) -> Floats:

@@ -11,6 +11,7 @@ from rundir.columns import Floats, Indices
 HUBER = 1.345
 ROUNDS = 12
 WINSOR = 4.0
+FEW = 15.0  # calibrated on simulated engines that chunk prefills (tests/simulated_cases.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,8 @@ def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: 
     """Learn non-negative weights on the sums, and what they say of features[n, F].
 
     Weighted by 1 / (requests x mean^2), an unmatched request three times; Huber's weights against outliers. The
-    variance a + b mean^2 is fitted to the squared residuals of the sums, winsorised, and widened for few intervals; it
-    is at least least_s^2 + (floor_share mean)^2.
+    variance a + b mean^2 is fitted to the squared residuals of the sums, winsorised, and widened where intervals are
+    few beside the weights, whose fit makes residuals small; it is at least least_s^2 + (floor_share mean)^2.
     """
     intervals = len(data.sums)
     matched = np.bincount(data.interval, minlength=intervals).astype(np.float64)
@@ -73,7 +74,7 @@ def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: 
     squares = data.unmatched * np.mean(expected**2)
     np.add.at(squares, data.interval, expected**2)
     a, b = _variance(data.sums - total @ theta, matched + data.unmatched, squares)
-    widened = 1.0 + 2.0 * data.features.shape[1] / max(intervals, 1)
+    widened = 1.0 + FEW / max(intervals - data.features.shape[1], 1)
     mean = features @ theta
     variance = np.maximum(widened * (a + b * mean**2), least_s**2 + (floor_share * mean) ** 2)
     error = float(np.median(np.abs(data.sums - total @ theta) * np.sqrt(weight)))

@@ -69,7 +69,10 @@ def test_conditioned_parts_add_up_to_sums_and_stay_in_the_box(seed: int, size: i
 
 
 def test_conditioning_is_that_of_the_normal_distribution():
-    """In one interval of three, inside the box: m + V C' (C V C' + N)^-1 (d - C m), and its covariance."""
+    """In one interval of three, inside the box: m + V C' (C V C' + N)^-1 (d - C m), and its covariance.
+
+    The covariance is scaled by (6 + chi-square) / 8, of the sums given the waits.
+    """
     given_problem = replace(problem(3, 3, 1), low=np.full((3, 3), -9.0), high=np.full((3, 3), 9.0))
     mean, variance = given_problem.mean.ravel(), np.diag(given_problem.variance.ravel())
     rows = np.zeros((5, 9))
@@ -83,7 +86,11 @@ def test_conditioning_is_that_of_the_normal_distribution():
     solution = solve(given_problem)
 
     assert (mean + gain @ (known - rows @ mean)).reshape(3, 3) == pytest.approx(solution.value, abs=1e-7)
-    posterior = variance - gain @ rows @ variance
+    waits, sums = rows[:3], rows[3:]
+    by_waits = variance @ waits.T @ np.linalg.inv(waits @ variance @ waits.T + noise[:3, :3])
+    missing = known[3:] - sums @ (mean + by_waits @ (known[:3] - waits @ mean))
+    chi_square = missing @ np.linalg.inv(sums @ (variance - by_waits @ waits @ variance) @ sums.T) @ missing
+    posterior = (variance - gain @ rows @ variance) * (6 + chi_square) / 8
     assert np.sqrt(np.diag(posterior)).reshape(3, 3) == pytest.approx(solution.sd, rel=1e-3, abs=1e-7)
 
 

@@ -1,4 +1,4 @@
-"""Runs of the simulated engine in virtual time, for `attribution.py`: pages, client stamps and the truth.
+"""Runs of the simulated engine in virtual time, for estimates from scrapes: pages, client stamps and the truth.
 
 Arrivals are Poisson, prompts log-normal, outputs uniform in length; the way in and out takes a fixed time and an
 exponential one. Nothing waits for a clock, so that ten minutes take seconds.
@@ -7,7 +7,7 @@ exponential one. Nothing waits for a clock, so that ten minutes take seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ Ints = npt.NDArray[np.int64]
 
 START_NS = 1_800_000_000_000_000_000
 SPEED = SpeedProfile(step_s=11e-3, prefill_token_s=60e-6, sequence_s=300e-6, kv_token_s=0.2e-6, jitter_ratio=0.15)
-CAPACITY_PER_S = 25.5  # requests a second that one engine of this speed does
 SETTLE_S = 5.0
 
 
@@ -34,9 +33,9 @@ SETTLE_S = 5.0
 class Load:
     """What is asked of the engines: `utilisation` of one engine's capacity, each, and how often they are scraped.
 
-    `budget_tokens` is the token budget of a step: a small one cuts prefills into chunks. Half of the prompts begin with
-    the same `prefix_tokens`, which the engine caches and whose usage does not say so. Of the packets, `spikes` come
-    ten times as late.
+    `capacity_per_s` is the requests a second that one engine of this `speed` serves. `budget_tokens` is the token
+    budget of a step: a small one cuts prefills into chunks. Half of the prompts begin with the same `prefix_tokens`,
+    which the engine caches and whose usage does not say so. Of the packets, `spikes` come ten times as late.
     """
 
     utilisation: float
@@ -48,6 +47,36 @@ class Load:
     spikes: float = 0.0
     prefix_tokens: int = 0
     seed: int = 1
+    speed: SpeedProfile = SPEED
+    capacity_per_s: float = 25.5
+
+
+def _chunking(
+    requests: int, budget_tokens: int, utilisation: float, speed: SpeedProfile, capacity_per_s: float
+) -> Load:
+    return Load(
+        utilisation=utilisation,
+        seconds=requests / (utilisation * capacity_per_s),
+        scrape_s=0.2,
+        budget_tokens=budget_tokens,
+        speed=speed,
+        capacity_per_s=capacity_per_s,
+    )
+
+
+_MIDDLE = SpeedProfile(step_s=4e-3, prefill_token_s=400e-6, sequence_s=500e-6, kv_token_s=2e-6, jitter_ratio=0.3)
+_SLOW = SpeedProfile(step_s=20e-3, prefill_token_s=1e-3, sequence_s=1e-3, kv_token_s=2e-6, jitter_ratio=0.2)
+#: Loads whose prefills are chunked, from some tens of requests to some hundreds, on fast and slow engines.
+CHUNKED = {
+    "fast, 64 a step": _chunking(200, 64, 0.47, SPEED, 25.5),
+    "fast, 256 a step": _chunking(300, 256, 0.9, SPEED, 25.5),
+    "middle, 128 a step": _chunking(80, 128, 0.6, _MIDDLE, 12.0),
+    "middle, 256 a step": _chunking(150, 256, 1.0, _MIDDLE, 12.0),
+    "slow, 64 a step": _chunking(45, 64, 0.8, _SLOW, 4.0),
+    "slow, 256 a step": _chunking(120, 256, 0.5, _SLOW, 4.0),
+    "slow, 256 a step, full": _chunking(100, 256, 1.1, replace(_SLOW, jitter_ratio=0.4), 4.0),
+    "middle, 256 a step, long": _chunking(400, 256, 0.7, _MIDDLE, 12.0),
+}
 
 
 @dataclass(slots=True)
@@ -63,7 +92,7 @@ def simulated(name: str, load: Load) -> Case:
     """Run the engines under a load and gather what client and scraper saw."""
     seeds = np.random.SeedSequence(load.seed).spawn(2 + load.engines)
     random = np.random.default_rng(seeds[0])
-    size = int(load.utilisation * CAPACITY_PER_S * load.engines * load.seconds)
+    size = int(load.utilisation * load.capacity_per_s * load.engines * load.seconds)
     submit_ns = START_NS + np.sort(random.uniform(0, load.seconds * 1e9, size)).astype(np.int64)
     prompt = np.clip(random.lognormal(np.log(130), 0.9, size), 8, 2000).astype(np.int64)
     prefix = np.where(random.random(size) < 0.5, load.prefix_tokens, 0)
@@ -72,14 +101,14 @@ def simulated(name: str, load: Load) -> Case:
     way_in = _way(random, size, load)
     runs = []
     for place in range(load.engines):
-        mine = np.flatnonzero(engine == place)
-        order = mine[np.argsort(submit_ns[mine] + way_in[mine], kind="stable")]
+        routed = np.flatnonzero(engine == place)
+        order = routed[np.argsort(submit_ns[routed] + way_in[routed], kind="stable")]
         settings = EngineSettings(
             max_num_seqs=48,
             max_num_batched_tokens=load.budget_tokens,
             kv_blocks=16384,
             seed=load.seed + place,
-            speed=SPEED,
+            speed=load.speed,
         )
         arrivals = [
             (
@@ -94,7 +123,7 @@ def simulated(name: str, load: Load) -> Case:
         runs.append(run)
     merged = {number: record for run in runs for number, record in run.records.items()}
     records = [merged[number] for number in range(size)]
-    moments = [(one.queued_ns, one.scheduled_ns, one.first_token_ns) for one in records]
+    moments = [(record.queued_ns, record.scheduled_ns, record.first_token_ns) for record in records]
     queued_ns, scheduled_ns, first_token_ns = np.array(moments, dtype=np.int64).T
     return Case(
         name=name,
@@ -107,9 +136,9 @@ def simulated(name: str, load: Load) -> Case:
 
 def _request(number: int, prefix: int, prompt: int, output: int) -> EngineRequest:
     # Behind the prefix no two prompts share a block, so that nothing else is cached.
-    own = ((number * 7919 + np.arange(prompt) * (number % 97 + 1)) % 2000).tolist()
+    suffix = ((number * 7919 + np.arange(prompt) * (number % 97 + 1)) % 2000).tolist()
     return EngineRequest(
-        request_id=str(number), prompt_token_ids=(*range(1, prefix + 1), *own), max_tokens=output, ignore_eos=True
+        request_id=str(number), prompt_token_ids=(*range(1, prefix + 1), *suffix), max_tokens=output, ignore_eos=True
     )
 
 
@@ -181,21 +210,21 @@ def _seen(
 ) -> RequestLog:
     """Return what the client saw: every chunk after its way out, in the order in which a stream keeps them."""
     size = len(submit_ns)
-    made = {number: chunks for run in runs for number, chunks in run.chunk_ns.items()}
-    chunks = [np.array(made[number], dtype=np.int64) for number in range(size)]
-    chunks = [np.maximum.accumulate(one + _way(random, len(one), load)) for one in chunks]
-    first_ns = np.array([one[0] for one in chunks])
+    sent_ns = {number: chunks for run in runs for number, chunks in run.chunk_ns.items()}
+    chunks = [np.array(sent_ns[number], dtype=np.int64) for number in range(size)]
+    chunks = [np.maximum.accumulate(stream + _way(random, len(stream), load)) for stream in chunks]
+    first_ns = np.array([stream[0] for stream in chunks])
     return log_of(
         size,
         submit_ns=submit_ns,
         first_output_ns=first_ns,
         first_token_ns=first_ns,
-        end_ns=np.array([one[-1] for one in chunks]) + 100_000,
-        input_tokens=np.array([one.prompt_tokens for one in records]),
-        output_tokens=np.array([one.output_tokens for one in records]),
+        end_ns=np.array([stream[-1] for stream in chunks]) + 100_000,
+        input_tokens=np.array([record.prompt_tokens for record in records]),
+        output_tokens=np.array([record.output_tokens for record in records]),
         status="ok",
         finish_reason="length",
         endpoint_url="http://gateway.test/v1",
         chunk_ns=np.concatenate(chunks),
-        chunk_start=np.concatenate([[0], np.cumsum([len(one) for one in chunks])]),
+        chunk_start=np.concatenate([[0], np.cumsum([len(stream) for stream in chunks])]),
     )
