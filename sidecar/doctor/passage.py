@@ -27,7 +27,7 @@ from sidecar.doctor.trail import Arrivals, Trail, follow
 from sidecar.errors import SidelightError
 from sidecar.options.spans import listen_addresses
 from sidecar.progress import Progress
-from sidecar.run.preflight import OPTIONAL_FIELDS, PREFLIGHT, Answer, ask, refusal, require_answer
+from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, Answer, ask, refusal, require_answer
 from sidecar.run.target import MOST_NAMED, Contact, Served, unlisted_note
 
 FEW_TRACES = 100  # that are looked through at each export
@@ -80,7 +80,7 @@ async def examine_passages(
         is_usable = _print_answer(console, through, gateway)
         if through.exchange.status != 200:
             return Verdict(usable=False, to_change=False)
-    ours = {trace_id(PREFLIGHT, attempt) for attempt in range(len(OPTIONAL_FIELDS) + 1)}
+    ours = {trace_id(PREFLIGHT, attempt) for attempt in range(MOST_ATTEMPTS)}
     ours |= {answer.trace_id for answer in (*direct, through) if answer is not None}
 
     def is_complete() -> bool:

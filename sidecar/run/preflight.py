@@ -27,7 +27,14 @@ PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
 CATCH_UP_S = 0.1
 # Extensions, or younger than many servers: one that refuses such a field is asked without it.
 OPTIONAL_FIELDS = ("ignore_eos", "stream_options", "store")
+MOST_ATTEMPTS = len(OPTIONAL_FIELDS) + 2  # without each of these, and once for more tokens
 _REFUSALS = {400, 422}
+# Lengths in the words of a server that refuses a request for so few tokens, and how many it is asked for then.
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "min_tokens")
+FEW_TOKENS = 16
+_UNKNOWN_FIELD = re.compile(
+    r"extra|unknown|unrecogni[sz]ed|unexpected|unsupported|additional|not permitted", re.IGNORECASE
+)
 _REASON_CHARS = 100
 
 
@@ -87,20 +94,28 @@ async def ask(
 ) -> Answer:
     """Send one request, stamped by a clock, and return whatever came of it.
 
-    A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it, as another request.
+    A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it, as another request; one that
+    refuses so few tokens, as beside `min_tokens`, is asked for more.
     """
     refused: dict[str, str] = {}
+    attempt = 0
     while True:
         asked = without_fields(contact, refused)
         target = Target(model=served.model, endpoint=asked.endpoint, extra=asked.extra)
         protocol = PROTOCOLS[asked.endpoint]
         path, body = protocol.encode(target, Prompt(text="Hello"), tokens, 0.0, ignore_eos=ignore_eos)
-        planned = msgspec.structs.replace(plan_end(run_id), index=len(refused), path=path, body=body)
+        planned = msgspec.structs.replace(plan_end(run_id), index=attempt, path=path, body=body)
         exchange = await _exchanged(served.url, planned, run_id, asked, clock)
         reads_ns, ends = np.array(exchange.reads_ns, np.int64), np.array(exchange.read_ends, np.int64)
         reply = protocol.read_reply(exchange.status, exchange.head, bytes(exchange.body), reads_ns, ends)
         field = _refused_field(exchange, reply, body, contact)
-        if field is None:
+        more = _more_tokens(exchange, contact, tokens)
+        attempt += 1
+        if field is not None:
+            refused[field] = _said(exchange, reply)
+        elif more > tokens:
+            tokens = more
+        else:
             return Answer(
                 url=f"{served.url}{path}",
                 run_id=run_id,
@@ -110,7 +125,6 @@ async def ask(
                 reply=reply,
                 refused=refused,
             )
-        refused[field] = _said(exchange, reply)
 
 
 def without_fields(contact: Contact, fields: Iterable[str]) -> Contact:
@@ -142,6 +156,14 @@ def _refused_field(exchange: Exchange, reply: Reply, body: bytes, contact: Conta
         field for text in (reply.error, exchange.body.decode(errors="replace")) for field in fields if field in text
     )
     return next(named, None)
+
+
+def _more_tokens(exchange: Exchange, contact: Contact, tokens: int) -> int:
+    """Return how many tokens to ask for after a reply: more where the server refuses so few, else as many as before."""
+    if exchange.status not in _REFUSALS or not any(name.encode() in bytes(exchange.body) for name in _LENGTHS):
+        return tokens
+    least = contact.extra.get("min_tokens")
+    return max(tokens, FEW_TOKENS, least if isinstance(least, int) else 0)
 
 
 def _said(exchange: Exchange, reply: Reply) -> str:
@@ -178,7 +200,7 @@ def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
         if exchange.status == 404 and names_model:
             cure = "; choose a model that it serves with --model"
         else:
-            cure = _cure_of_status(exchange.status, contact, ignore_eos=ignore_eos)
+            cure = _cure_of_status(exchange.status, said, contact, ignore_eos=ignore_eos)
         raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
     excerpt = excerpt_of(bytes(exchange.body))
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -189,12 +211,12 @@ def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
         raise TargetIncompatible(f"{url}: a request for {tokens} failed: {why}")
 
 
-def _cure_of_status(status: int, contact: Contact, *, ignore_eos: bool) -> str:
+def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: bool) -> str:
     if status in UNAUTHORIZED:
         return f"; {NO_KEY}"
     if status in {404, 405}:
         return f"; it does not seem to offer --endpoint {contact.endpoint}: choose one that it has"
-    if status in _REFUSALS and ignore_eos and "ignore_eos" not in contact.extra:
+    if status in _REFUSALS and ignore_eos and "ignore_eos" not in contact.extra and _UNKNOWN_FIELD.search(said):
         return "; where it does not know ignore_eos, add --no-ignore-eos"
     return ""
 

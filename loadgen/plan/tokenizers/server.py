@@ -144,9 +144,9 @@ async def probe_server(
             tokenizer.text_field = "content"
             ids = await tokenizer.encode(_SAMPLE)
         both_ways = bool(ids) and bool(await tokenizer.decode(ids))
-        reason = "" if both_ways else f"{tokenizer.source}: no tokens in a plain sentence"
         if both_ways:
             tokenizer.template = await _counts_messages(tokenizer, len(ids))
+        reason = "" if both_ways else f"{tokenizer.source}: no tokens in a plain sentence"
     except TokenizerError as error:
         reason = str(error)
     finally:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import itertools
 import json
@@ -250,6 +251,35 @@ async def test_a_tokenizer_that_closes_its_kept_connections_is_asked_again(answe
         async with tokenizer:
             assert [[7]] * 4 == [await tokenizer.encode("a") for _ in range(4)]
         assert len(asked) > 4
+
+
+@pytest.mark.parametrize("answers", range(3), ids=["tokenize", "detokenize", "count"])
+async def test_a_probe_that_is_cancelled_leaves_no_session_open(answers: int):
+    """As where the server refuses a completion meanwhile, whichever of the probe's questions is being answered."""
+    asked = 0
+    reached = asyncio.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked > answers:
+            reached.set()
+            await asyncio.Event().wait()
+        return web.json_response({"tokens": [7], "prompt": "a"})
+
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    app = web.Application()
+    app.router.add_post("/{any}", answer)
+    async with TestServer(app) as server:
+        probing = asyncio.create_task(tokenizers.probe_server(str(server.make_url("/v1")), "m", {}))
+        await reached.wait()
+        probing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await probing
+        del probing
+        gc.collect()
+    assert [] == complaints
 
 
 async def test_nothing_at_the_tokenizers_address():

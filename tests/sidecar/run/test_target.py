@@ -88,10 +88,18 @@ async def test_a_field_that_a_server_refuses_is_left_out(
     assert 1 + len(fields) == len(bodies)
 
 
-async def test_a_refusal_that_names_no_field_has_a_cure():
-    """And a field that the user gave is not taken away."""
-    async with refusing("ignore_eos", why="bad request") as (served, bodies):
-        with pytest.raises(TargetIncompatible, match=r"one token: bad request; .* add --no-ignore-eos"):
+@pytest.mark.parametrize(
+    ("why", "cure"),
+    [
+        ("Extra inputs are not permitted", "; where it does not know ignore_eos, add --no-ignore-eos"),
+        ("unknown parameter", "; where it does not know ignore_eos, add --no-ignore-eos"),
+        ("temperature must be non-negative, got -1", ""),
+    ],
+)
+async def test_a_refusal_has_a_cure_where_it_is_about_an_unknown_field(why: str, cure: str):
+    """The server's own words in any case; a field that the user gave is not taken away."""
+    async with refusing("ignore_eos", why=why) as (served, bodies):
+        with pytest.raises(TargetIncompatible, match=f"one token: {why}{cure}$"):
             await preflight(served, contact=Contact(), ignore_eos=True)
     assert 1 == len(bodies)
     async with refusing("stream_options") as (served, bodies):
@@ -114,6 +122,26 @@ async def test_a_model_that_the_server_does_not_know_is_the_users_to_choose():
     async with refusing("model", status=404, why="The {} `m` does not exist. Valid aliases: a.") as (served, _):
         with pytest.raises(TargetIncompatible, match=r"Valid aliases: a; choose a model that it serves with --model$"):
             await preflight(served, contact=Contact())
+
+
+@pytest.mark.parametrize(("extra", "tokens"), [({"min_tokens": 5}, 16), ({"min_tokens": 40}, 40), ({}, 16)])
+async def test_a_server_that_refuses_one_token_is_asked_for_more(extra: dict[str, object], tokens: int):
+    """As vllm beside min_tokens, and OpenAI's Responses, which generate at least 16; as many as the body asks for."""
+    bodies: list[dict[str, Any]] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        bodies.append(await request.json())
+        if bodies[-1]["max_tokens"] < (least := bodies[-1].get("min_tokens", 16)):
+            message = f"min_tokens must be less than or equal to max_tokens={bodies[-1]['max_tokens']}, got {least}."
+            return web.json_response({"error": {"message": message}}, status=400)
+        return web.Response(body=EVENTS, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", serve)
+    async with TestServer(app) as server:
+        served = Served(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None)
+        assert {} == await preflight(served, contact=Contact(extra=extra), ignore_eos=True)
+    assert [1, tokens] == [body["max_tokens"] for body in bodies]
 
 
 def _listing(*names: str) -> web.Response:
