@@ -98,6 +98,10 @@ def _sources(summary: Summary) -> str:
         return "fix what the line above names, and measure again"
     known = summary.server.engine is not None or summary.server.endpoints
     page = "" if known else "name the engine's metrics page (--metrics URL), or "
+    engine = summary.server.engine
+    ways = () if engine is None else catalogue(engine.name).ways(engine.version)
+    if ways and ways[0].enable.startswith("--") and not any(way.name.startswith("spans") for way in ways):
+        return f"start the engine with {ways[0].enable}, to see where the time goes: it sends no spans"
     return f"{page}have the engine send its spans here (--otlp-listen HOST:PORT), to see where the time goes"
 
 

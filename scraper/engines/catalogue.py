@@ -83,11 +83,14 @@ class Quantity:
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A way in which an engine tells the times of single requests, and what switches it on."""
+    """A way in which an engine tells the times of single requests, and what switches it on; not that of a version whose
+    text holds `not_of`.
+    """
 
     name: str
     gives: str
     enable: str
+    not_of: str = ""
 
 
 class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +198,22 @@ class Catalogue(Names, frozen=True, kw_only=True):
     timing: tuple[Timing, ...]
     spans: Spans | None = None
     frontend: bool = False
+
+    def ways(self, version: str | None) -> tuple[Timing, ...]:
+        """Return the ways in which a version tells the times of requests; None: in any version."""
+        return tuple(way for way in self.timing if not way.not_of or way.not_of not in (version or ""))
+
+    def spans_switch(self, version: str | None) -> str | None:
+        """Return the option with which a version sends spans; None where it sends none."""
+        return next((way.enable for way in self.ways(version) if way.name.startswith("spans")), None)
+
+    def tracing(self, version: str | None) -> str:
+        """Return the switch for spans with the engine's name; the other way of a version that sends none."""
+        if (enable := self.spans_switch(version)) is not None:
+            return f"{self.title}: {enable}"
+        ways = self.ways(version)
+        named = f"{self.title} {version}" if len(ways) < len(self.timing) else self.title
+        return f"{named} sends no spans; its {ways[0].name} gives {ways[0].gives}: {ways[0].enable}"
 
 
 Known = TypeVar("Known", bound=Names)

@@ -87,7 +87,7 @@ async def _examine_engines(
             if isinstance(error, TargetUnreachable):
                 reachable.remove(url)
     owners = [OWNERS[server.owner] for server in served if server.owner in OWNERS]
-    engine = owners[-1] if owners else None
+    names = Servers(engine=owners[-1] if owners else None, version=served[-1].version if served else "")
     access, limits = pages_access(at_pages), Limits(timeout_s=options.scrape_timeout)
     pages = with_pages(options.metrics, pages_of(reachable, contact))
     if not pages:
@@ -97,14 +97,11 @@ async def _examine_engines(
         elif reachable:
             why = f"none beside --endpoint {contact.endpoint}; give their address with --metrics URL"
         print_line(console, SKIP, f"server metrics: {why}")
-    gateway = None
     for page in pages:
         if clock_of(page):
             await examine_timings(console, page, access, limits)
         else:
-            shown = await examine_metrics(console, page, access, limits, engine)
-            engine, gateway = shown.engine or engine, shown.gateway or gateway
-    names = Servers(engine=engine, gateway=gateway)
+            names = await examine_metrics(console, page, access, limits, names)
     return _Engines(served=tuple(served), names=names, usable=len(served) == len(options.url))
 
 
@@ -113,6 +110,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
     served = await _examine_models(console, url, options, contact)
     if version := await engine_version(served.url, contact):
         print_line(console, OK, f"server version {version}")
+        served = replace(served, version=version)
     for field, said in (await preflight(served, contact=contact, ignore_eos=True)).items():
         print_line(console, WARN, refusal(served.url, field, said))
     if note := unlisted_note(served):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -33,9 +33,10 @@ SCRAPES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Whose a page is, by their names in the catalogues; None where nothing says so."""
+    """Whose a page is, by their names in the catalogues; None where nothing says so. `version` is the engine's."""
 
     engine: str | None = None
+    version: str = ""
     gateway: str | None = None
 
 
@@ -48,23 +49,27 @@ class Samples:
     pages: tuple[Page, ...]
 
 
-async def examine_metrics(console: Console, target: str, access: Access, limits: Limits, engine: str | None) -> Servers:
-    """Print what the page at or beside a URL shows, and return whose it is; `engine` is known without it."""
+async def examine_metrics(console: Console, target: str, access: Access, limits: Limits, known: Servers) -> Servers:
+    """Print what the page at or beside a URL shows, and return whose it is; what is known without it stays."""
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
         print_line(console, WARN, f"no server metrics: {page.reason}")
-        for line in advice(page.reason, engine):
+        for line in advice(page.reason, known.engine):
             print_line(console, HINT, line)
-        return Servers()
+        return known
     clock = anchor()
     samples = await _sample(page, access, limits, clock)
     if isinstance(samples, str):
         print_line(console, WARN, samples)
-        return Servers()
-    for mark, text in describe(samples, clock, engine):
+        return known
+    for mark, text in describe(samples, clock, known):
         print_line(console, mark, text)
     detected, gateway = _detected(samples.pages[-1])
-    return Servers(engine=detected.name if detected else None, gateway=gateway.name if gateway else None)
+    return replace(
+        known,
+        engine=detected.name if detected else known.engine,
+        gateway=gateway.name if gateway else known.gateway,
+    )
 
 
 async def examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
@@ -117,7 +122,7 @@ def advice(reason: str, engine: str | None) -> Iterator[str]:
     yield f"a run still works, without the engine's side; {cure_of_page(reason)}"
 
 
-def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None) -> Iterator[Line]:
+def describe(samples: Samples, clock: Clock, servers: Servers = Servers()) -> Iterator[Line]:
     """Describe a page: its format and cost, the engine, and which quantities it shows and which not."""
     durations_ms = [(taken.response_ns - taken.request_ns) / 1e6 for taken in samples.scrapes]
     page, body = samples.pages[-1], samples.scrapes[-1].body
@@ -138,15 +143,15 @@ def describe(samples: Samples, clock: Clock, engine_by_owner: str | None = None)
             return
         known = ", ".join(dict.fromkeys((*engines.engine_names(), *gateways.gateway_names())))
         yield WARN, f"no known engine or gateway exposes these series; known: {known}"
-        if engine_by_owner is not None:
-            yield HINT, _switch(engine_by_owner)
+        if servers.engine is not None:
+            yield HINT, _switch(servers.engine)
         return
     engine = engines.catalogue(detected.name)
     version = f" {detected.version}" if detected.version else ""
     yield OK, f"engine {detected.name} ({engine.title}{version}, by {detected.detected_by})"
     yield WARN if len(samples.pages) == 1 else OK, _changes(samples, engine)
     yield from _quantities(page, engine)
-    for timing in engine.timing:
+    for timing in engine.ways(servers.version):
         yield HINT, f"times of requests from {timing.name}: {timing.gives}; {timing.enable}"
     if engine.probe_path:
         yield HINT, f"for health probes use {engine.probe_path}: those of its usual path are served like requests"

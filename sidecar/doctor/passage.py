@@ -94,6 +94,7 @@ async def examine_passages(
     trail = None if through is None else follow(through, arrivals.traces, ours)
     around = Surroundings(
         engine=names.engine,
+        version=names.version,
         gateway=None if through is None or trail is None else _gateway(through, trail, names),
         direct=[follow(answer, arrivals.traces, ours) for answer in direct],
         listen=arrivals.listen,

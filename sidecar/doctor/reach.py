@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scraper import engines
-from scraper.engines import Catalogue
 from scraper.gateways import Gateway
 from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
@@ -24,13 +23,14 @@ UNSAMPLED = "the gateway marks the trace as not sampled, or a cache or another e
 class Surroundings:
     """What is known beside the request itself.
 
-    engine  its name in `scraper.engines`, where a page or the list of models says so
+    engine  its name in `scraper.engines`, where a page or the list of models says so; its version, as it says it
     gateway what the catalogue has of it, where it is known which one it is
     direct  the trails of the same request, sent to the engines themselves
     listen  where spans are received by gRPC, HOST:PORT; listen_http by HTTP/protobuf
     """
 
     engine: str | None
+    version: str
     gateway: Gateway | None
     direct: Sequence[Trail]
     listen: str
@@ -141,15 +141,10 @@ def _tracing(around: Surroundings) -> str:
     if around.engine is None:
         return f"docs/reference/engines.md has each engine's switch for spans; {here}"
     known = engines.catalogue(around.engine)
-    enable = _spans_switch(known)
-    if enable is None:
-        return f"{known.title} sends no spans; its {known.timing[0].name} gives {known.timing[0].gives}"
-    return f"{known.title}: {enable.replace('HOST:4317', around.listen)}; {here}"
-
-
-def _spans_switch(known: Catalogue) -> str | None:
-    """Return what makes an engine send spans, None where it has none."""
-    return next((timing.enable for timing in known.timing if timing.name.startswith("spans")), None)
+    enable = known.tracing(around.version)
+    if known.spans_switch(around.version) is None:
+        return enable
+    return f"{enable.replace('HOST:4317', around.listen)}; {here}"
 
 
 def _reads_request_id(trail: Trail) -> bool:

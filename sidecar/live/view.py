@@ -101,6 +101,11 @@ class LiveRun:
         self._flow, self._waiting = Flow(), Peaks(columns=BAR)
         self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
 
+    @property
+    def engine_version(self) -> str:
+        """Return the version that the engine said at `/version`; "" where it said none."""
+        return self._described.engine_version
+
     def __enter__(self) -> Self:
         return self
 
@@ -192,7 +197,7 @@ class LiveRun:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         quantiles = self._quantiles.latest if self._quantiles else {}
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
-        pages, version = list(self._engines.values()), self._described.engine_version
+        pages, version = list(self._engines.values()), self.engine_version
         elapsed_s = self._measured_s()
         client = tally.client_counts(
             in_flight=self._in_flight,

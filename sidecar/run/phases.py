@@ -179,7 +179,8 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
         counts = {name: count for name, count in received.items() if name != "event"}
         record(session, "spans", awaited=len(awaited.trace_ids), **counts)
         # Where one died, these counts are the last one's alone, and spans may have come before.
-        for text in _span_notes(counts, None if session.receiver.deaths else listening, session.live.engines()):
+        listened = None if session.receiver.deaths else listening
+        for text in _span_notes(counts, listened, session.live.engines(), session.live.engine_version):
             record_note(session, text)
 
 
@@ -210,7 +211,9 @@ def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
     return answered.index[last].tolist(), int(answered.end_ns.min()) if len(last) else -1
 
 
-def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Collection[str]) -> Iterator[str]:
+def _span_notes(
+    counts: Mapping[str, int], listening: str | None, engines: Collection[str], version: str
+) -> Iterator[str]:
     """Say that no span was taken, and why, or what would bring some; and what was wrong with those that came."""
     names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
     kinds = {name.replace("_", " "): counts[name] for name in names}
@@ -225,15 +228,13 @@ def _span_notes(counts: Mapping[str, int], listening: str | None, engines: Colle
     elif none:
         from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
 
-        switches = [
-            f"{known.title}: {timing.enable}"
-            for known in map(catalogue, sorted(engines))
-            for timing in known.timing
-            if timing.name.startswith("spans")
-        ]
-        yield (
-            f"{none}; switch tracing on in the engine ({'; '.join(switches) or 'docs/reference/engines.md tells how'})"
-        )
+        known = [catalogue(name) for name in sorted(engines)]
+        with_spans = [engine.tracing(version) for engine in known if engine.spans_switch(version) is not None]
+        if known and not with_spans:
+            yield f"{none}: {'; '.join(engine.tracing(version) for engine in known)}"
+        else:
+            switches = "; ".join(with_spans)
+            yield f"{none}; switch tracing on in the engine ({switches or 'docs/reference/engines.md tells how'})"
     if counts["bad_spans"]:
         bad = f"{counts['bad_spans']} of {counts['spans']} spans"
         yield f"{bad} violate the OTLP specification and are not used; raw/receiver.stderr names them"

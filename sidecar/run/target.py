@@ -52,6 +52,7 @@ class Served:
 
     listed    all models that it serves; none where it lists none
     owner     who owns them, as vllm or sglang; "" where it is not said
+    version   what the engine says at one of its `version_paths`; "" where it was not asked
     unlisted  why the model, which was named, is not in that list: the list has other ones, or there is none
     """
 
@@ -60,6 +61,7 @@ class Served:
     max_model_len: int | None
     listed: tuple[str, ...] = ()
     owner: str = ""
+    version: str = ""
     unlisted: SidelightError | None = None
 
 
@@ -220,5 +222,6 @@ async def engine_version(url: str, contact: Contact) -> str | None:
             continue
         version = body.get("version") if isinstance(body, dict) else None
         if version:
-            return str(version)
+            frontend = body.get("rust_frontend_version")  # vllm's, which has other options
+            return f"{version} (Rust frontend {frontend})" if frontend else str(version)
     return None

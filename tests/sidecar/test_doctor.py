@@ -267,6 +267,19 @@ async def test_records_of_requests_are_looked_at_where_they_are_named(
     assert "ok    the clock of its timestamps is known to " in said
 
 
+async def test_the_rust_frontend_of_vllm_has_no_switch_for_spans(examine: Examine, shared: Path):
+    """It does not start with that of the other one; each request's times are in its replies."""
+    page = (shared / "fixtures/vllm/recorded/pages/mid_overload.prom").read_text()
+    version = {"version": "0.33.0", "rust_frontend_version": "0.3.1"}
+    pages = {"/metrics": (200, TEXT, page), "/version": (200, "application/json", json.dumps(version))}
+    _, said = await examine(pages)
+    assert "server version 0.33.0 (Rust frontend 0.3.1)" in said
+    assert "--enable-per-request-metrics" in said
+    assert "--otlp-traces-endpoint" not in said
+    _, said = await examine(pages | {"/version": (200, "application/json", '{"version": "0.33.0"}')})
+    assert "--otlp-traces-endpoint" in said
+
+
 async def test_records_without_a_clock(examine: Examine):
     """Nothing joins them: that is missing."""
     pages = {"/perf_metrics": (200, "application/json", "[{}]"), "/metrics": (200, TEXT, "a 1\n")}

@@ -17,12 +17,13 @@ from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult, SloResult
 from scraper.window.quantities import GatewayPage
-from scraper.window.summary import Server
+from scraper.window.summary import DetectedEngine, Server
 
 replace = msgspec.structs.replace
 SEATS = WhileWaiting(
     scrapes=20, running_p50=8.0, running_most=8.0, at_most_ratio=0.9, kv_cache_p50=0.1, kv_cache_max=0.2
 )
+RUST = DetectedEngine(name="vllm", version="0.33.0 (Rust frontend 0.3.1)", detected_by="metric vllm:some")
 NEVER = WhileWaiting(missing=NEVER_WAITED)
 
 
@@ -184,6 +185,10 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
         (made_of("other"), UNEXPLAINED["other"]),
         (made_of("none"), FINE),
         (summaries.summary(summaries.uncorrelated("no page"), summaries.NO_SERVER), SOURCES),
+        (
+            summaries.summary(summaries.uncorrelated("no queue"), replace(summaries.server(), engine=RUST)),
+            "start the engine with --enable-per-request-metrics, to see where the time goes: it sends no spans",
+        ),
     ],
     ids=[
         "nothing seen",
@@ -198,6 +203,7 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
         "not the API server",
         "no part is large",
         "no breakdown",
+        "no spans to send",
     ],
 )
 def test_without_evidence_the_action_claims_no_cause(summary: Summary, action: str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from scraper.spans.log import Counts
@@ -10,9 +12,12 @@ from sidecar.run.phases import _span_notes
 LISTENING = "127.0.0.1:4317"
 
 
-def notes(counts: Counts, engines: set[str]) -> list[str]:
+RUST = "0.33.0 (Rust frontend 0.3.1)"
+
+
+def notes(counts: Counts, engines: set[str], version: str = "") -> list[str]:
     named = {name: getattr(counts, name) for name in Counts.__struct_fields__}
-    return list(_span_notes(named, LISTENING, engines))
+    return list(_span_notes(named, LISTENING, engines, version))
 
 
 @pytest.mark.parametrize(
@@ -20,10 +25,9 @@ def notes(counts: Counts, engines: set[str]) -> list[str]:
     [
         ({"vllm"}, "vLLM: --otlp-traces-endpoint http://HOST:4317"),
         ({"trtllm", "vllm"}, "TensorRT-LLM: --otlp_traces_endpoint URL and return_perf_metrics: true; vLLM: --otlp-"),
-        ({"llamacpp"}, "docs/reference/engines.md tells how"),
         (set(), "docs/reference/engines.md tells how"),
     ],
-    ids=["vllm", "two", "one without", "none"],
+    ids=["vllm", "two", "none"],
 )
 def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: set[str], switch: str):
     """And the address to which they are to be sent."""
@@ -32,6 +36,23 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: se
         "no span was received at 127.0.0.1:4317, so no times come from spans; switch tracing on in the "
     )
     assert switch in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "way"),
+    [
+        (
+            "vllm",
+            RUST,
+            f"vLLM {re.escape(RUST)} sends no spans; its response field .*: --enable-per-request-metrics$",
+        ),
+        ("llamacpp", "", "llama.cpp sends no spans; its object timings of the last chunk gives .*: always on$"),
+    ],
+)
+def test_an_engine_that_sends_no_spans_has_another_way(engine: str, version: str, way: str):
+    """Nothing is advised that it does not know: vLLM's Rust frontend does not start with the switch for spans."""
+    (text,) = notes(Counts(), {engine}, version)
+    assert re.search(f"so no times come from spans: {way}", text)
 
 
 @pytest.mark.parametrize(
