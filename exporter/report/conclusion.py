@@ -51,7 +51,8 @@ def _what_happened(client: ClientSummary) -> str:
         return f"TTFT{whose} was {_distribution(client.ttft_ms, over)}."
     if client.e2e_ms.mean is not None:
         times = _distribution(client.e2e_ms, "")
-        return f"No reply was streamed, so there is no TTFT. The end-to-end time{whose} was {times}."
+        had = "text that shows" if client.delivery.replies_in_chunks else "a first token that came before its end"
+        return f"No reply had {had}, so there is no TTFT. The end-to-end time{whose} was {times}."
     return f"No TTFT: {client.ttft_ms.missing}."
 
 

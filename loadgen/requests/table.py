@@ -39,6 +39,7 @@ _JOINED_BYTES = 1024 * 1024
 _BEGINNING_BYTES = 16 * 1024
 # What may come behind the last token: a finish reason, usage, [DONE].
 _CLOSING_READS = 3
+END_BYTES = 5  # of a body in chunks that holds nothing
 # Of a part and of a plan: what becomes a number of 64 bits, and how far differences of two still do.
 _part_numbers = attrgetter(
     "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "status", "end_ns"
@@ -424,9 +425,9 @@ def _status(row: _Row) -> tuple[str, str]:
         return "refused", reply.error or error
     if part.error.startswith("cancelled"):
         return "cancelled", error
-    if error or row.status_code != 200 or reply.first_output_ns >= 0 or reply.done:
-        return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
-    return "failed", f"empty: {EMPTY}"
+    if row.status_code == 200 and row.received_bytes <= END_BYTES:
+        error = error or f"empty: {EMPTY}"
+    return "failed", error or "incomplete: the reply ended without a finish reason or [DONE]"
 
 
 def _end_ns(row: _Row) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
-from loadgen.protocols import PROTOCOLS
 from scraper.targets.fetch import Limits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.lines import FAIL, OK, SKIP, WARN, print_line
@@ -17,7 +16,7 @@ from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress import Terminal
-from sidecar.run.preflight import preflight, refusal
+from sidecar.run.preflight import is_streamed, preflight, refusal
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.target import MOST_NAMED, Contact, Served, engine_version, probe, proxy_note, unlisted_note
 
@@ -115,7 +114,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
         print_line(console, WARN, refusal(served.url, field, said))
     if note := unlisted_note(served):
         print_line(console, WARN, note)
-    streams = "streams" if PROTOCOLS[contact.endpoint].streams else "answers, without a stream"
+    streams = "streams" if is_streamed(contact) else "answers, without a stream"
     print_line(console, OK, f"{contact.endpoint} {streams}")
     return served
 

@@ -14,8 +14,10 @@ from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.request import Prompt, Target
 from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
+from loadgen.requests.table import END_BYTES
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.clock import Clock
@@ -35,6 +37,7 @@ FEW_TOKENS = 16
 _UNKNOWN_FIELD = re.compile(
     r"extra|unknown|unrecogni[sz]ed|unexpected|unsupported|additional|not permitted", re.IGNORECASE
 )
+TOO_MANY, SERVER_ERROR = 429, 500
 _REASON_CHARS = 100
 
 
@@ -202,13 +205,26 @@ def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
         else:
             cure = _cure_of_status(exchange.status, said, contact, ignore_eos=ignore_eos)
         raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
-    excerpt = excerpt_of(bytes(exchange.body))
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if protocol.streams and kind in {"application/json", "text/html", "text/plain"}:
-        raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt}")
-    if reply.error or not reply.complete:
-        why = reply.error or f"the response is incomplete: {excerpt}"
-        raise TargetIncompatible(f"{url}: a request for {tokens} failed: {why}")
+    if is_streamed(contact) and kind in {"application/json", "text/html", "text/plain"}:
+        raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt_of(bytes(exchange.body))}")
+    if reply.error or not reply.complete or (exchange.error and not reply.done):
+        raise TargetIncompatible(f"{url}: a request for {tokens} failed: {_why_incomplete(exchange, reply)}")
+
+
+def is_streamed(contact: Contact) -> bool:
+    """Tell whether replies are asked for as streams."""
+    return PROTOCOLS[contact.endpoint].streams and contact.extra.get("stream") is not False
+
+
+def _why_incomplete(exchange: Exchange, reply: Reply) -> str:
+    if reply.error:
+        return reply.error
+    if exchange.error.startswith("reset"):
+        return f"{exchange.error}; the server, or something before it, resets connections in the middle of replies"
+    body = b"" if len(exchange.body) <= END_BYTES else bytes(exchange.body)
+    ended = "the reply ended without a finish reason or [DONE]"
+    return exchange.error or (f"{ended}: {excerpt_of(body)}" if body else f"empty: {EMPTY}")
 
 
 def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: bool) -> str:
@@ -216,6 +232,10 @@ def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: boo
         return f"; {NO_KEY}"
     if status in {404, 405}:
         return f"; it does not seem to offer --endpoint {contact.endpoint}: choose one that it has"
+    if status == TOO_MANY:
+        return "; the key, or the server, has a limit: wait, send fewer requests (--rate), or raise the key's quota"
+    if status >= SERVER_ERROR:
+        return "; the server's own log, or that of a proxy before it, says why"
     if status in _REFUSALS and ignore_eos and "ignore_eos" not in contact.extra and _UNKNOWN_FIELD.search(said):
         return "; where it does not know ignore_eos, add --no-ignore-eos"
     return ""

@@ -20,6 +20,7 @@ from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+REPLY = 'data: {"choices":[{"delta":{"content":"a"},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 LLAMACPP = (
     "# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\n"
     "# TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 5\n"
@@ -61,7 +62,7 @@ async def _models(_request: web.Request) -> web.Response:
 
 
 async def _chat(_request: web.Request) -> web.Response:
-    return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
+    return web.Response(text=REPLY, content_type="text/event-stream")
 
 
 def _answer(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -132,7 +132,6 @@ def test_how_a_request_ended(wire: type[Wire]):
         (finished, {"error": "reset: after 9 body bytes"}, "failed", "reset: after 9 body bytes"),
         (begun + wire.END, {}, "failed", "incomplete: the reply ended without a finish reason or [DONE]"),
         (wire.SSE_HEAD + wire.END, {}, "failed", "empty: the stream ended without any output"),
-        (wire.SSE_HEAD + wire.event(wire.ROLE) + wire.END, {}, "failed", "empty: the stream ended without any output"),
         (wire.SSE_HEAD + wire.event("[DONE]") + wire.END, {}, "failed", "empty: the stream ended without any output"),
         (filtered, {}, "refused", ""),
         (died, {}, "failed", "server: engine died"),

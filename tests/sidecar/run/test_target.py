@@ -18,12 +18,15 @@ from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, preflight
 from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+EVENTS = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"w"},"finish_reason":"length"}]}\n\n'
+    b'data: {"type":"response.output_text.delta","delta":"w"}\n\ndata: [DONE]\n\n'  # of `responses`
+)
 
 
 @asynccontextmanager
-async def answering(reply: bytes, sent: asyncio.Event | None = None) -> AsyncIterator[Served]:
-    """Run a server that answers its first request with these bytes, and keeps the connection."""
+async def answering(reply: bytes, sent: asyncio.Event | None = None, *, close: bool = False) -> AsyncIterator[Served]:
+    """Run a server that answers its first request with these bytes, and keeps the connection unless it shall close."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -32,7 +35,8 @@ async def answering(reply: bytes, sent: asyncio.Event | None = None) -> AsyncIte
         await writer.drain()
         if sent is not None:
             sent.set()
-        await over.wait()
+        if not close:
+            await over.wait()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -214,6 +218,52 @@ async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
     framed = b"%x" % len(EVENTS) + newline + EVENTS + newline + b"0" + newline + newline
     async with answering(HEAD + framed + b"and more") as served, asyncio.timeout(BOUND_S):
         await preflight(served, contact=Contact())
+
+
+RESET = "the server, or something before it, resets connections in the middle of replies"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (HEAD + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n", "failed: empty: the stream ended without any output"),
+        (HEAD + b"0\r\n\r\n", "failed: empty: the stream ended without any output"),
+        (HEAD + b"6\r\n: ping\r\n0\r\n\r\n", "failed: the reply ended without a finish reason or [DONE]: "),
+        (
+            HEAD + b"%x\r\n" % len(EVENTS) + EVENTS[:99],
+            f"failed: reset: closed by the peer after 103 body bytes; {RESET}",
+        ),
+    ],
+    ids=["only [DONE]", "nothing", "a comment", "reset"],
+)
+async def test_a_reply_that_is_none_is_said_to_be_so(reply: bytes, said: str):
+    """What is true of it, in words: no count of bytes stands for a reason."""
+    async with answering(reply, close=True) as served:
+        with pytest.raises(TargetIncompatible) as refused:
+            await preflight(served, contact=Contact())
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("status", "cure"), [(429, "(--rate)"), (500, "own log"), (503, "own log")])
+async def test_a_server_that_limits_or_fails_gets_advice(status: int, cure: str):
+    """Its words stand before it, with when it wants to be asked again."""
+    head = b"HTTP/1.1 %d X\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy" % status
+    async with answering(head) as served:
+        with pytest.raises(TargetIncompatible) as refused:
+            await preflight(served, contact=Contact())
+    assert f"HTTP {status} to a request for one token: busy (Retry-After: 7); " in str(refused.value)
+    assert cure in str(refused.value)
+
+
+async def test_a_reply_that_was_asked_for_whole_need_not_be_a_stream():
+    """With "stream": false among the further fields JSON is what was asked for."""
+    body = b'{"choices":[{"message":{"content":"w"},"finish_reason":"length"}]}'
+    reply = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    async with answering(reply) as served:
+        assert {} == await preflight(served, contact=Contact(extra={"stream": False}))
+    async with answering(reply) as served:
+        with pytest.raises(TargetIncompatible, match="answers application/json, not a stream"):
+            await preflight(served, contact=Contact())
 
 
 async def test_a_reply_that_is_done_and_does_not_end(monkeypatch: pytest.MonkeyPatch):
