@@ -135,7 +135,7 @@ def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) ->
         if not rates or is_last:
             return Done(reason="the objectives fail even at the lowest load that was tried")
         return rates[0]
-    reached, lowest = crossing_of(finished, limit), min(*met, *failed)
+    reached, lowest = crossing_of(finished, limit), min((*met, *failed))
     if is_last or (reached is not None and reached[0] >= lowest and _is_narrow(reached)):
         return Done(reason="the load at which the objectives are reached is known")
     at = (max(met) + min(failed)) / 2
@@ -195,7 +195,9 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
         missing = "no objective was stated (--slo)" if not text else "no open loop was judged by the objective"
         return number(None, "requests/s", missing=missing)
     met, failed = _loads_judged(judged, limit)
-    lowest = min(*met, *failed, math.inf)
+    if not met and not failed:
+        return number(None, "requests/s", n=len(judged), missing=f"at no level is it known whether {text} holds")
+    lowest = min((*met, *failed), default=math.inf)
     reached, disputed = crossing_of(steps, limit), contradiction(asked, steps, limit)
     if reached is not None and reached[0] >= lowest:
         method = (

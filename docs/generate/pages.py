@@ -114,12 +114,14 @@ conditional` exits with 1 unless every MUST is met, `--require unconditional` un
 | unconditional | every MUST and every SHOULD that applies to the test is met |
 | conditional | every MUST that applies is met, but not every SHOULD |
 | not compliant | a MUST that applies is not met |
+| not judged | no step counts, or the study is not complete: what is missing so far is said |
 
 | state | meaning |
 |---|---|
 | met | the study shows it |
 | declared | it rests on what was declared alone |
 | not applicable | it is about something else: another test, boundary or load |
+| not judged | no step counts, or those that it is about are still to come |
 | not met | the study shows otherwise, or does not show it, or it was not declared: nothing is assumed |
 
 A *part* is a measurement, step or table that a test names without MUST or SHOULD: it is checked, and costs nothing.

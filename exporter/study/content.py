@@ -89,6 +89,8 @@ def answer(study: Study) -> Iterator[RenderableType]:
     if result.passed is not None:
         holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
         yield Prose(holds, "green" if result.passed else "red")
+    elif result.parameters.gate:
+        yield Prose("Whether the stated criteria hold was not decided, so that --gate fails.", "red")
     yield Prose(study.compliance.sentence, "bold")
 
 
@@ -236,7 +238,8 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
     rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
     yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
     yield Prose(_counts(compliance))
-    for state, label in (("met", "Met"), ("declared", "Met by declaration"), ("not applicable", "Not applicable")):
+    labels = {"met": "Met", "declared": "Met by declaration", "not judged": "Not judged"}
+    for state, label in (labels | {"not applicable": "Not applicable"}).items():
         names = [each.id for each in compliance.requirements if each.state == state]
         if names:
             yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
@@ -251,10 +254,12 @@ def _counts(compliance: Compliance) -> str:
     every = compliance.requirements
     states = Counter(each.state for each in every)
     levels = Counter(each.level for each in every if each.state != "not applicable")
+    judged = f"{states['not judged']} not judged, " if states["not judged"] else ""
     return (
         f"{len(every)} requirements: {states['met']} met, {states['declared']} met by declaration, "
-        f"{states['not met']} not met, {states['not applicable']} not applicable. The {levels.total()} that apply: "
-        f"{levels['must']} MUSTs, {levels['should']} SHOULDs, {levels['part']} that the draft states without a keyword."
+        f"{states['not met']} not met, {judged}{states['not applicable']} not applicable. "
+        f"The {levels.total()} that apply: {levels['must']} MUSTs, {levels['should']} SHOULDs, {levels['part']} that "
+        "the draft states without a keyword."
     )
 
 

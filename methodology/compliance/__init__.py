@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from methodology.compliance.case import Case, State, by_rules
+from methodology.compliance.case import Answer, Case, State, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
@@ -19,8 +20,9 @@ from methodology.study.model import Asked, Finished
 from methodology.study.planning import POPULATE, counting
 from rundir.fields import doc
 
-Verdict = Literal["unconditional", "conditional", "not compliant"]
+Verdict = Literal["unconditional", "conditional", "not compliant", "not judged"]
 DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+MOST_NAMED = 5  # requirements in a sentence
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
@@ -30,7 +32,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     level: Annotated[Level, doc("must, should, or part: named without a keyword.")]
     section: Annotated[str, doc("The draft's section.")]
     text: Annotated[str, doc("What it requires.")]
-    state: Annotated[State, doc("met; not met; not applicable; declared: met by what was declared alone.")]
+    state: Annotated[State, doc("met; not met; not judged; not applicable; declared: met by what was declared alone.")]
     reason: Annotated[str, doc("Why that is so.")]
     evidence: Annotated[str, doc("The file that shows it, inside the study, and the path in it.")]
     value: Annotated[Cell, doc("The value there, where it is a number or a word.", "its unit")]
@@ -45,7 +47,8 @@ class Compliance(Struct, frozen=True, kw_only=True):
     verdict: Annotated[
         Verdict,
         doc(
-            "unconditional: every MUST and SHOULD that applies holds; conditional: every MUST does; else not compliant."
+            "unconditional: every MUST and SHOULD that applies holds; conditional: every MUST does; not judged: the "
+            "study is not complete; else not compliant."
         ),
     ]
     sentence: Annotated[str, doc("The verdict in words, with what is missing.")]
@@ -65,30 +68,39 @@ def comply(
     finished: Sequence[Finished],
     findings: Findings | None,
     facts: Mapping[str, StepFacts],
+    *,
+    whole: bool = True,
 ) -> Compliance:
     """Return the statement of a test from its steps and the facts of each by `Finished.run`; void steps do not count.
 
     `findings` is None of a plain run, which reports no test. `system` is as declared: what the steps show of it is
-    filled in here, and what contradicts it is said.
+    filled in here, and what contradicts it is said. `whole`: the study is complete; else what it lacks is not judged.
     """
-    steps = [(each, facts[each.run]) for each in counting(finished) if each.run in facts and each.step.kind != POPULATE]
-    shown = observed(system, steps, finished)
-    case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings)
+    known = [(each, facts[each.run]) for each in finished if each.run in facts and each.step.kind != POPULATE]
+    counted = {each.number for each in counting(finished)}
+    steps = [each for each in known if each[0].number in counted]
+    shown = observed(system, steps, finished, () if steps else known)
+    case = Case(test=test, asked=asked, system=shown, steps=steps, findings=findings, whole=whole)
     judgements = [_judged(requirement, case) for requirement in applying(test)]
     failing: dict[str, list[str]] = {level: [] for level in ("must", "should", "part")}
     for each in judgements:
         if each.state == "not met":
             failing[each.level].append(each.id)
     verdict: Verdict = "not compliant" if failing["must"] else "conditional" if failing["should"] else "unconditional"
+    if not (steps and whole):
+        verdict = "not judged"
     counts: Counter[str] = Counter(each.level for each in judgements if each.state != "not applicable")
     return Compliance(
         test=test,
         verdict=verdict,
-        sentence=_sentence(test, verdict, failing, counts),
+        sentence=_sentence(test, verdict, failing, counts) if steps else _NOTHING_COUNTS.format(test),
         contradictions=list(shown.contradictions.values()),
         system=shown,
         requirements=judgements,
     )
+
+
+_NOTHING_COUNTS = "Whether the {} test complies with the draft was not judged: no step counts."
 
 
 def satisfies(compliance: Compliance, required: Literal["conditional", "unconditional"]) -> bool:
@@ -98,7 +110,12 @@ def satisfies(compliance: Compliance, required: Literal["conditional", "uncondit
 
 def _judged(requirement: Requirement, case: Case) -> Judgement:
     check = CHECKS.get(requirement.id)
-    given = check(case) if check else by_rules(case, requirement)
+    if not case.steps:
+        given = Answer(state="not judged", reason="no step counts")
+    else:
+        given = check(case) if check else by_rules(case, requirement)
+    if given.state == "not met" and requirement.scope == case.test and not case.whole:
+        given = replace(given, state="not judged")
     return Judgement(
         id=requirement.id,
         level=requirement.level,
@@ -116,6 +133,11 @@ def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], cou
     has_test = any(each.scope == test for each in requirements())
     whose = f"The {test} test is" if has_test else f"The draft has no test {test}; as a measurement, it is"
     musts, shoulds, parts = (counts[level] for level in ("must", "should", "part"))
+    if verdict == "not judged":
+        so_far = _missed(failing["must"], f"the {musts} MUSTs that apply") if failing["must"] else "no MUST is missed"
+        return (
+            f"Whether the {test} test complies with the draft was not judged, as it is not complete; so far {so_far}."
+        )
     if verdict == "not compliant":
         return f"{whose} not compliant with the draft: {_missed(failing['must'], f'the {musts} MUSTs that apply')}."
     met = f"all {musts} MUSTs"
@@ -131,4 +153,5 @@ def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], cou
 
 
 def _missed(names: Sequence[str], of: str) -> str:
-    return f"{len(names)} of {of} {'is' if len(names) == 1 else 'are'} not met ({', '.join(names)})"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{len(names)} of {of} {'is' if len(names) == 1 else 'are'} not met ({', '.join(names[:MOST_NAMED])}{more})"

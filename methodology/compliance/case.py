@@ -16,7 +16,7 @@ from methodology.compliance.system import System
 from methodology.study.findings import Cell, Findings
 from methodology.study.model import Asked, Finished
 
-State = Literal["met", "not met", "not applicable", "declared"]
+State = Literal["met", "not met", "not judged", "not applicable", "declared"]
 APART = ("saturate", "capacity", "warm-up")  # kinds of steps that look for the capacity, or only warm up
 Counted = tuple[Finished, StepFacts]
 
@@ -38,13 +38,17 @@ def judged(ok: bool, reason: str, evidence: str = "", value: object = None) -> A
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A study: its steps that count with the facts of each; `findings` is None of a plain run."""
+    """A study: its steps that count with the facts of each; `findings` is None of a plain run.
+
+    `whole`: it is complete, so that a step that is not among them is none of it.
+    """
 
     test: str
     asked: Asked
     system: System
     steps: Sequence[Counted]
     findings: Findings | None
+    whole: bool = True
 
     @property
     def measuring(self) -> list[Counted]:
@@ -110,7 +114,7 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
     if not steps and case.steps and when and when.otherwise:
         return Answer(state="not applicable", reason=when.otherwise)
     if not steps:
-        return judged(False, "no such step was run" if case.steps else "no step that counts was run")
+        return Answer(state="not met" if case.whole else "not judged", reason="no such step was run")
     shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
     wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
     first = {each[1]: each[3] for each in reversed(wrong)}

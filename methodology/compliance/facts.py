@@ -82,7 +82,10 @@ def facts_of(
     ok = take(requests, requests.status == "ok")
     metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in endpoints)), None)
     delivered, is_long = delivery(ok, metrics), ok.output_tokens >= LEAST_OUTPUT_TOKENS
-    protocol, label = PROTOCOLS.get(config.get("endpoint", "")), str(stated.get("label") or config.get("workload"))
+    protocol, label = (
+        PROTOCOLS.get(config.get("endpoint", "")),
+        str(stated.get("label") or config.get("workload") or "not known"),
+    )
     cached = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
     cached_ratio = float(ok.cached_tokens[cached].sum() / ok.input_tokens[cached].sum()) if cached.any() else None
     classes = (stated, *(stated.get("classes") or ()))

@@ -21,16 +21,20 @@ _QUANTIZED = re.compile(
 _WHOLE = ("none", "bf16", "bfloat16", "fp16", "float16", "fp32", "float32")
 
 
-def observed(system: System, steps: Sequence[tuple[Finished, StepFacts]], finished: Sequence[Finished] = ()) -> System:
+Known = Sequence[tuple[Finished, StepFacts]]
+
+
+def observed(system: System, steps: Known, finished: Sequence[Finished] = (), void: Known = ()) -> System:
     """Return a system with what the steps tell where nothing was declared, and with what contradicts the declaration.
 
     Values that differ between variants are not filled: they are to be declared of each. `finished` are all steps, void
-    ones too: a step may be void for what contradicts the declaration.
+    ones too: a step may be void for what contradicts the declaration. `void` ones tell where none
+    counts, and are named.
     """
     shown: dict[str, dict[str, Any]] = {}
-    for _, facts in steps:
+    for _, facts in (*steps, *void):
         for name, value, source in _shown(facts):
-            shown.setdefault(name, {})[source] = value
+            shown.setdefault(name, {})[f"{source}, in a void step" if void else source] = value
     seen = {
         name: next(iter(values))
         for name, values in shown.items()

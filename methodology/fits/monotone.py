@@ -29,7 +29,8 @@ def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats
     fitted = isotonic_regression(level, weights=weights)
     starts = fitted.blocks[:-1]
     knots = np.add.reduceat(at * weights, starts) / np.add.reduceat(weights, starts)
-    # Of the same level measured twice, and of levels pooled at one place, one knot.
+    # Of the same level measured again, and of levels pooled at one place, one knot: rounding may let such ones descend.
+    knots = np.maximum.accumulate(knots)
     distinct = np.concatenate([[True], np.diff(knots) > 0])
     return knots[distinct], fitted.x[starts][distinct]
 

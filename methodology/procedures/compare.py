@@ -14,15 +14,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.breakdown import LABELS, TTFT_PARTS
+from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
+from methodology.measures.paired import overloaded
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting, of_kind
 from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
 from methodology.study.saturation import Capacity, capacity
-from rundir.stats import finite
+from rundir.stats import finite, known
 
 PAIR = "pair"
 LEVEL = 0.95
@@ -72,11 +74,15 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return replace(load, variant=variants[0])
     if isinstance(load, Done):
         return load
-    measured = {(each.step.seed, each.step.variant) for each in finished if each.step.kind == PAIR}
+    runs = of_kind(finished, PAIR)
+    measured = {(each.step.seed, each.step.variant) for each in runs}
+    void = {(each.step.seed, each.step.variant) for each in runs if each.outcome.void}
     before = sum(each.step.kind != PAIR for each in finished)
     pairs = parameters.pairs or LEAST_RUNS
     for pair in range(1, pairs + 1):
         seed = content_seed(asked, before + pair)  # not what the first configuration was saturated with
+        if (seed, variants[0]) in void or all((seed, other) in void for other in variants[1:]):
+            continue  # no run of this pair has its like
         for place in np.random.default_rng([asked.seed, pair]).permutation(len(variants)).tolist():
             if (seed, variants[place]) not in measured:
                 step = load | {"duration": parameters.duration, "requests": parameters.requests, "seed": seed}
@@ -103,13 +109,13 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     samples, facts = [], []
     for each in runs:
         data = read(each)
-        samples.append(sample(each, data))
+        samples.append(sample(each, data, doubts=()))  # how far off times may be is held against the difference
         facts.append(data.about)
     margin = asked.parameters.margin or MARGIN
-    comparisons = [against(samples, asked.variants[0], other, margin) for other in asked.variants[1:]]
-    verdicts = {concluded.verdict for each in comparisons for concluded in each.concluded.values()}
+    in_turn = asked.parameters.pairs != RECORDED
+    comparisons = [against(samples, asked.variants[0], other, margin, in_turn=in_turn) for other in asked.variants[1:]]
     return Findings(
-        answer=tuple(sentence for each in comparisons for sentence in _answer(each, margin)),
+        answer=tuple(sentence for each in comparisons for sentence in _answer(each, asked)),
         results={name: quantity for each in comparisons for name, quantity in _results(each)},
         evidence=tuple(item for each in comparisons for item in _evidence(each)),
         tables=(
@@ -119,69 +125,119 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
             checklist(asked, runs, facts),
         ),
         plots=tuple(_plot(samples, metric) for metric in (TIMES[0], TIMES[2], RATES[0])),
-        notes=NOTES,
-        passed="worse" not in verdicts if asked.parameters.gate else None,
+        notes=(*NOTES, *overloaded(runs)),
+        passed=_passed(comparisons) if asked.parameters.gate else None,
     )
 
 
-def against(samples: Sequence[Sample], first: str, other: str, margin: float) -> Against:
-    """Conclude over all metrics what differs between the runs of two configurations."""
+def _passed(comparisons: Sequence[Against]) -> bool | None:
+    """Return whether no configuration is worse than the first; None where that cannot be said of one."""
+    if any(of.verdict == "worse" for each in comparisons for of in each.concluded.values()):
+        return False
+    known = [
+        any(of.verdict for of in each.concluded.values())
+        and not any(_hides(metric, each.before, each.after) for metric in TIMES if metric.kind == "ttft")
+        for each in comparisons
+    ]
+    return True if all(known) else None
+
+
+def against(samples: Sequence[Sample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
+    """Conclude over all metrics what differs between the runs of two configurations.
+
+    in_turn  they were measured in pairs of equal seeds: only whole pairs are compared, however few these are
+    """
     before, after = ([each for each in samples if each.finished.step.variant == name] for name in (first, other))
     seeds = [[each.finished.step.seed for each in group] for group in (before, after)]
     common = set(seeds[0]) & set(seeds[1])
     is_paired = all(len(set(group)) == len(group) for group in seeds) and (
-        len(common) >= LEAST_RUNS or set(seeds[0]) == set(seeds[1])
+        in_turn or len(common) >= LEAST_RUNS or set(seeds[0]) == set(seeds[1])
     )
-    if is_paired:  # a run without its like, as a study leaves that was stopped, says nothing of a difference
+    if is_paired:  # a run without its like, as a void one leaves it, says nothing of a difference
         before, after = (
             sorted(
                 (each for each in group if each.finished.step.seed in common), key=lambda each: each.finished.step.seed
             )
             for group in (before, after)
         )
-    concluded = {metric.name: _compared(metric, before, after, margin, is_paired) for metric in FAMILY}
+    empty = [name for name, group in ((first, before), (other, after)) if not group]
+    if empty:
+        reason = "no pair has a run of both that counts" if is_paired else f"no run of {' and of '.join(empty)} counts"
+        concluded = {metric.name: Comparison(reason=reason) for metric in FAMILY}
+    else:
+        names = (first, other)
+        concluded = {metric.name: _compared(metric, names, before, after, margin, is_paired) for metric in FAMILY}
     return Against(
         first=first, other=other, before=before, after=after, is_paired=is_paired, concluded=of_family(concluded, LEVEL)
     )
 
 
 def _compared(
-    metric: Metric, before: Sequence[Sample], after: Sequence[Sample], margin: float, is_paired: bool
+    metric: Metric,
+    names: tuple[str, str],
+    before: Sequence[Sample],
+    after: Sequence[Sample],
+    margin: float,
+    is_paired: bool,
 ) -> Comparison:
-    """Compare one metric; where that cannot be done it has no verdict, and the reason."""
-    success = [float(np.mean([each.success for each in group] or [0.0])) for group in (before, after)]
+    """Compare one metric of runs, at least one of each; where that cannot be done it has no verdict, and the reason."""
+    success = [float(np.mean([each.success for each in group])) for group in (before, after)]
     if metric in TIMES and abs(success[0] - success[1]) > SAME_SUCCESS:
         shares = " and ".join(f"{100 * share:.1f} %" for share in success)
         return Comparison(reason=f"success rates differ ({shares}), so that these are times of different requests")
     a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
     if np.isinf([*a, *b]).any():
         return Comparison(reason="so many requests failed that it falls on one of them")
+    if empty := [name for name, values in zip(names, (a, b), strict=True) if np.isnan(values).all()]:
+        return Comparison(reason=f"no run of {' and none of '.join(empty)} has it")
+    if hidden := _hides(metric, before, after):
+        return Comparison(reason=hidden)
     compare = paired if is_paired else unpaired
     return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
 
 
-def _answer(comparison: Against, margin: float) -> Iterator[str]:
+def _hides(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> str:
+    """Return why the difference of a time drowns in the load generator's own error, "" where it does not."""
+    error_ms = _error_ms(metric, before, after)
+    means = [known([each.metrics[metric.name] for each in group]) for group in (before, after)]
+    if not error_ms or not all(len(each) and np.isfinite(each).all() for each in means):
+        return ""
+    apart_ms = abs(float(means[1].mean() - means[0].mean()))
+    if error_ms <= UNUSABLE_RATIO * apart_ms:
+        return ""
+    return (
+        f"the load generator was held up: single values may be off by {figure(error_ms)} ms, which is over a tenth of "
+        f"the difference, {figure(apart_ms)} ms"
+    )
+
+
+def _error_ms(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> float:
+    return max((each.error_ms.get(metric.kind, 0.0) for each in (*before, *after) if metric.kind), default=0.0)
+
+
+def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
     """Yield what is concluded, how sure that is, and which part of the TTFT makes the difference."""
     by_verdict: dict[str, list[str]] = {}
+    without: dict[str, list[str]] = {}  # metrics by why they have no verdict
     for metric in FAMILY:
         concluded = comparison.concluded[metric.name]
         if concluded.verdict is not None:
             differs = concluded.verdict in ("better", "worse")
             moved = f" ({_change(concluded.ratio or 1)})" if differs else ""
             by_verdict.setdefault(concluded.verdict, []).append(f"{metric.title}{moved}")
-    name, base = comparison.other, comparison.first
+        else:
+            without.setdefault(concluded.reason, []).append(metric.title)
+    name, base, margin = comparison.other, comparison.first, asked.parameters.margin or MARGIN
     if not by_verdict:
-        yield f"{name} against {base}: no verdict; {next(iter(comparison.concluded.values())).reason}."
+        yield f"{name} against {base}: no verdict; {next(iter(without))}."
         return
     words = {"worse": "worse on", "better": "better on", "inconclusive": "inconclusive on",
              "equivalent": f"equivalent within {100 * margin:g} % on"}  # fmt: skip
     listed = "; ".join(
         f"{said} {', '.join(by_verdict[verdict])}" for verdict, said in words.items() if verdict in by_verdict
     )
-    count = min(len(comparison.before), len(comparison.after))
-    runs = f"{count} run{'s' * (count != 1)} of each"
-    pairs = f"{count} pair{'s' * (count != 1)} of runs" if comparison.is_paired else f"{runs}, which are not paired"
-    yield f"{name} against {base}, over {pairs}: {listed}."
+    yield f"{name} against {base}, over {_runs_in_words(comparison, asked)}: {listed}."
+    yield from (f"No verdict on {', '.join(titles)}: {reason}." for reason, titles in without.items())
     more = {metric.title: comparison.concluded[metric.name].more_pairs or 0 for metric in FAMILY}
     if least := min((count for count in more.values() if count), default=0):
         what = f"pair{'s' * (least > 1)}" if comparison.is_paired else f"run{'s' * (least > 1)} of each"
@@ -189,9 +245,24 @@ def _answer(comparison: Against, margin: float) -> Iterator[str]:
         others = "; how many the others need is in the table" if sum(map(bool, more.values())) > len(names) else ""
         yield f"About {least} more {what} would decide {', '.join(names)}{others}."
     changes = {name: after - before for name, (before, after) in _part_means(comparison).items()}
-    if whole := sum(changes.values()):
+    error_ms = _error_ms(TIMES[0], comparison.before, comparison.after)
+    if (whole := sum(changes.values())) and error_ms <= UNUSABLE_RATIO * abs(whole):
         part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
         yield f"The mean TTFT changed by {whole:+,.1f} ms, of which {LABELS[part]} is {change:+,.1f} ms."
+
+
+def _runs_in_words(comparison: Against, asked: Asked) -> str:
+    """Return which runs were compared: how many pairs, and the pairs by name where not all are whole."""
+    counts = [len(comparison.before), len(comparison.after)]
+    if not comparison.is_paired:
+        sides = f"{counts[0]} run{'s' * (counts[0] != 1)} of {comparison.first} and {counts[1]} of {comparison.other}"
+        return f"{sides}, which are not paired"
+    planned = asked.parameters.pairs or counts[0]
+    if counts[0] >= planned:
+        return f"{counts[0]} pair{'s' * (counts[0] != 1)} of runs"
+    steps = sorted((each.finished.step for each in comparison.before), key=lambda step: step.label)
+    names = ", ".join(step.label.removesuffix(f"-{step.variant}") for step in steps)
+    return f"{counts[0]} of {planned} pairs of runs ({names})"
 
 
 def _change(ratio: float) -> str:
@@ -284,9 +355,9 @@ COMPARE = Procedure(
     name="compare",
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
-    rests_on=("ttft",),
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=30.0)},
     next_step=next_step,
     findings=findings,
+    independent=(PAIR,),
     optional=("rate", "concurrency", "requests", "gate"),
 )

@@ -215,7 +215,7 @@ def _quantiles(values: Floats, qs: Sequence[float]) -> Floats:
 def _scheduling(names: Sequence[str], mixed: _Served | None) -> Scheduling:
     if mixed is None:
         return Scheduling(policy="unknown", reason="the mixed load has not been measured")
-    if mixed.exact.mean() < _EXACT:
+    if mixed.exact.sum() < _EXACT * max(1, len(mixed.exact)):
         reason = "the queue time of single requests is not known: it needs spans, or timings in the replies"
         return Scheduling(policy="unknown", reason=reason)
     place = {name: at for at, name in enumerate(names)}

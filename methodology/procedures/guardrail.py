@@ -85,8 +85,9 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     for name in others:
         steps.append(replace(limit.step, kind=SATURATED, variant=name, label=f"{name}-{limit.step.label}"))
         steps += [replace(step, variant=name, label=f"{name}-{step.label}") for step in levels]
-    ended = sum(each.step.kind in (LEVEL, SATURATED) for each in finished)
-    return steps[ended] if ended < len(steps) else Done(reason="every configuration has been measured at each level")
+    ended = {each.step.label for each in finished if each.step.kind in (LEVEL, SATURATED)}
+    done = Done(reason="every configuration has been measured at each level")
+    return next((step for step in steps if step.label not in ended), done)
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -237,5 +238,6 @@ GUARDRAIL = Procedure(
     },
     next_step=next_step,
     findings=findings,
+    independent=(LEVEL, SATURATED),
     variants=FILTERS,
 )

@@ -42,10 +42,10 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     shares = asked.parameters.levels or LEVELS
     # In an order of chance, so that a drift of the system is not taken for the load's doing.
     order = np.random.default_rng(np.random.SeedSequence(asked.seed, spawn_key=(16, 0))).permutation(len(shares))
-    reached = len(of_kind(finished, LEVEL))
-    if reached == len(shares):
+    ended = {each.step.share for each in of_kind(finished, LEVEL)}
+    share = next((shares[at] for at in order if shares[at] not in ended), None)
+    if share is None:
         return Done(reason="all levels were run")
-    share = shares[order[reached]]
     requests = asked.parameters.requests or 100
     least_s = (requests + 3 * math.sqrt(requests)) / 0.9 / (share * known.per_s)
     duration_s = max(asked.parameters.duration or 60.0, float(math.ceil(least_s)))
@@ -282,4 +282,5 @@ ITL = Procedure(
     presets={"letter": _LETTER, "short": replace(_LETTER, requests=40, duration=30.0)},
     next_step=_next_step,
     findings=_findings,
+    independent=(LEVEL,),
 )

@@ -44,22 +44,23 @@ def _lengths(asked: Asked) -> tuple[list[int], list[int]]:
 
 def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     lengths, skipped = _lengths(asked)
-    reached = len(of_kind(finished, LEVEL))
-    if reached >= len(lengths):
+    ended = {each.step.options["input_tokens"] for each in of_kind(finished, LEVEL)}
+    length = next((each for each in lengths if str(each) not in ended), None)
+    if length is None:
         if lengths:
             return Done(reason="all lengths were run" + (f"; {_skipped(asked, skipped)}" if skipped else ""))
         return Done(reason=f"no length fits: {_skipped(asked, skipped)}", complete=False)
     parameters = asked.parameters
     options = {
         "workload": asked.options.get("workload", "long-context"),
-        "input_tokens": str(lengths[reached]),
+        "input_tokens": str(length),
         "output_tokens": str(parameters.output_tokens or OUTPUT_TOKENS),
     }
     if not finished:
         options |= {"input_tokens": str(SHORT_TOKENS), "output_tokens": str(SHORT_OUTPUT)}
         given = {"kind": WARM_UP, "requests": SHORT_REQUESTS, "options": options}
         return fresh(asked, finished, WARM_UP, "closed", SHORT_AT_ONCE, **given)
-    label, in_flight = f"input-{lengths[reached]}", parameters.concurrency or CONCURRENCY
+    label, in_flight = f"input-{length}", parameters.concurrency or CONCURRENCY
     return fresh(asked, finished, label, "closed", in_flight, requests=parameters.requests or REQUESTS, options=options)
 
 
@@ -241,4 +242,5 @@ LONG_CONTEXT = Procedure(
     presets={"letter": _LETTER, "short": replace(_LETTER, lengths=LENGTHS[:4], requests=10)},
     next_step=_next_step,
     findings=_findings,
+    independent=(LEVEL,),
 )

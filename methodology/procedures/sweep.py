@@ -74,8 +74,9 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     every, repeats = cells(asked), asked.parameters.repeat or 1
     if not (asked.parameters.vary or {}):
         return Done(reason="nothing was varied", complete=False)
-    at = len(finished)
-    if at >= len(every) * repeats:
+    ended = {each.step.seed for each in finished}
+    at = next((at for at in range(len(every) * repeats) if content_seed(asked, at + 1) not in ended), None)
+    if at is None:
         return Done(reason=f"{len(every)} combinations were measured, each {repeats} times")
     repeat, place = divmod(at, len(every))
     order = list(range(len(every)))
@@ -137,7 +138,7 @@ def _measured(finished: Finished, data: StepData, cell: tuple[str, ...], repeat:
     return _Measured(
         cell=cell,
         repeat=repeat,
-        sample=sample(finished, data),
+        sample=sample(finished, data, data.doubts),
         siclait=siclait(ok),
         speed=float(np.median(speeds)) if len(speeds) else math.nan,
         exo=_exo_rows(ok, finished, data, repeat),
@@ -262,8 +263,9 @@ def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: s
             x = float([each.cell[-1] for each in runs].index(run.cell[-1]))
         lines.setdefault(others or title, []).append((x, finite(run.sample.metrics[metric])))
     over = names[-1] if names else ""
-    drawn = (Line(name=name, x=tuple(x for x, _ in sorted(points)), y=tuple(y for _, y in sorted(points)))
-             for name, points in lines.items())  # fmt: skip
+    ordered = {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
+    drawn = (Line(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
+             for name, points in ordered.items())  # fmt: skip
     heading = f"{title} over {over}" if over else title
     return plot(f"sweep-{metric.replace('_', '-')}", heading, (over, title), drawn, kind="marks")
 
@@ -275,5 +277,6 @@ SWEEP = Procedure(
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=10.0)},
     next_step=next_step,
     findings=findings,
+    independent=(CELL,),
     optional=("rate", "concurrency", "requests", "vary"),
 )

@@ -49,11 +49,10 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     known = capacity(replace(asked, parameters=lasting), finished)
     if not isinstance(known, Capacity):
         return known
-    shares = sorted(parameters.levels or ())
-    ended = of_kind(finished, LEVEL)
-    if len(ended) >= len(shares):
+    ended = {each.step.share for each in of_kind(finished, LEVEL)}
+    share = next((each for each in sorted(parameters.levels or ()) if each not in ended), None)
+    if share is None:
         return Done(reason="every level was run")
-    share = shares[len(ended)]
     rate = share * known.per_s
     duration_s = max(parameters.duration or 60.0, (parameters.requests or 0) / rate)
     label, options = f"open-{level_label(rate, share)}", {"slo": parameters.slo} if parameters.slo else {}
@@ -315,4 +314,5 @@ TRADEOFF = Procedure(
     },
     next_step=_next_step,
     findings=_findings,
+    independent=(LEVEL,),
 )

@@ -133,7 +133,9 @@ class Findings(Struct, frozen=True, kw_only=True):
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
-    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")] = None
+    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated, or it is unknown.")] = (
+        None
+    )
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 

@@ -198,6 +198,7 @@ class Finished(Struct, frozen=True, kw_only=True):
     run: str  # its run directory, inside the study's
     step: Step
     outcome: Outcome
+    again: bool = False  # whether a study that went on tries it again, since it was void twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +213,8 @@ class StepData:
     closed_loop: bool
     status: str
     doubts: Mapping[Kind, str] = field(default_factory=dict)  # as of Outcome
+    # By how much 99 of 100 times may be off, of those that are doubted.
+    error_ms: Mapping[Kind, float] = field(default_factory=dict)
     blame: str = ""
     damage: str = ""  # what of its records is missing or damaged, in words
     about: Mapping[str, Any]  # facts of manifest and summary by name: target, tokenizer, workload, config, warmup, ...
@@ -237,5 +240,7 @@ class Procedure:
     sentinel: Callable[[Sequence[Finished]], Finished | None] | None = None
     # What its decisions rest on beside the load; a step is void only where one of these cannot be trusted.
     rests_on: tuple[Kind, ...] = ()
+    # Kinds of steps that no other step rests on: where one is void twice, the test goes on without it.
+    independent: tuple[str, ...] = ()
     # What the names of its configurations declare of each, where --sut does not.
     variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)

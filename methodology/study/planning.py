@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -21,26 +22,51 @@ REPEATS = 10_000  # contents from this number on are those of repeated steps
 def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step of a study, a pure function of what was asked and of the steps so far.
 
-    - A void step is repeated once; where that is void too, the study is not complete. It sends other requests, which no
-      prefix cache holds from the first time; where other steps have to send the same, the cache is emptied.
+    - A void step is repeated once. Where that is void too, the study is not complete; it goes on with the steps that do
+      not rest on it (`Procedure.independent`), and tries it again when it is resumed.
     - After a complete test whose parameters ask for a sentinel, its first level is run again, or what it has instead.
     """
-    if finished and finished[-1].outcome.void:
-        last = finished[-1]
-        if last.step.repeat:
-            reason = f"step {last.number} ({last.step.label}) was void twice: {last.outcome.void}"
-            return Done(reason=reason, complete=False)
-        seed = content_seed(asked, REPEATS + len(finished)) if last.step.unpaired else last.step.seed
-        empties = last.step.reset_cache or not last.step.unpaired
-        return replace(last.step, repeat=1, seed=seed, reset_cache=empties)
-    decided = procedure.next_step(asked, counting(finished))
+    last = finished[-1] if finished else None
+    if last is not None and last.outcome.void and not last.again:
+        if not last.step.repeat:
+            return replace(_with_new_contents(asked, finished, last.step), repeat=1)
+        if last.step.kind not in procedure.independent:
+            return Done(reason=_void_twice([last]), complete=False)
+    lost = given_up(finished)
+    steps = [each for each in finished if each.step.kind != SENTINEL and (not each.outcome.void or each in lost)]
+    decided = procedure.next_step(asked, steps)
+    if isinstance(decided, Step):
+        return _with_new_contents(asked, finished, decided)
+    if decided.complete and lost:
+        return Done(reason=_void_twice(lost), complete=False)
     first = repeated(procedure, finished)
-    if isinstance(decided, Step) or not (decided.complete and asked.parameters.sentinel and first):
-        return decided
-    if any(each.step.kind == SENTINEL for each in finished):
+    if not (decided.complete and asked.parameters.sentinel and first) or of_kind(valid(finished), SENTINEL):
         return decided
     seed = content_seed(asked, len(finished) + 1)
     return replace(first.step, kind=SENTINEL, label=f"{SENTINEL}-{first.step.label}", seed=seed, repeat=0)
+
+
+def _with_new_contents(asked: Asked, finished: Sequence[Finished], step: Step) -> Step:
+    """Return a step that no prefix cache knows from an earlier try: it sends other requests, or the cache is emptied
+    where another step sends the same.
+    """
+    tries = [each.step for each in finished if each.step.seed == step.seed]
+    if not any((each.kind, each.variant) == (step.kind, step.variant) for each in tries):
+        return step
+    if step.unpaired:
+        return replace(step, seed=content_seed(asked, REPEATS + len(finished)))
+    return replace(step, reset_cache=True)
+
+
+def given_up(finished: Sequence[Finished]) -> list[Finished]:
+    """Return the steps that were void twice, and that the study went on without."""
+    return [each for each in finished if each.outcome.void and each.step.repeat and not each.again]
+
+
+def _void_twice(steps: Sequence[Finished]) -> str:
+    named = ", ".join(f"step {each.number} ({each.step.label})" for each in steps)
+    were, them = ("was", "it") if len(steps) == 1 else ("were", "them")
+    return f"{named} {were} void twice: {steps[-1].outcome.void.rstrip('.')}. --resume tries {them} again"
 
 
 def repeated(procedure: Procedure, finished: Sequence[Finished]) -> Finished | None:
@@ -87,4 +113,9 @@ def level_label(level: float, share: float | None = None) -> str:
 
 def content_seed(asked: Asked, number: int) -> int:
     """Return the seed of what the `number`-th content of a study sends: each differs, so that no step warms another."""
-    return int(np.random.SeedSequence(asked.seed, spawn_key=(16, number)).generate_state(1, np.uint32)[0])
+    return _seed(asked.seed, number)
+
+
+@lru_cache(maxsize=4096)
+def _seed(study: int, number: int) -> int:
+    return int(np.random.SeedSequence(study, spawn_key=(16, number)).generate_state(1, np.uint32)[0])

@@ -215,5 +215,5 @@ def plot_cumulative(
     y_title: str = "share of the requests",
 ) -> tuple[Plot, ...]:
     """Return the cumulative distributions of times as a plot, none where there are none."""
-    lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if len(of_label))
+    lines = tuple(cumulative(label, of_label) for label, of_label in values.items() if np.isfinite(of_label).any())
     return (plot(name, title, (x_title, y_title), lines, log_x=True),) if lines else ()

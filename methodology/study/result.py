@@ -100,5 +100,7 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     drift: Annotated[Drift | None, doc("Whether the system drifted; null without a sentinel.")]
     cost: Annotated[Cost, doc("What the study took.")]
     notes: Annotated[list[str], doc("How the draft was read where it is open, and deviations.")]
-    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated.")]
+    passed: Annotated[
+        bool | None, doc("Whether stated criteria hold; null: none were stated, or that was not decided.")
+    ]
     reproduction: Annotated[Reproduction, doc("What it takes to repeat the study.")] = Reproduction()

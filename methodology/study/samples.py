@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from correlator.breakdown import TTFT_PARTS
 from loadgen.requests.metrics import request_metrics
-from methodology.study.model import Finished, StepData
-from methodology.study.outcome import trusted
+from methodology.study.model import Finished, Kind, StepData
+from methodology.study.outcome import KIND_OF, trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number of each run that is compared."""
+    """A number of each run that is compared; `kind` is what of the load generator it rests on, beside the load."""
 
     name: str
     title: str
     unit: str
     lower_is_better: bool = True
+    kind: Kind | None = None
 
 
 _TIMES = {"ttft_ms": (50, 90, 99), "tpot_ms": (50, 99), "e2e_ms": (50, 99)}
 TIMES = tuple(
-    Metric(name=f"{time.removesuffix('_ms')}_p{percent}_ms", title=f"{time[:-3].upper()} P{percent}", unit="ms")
+    Metric(
+        name=f"{time[:-3]}_p{percent}_ms",
+        title=f"{time[:-3].upper()} P{percent}",
+        unit="ms",
+        kind=KIND_OF.get(time[:-3]),
+    )
     for time, percents in _TIMES.items()
     for percent in percents
 )
@@ -39,19 +45,20 @@ FAMILY = (*TIMES, *RATES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a run showed: a value a metric, NaN where unknown, the mean of each part of its TTFT, and its success rate.
+    """What a run showed: a value a metric, the mean of each part of its TTFT, and its success rate; NaN where unknown.
 
-    A request that failed took for ever: a percentile that falls on one is infinite.
+    A request that failed took for ever: a percentile that falls on one is infinite. `error_ms`: as of StepData.
     """
 
     finished: Finished
     metrics: Mapping[str, float]
     parts_ms: Mapping[str, float]
     success: float
+    error_ms: Mapping[Kind, float] = field(default_factory=dict)
 
 
-def sample(finished: Finished, data: StepData) -> Sample:
-    """Return what one run showed."""
+def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> Sample:
+    """Return what one run showed, without the times that rest on what is doubted."""
     outcome, requests = finished.outcome, request_metrics(data.requests)
     ok = data.requests.status == "ok"
     values = {
@@ -59,7 +66,7 @@ def sample(finished: Finished, data: StepData) -> Sample:
         "completed_requests_per_s": math.nan if outcome.completed_per_s is None else outcome.completed_per_s,
     }
     for name, percents in _TIMES.items():
-        times_ms = trusted(name, np.where(ok, getattr(requests, name), np.inf), data.doubts)
+        times_ms = trusted(name, np.where(ok, getattr(requests, name), np.inf), doubts)
         ascending = np.sort(times_ms[~np.isnan(times_ms)])
         for percent in percents:
             place = math.ceil(percent / 100 * len(ascending)) - 1
@@ -71,5 +78,6 @@ def sample(finished: Finished, data: StepData) -> Sample:
         finished=finished,
         metrics=values,
         parts_ms={name: float(values_ms.mean()) for name, values_ms in means_ms.items()} if covered.any() else {},
-        success=outcome.ok / outcome.sent if outcome.sent else 0.0,
+        success=outcome.ok / outcome.sent if outcome.sent else math.nan,
+        error_ms=data.error_ms,
     )

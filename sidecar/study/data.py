@@ -92,6 +92,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         closed_loop=closed_loop(run),
         status=run.status,
         doubts=doubts(check, requests),
+        error_ms={kind: bound.p99 or 0.0 for kind, bound in _exceeded(check) if bound.unusable},
         blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
         damage=damage_of(run.integrity),
         about=_about(run),
@@ -112,10 +113,14 @@ def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
         reasons["load"] = (check.arrivals.sentence or "").rstrip(".") + because
     elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
         reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
-    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
-    exceeded = [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]
-    said = zip(exceeded, check.reasons, strict=True)
+    said = zip(_exceeded(check), check.reasons, strict=True)
     return reasons | {kind: reason + because for (kind, bound), reason in said if bound.unusable}
+
+
+def _exceeded(check: SelfCheck) -> list[tuple[Kind, ErrorBound]]:
+    """Return the errors that are over their limits, in the order of the self-check's reasons."""
+    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
+    return [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]
 
 
 def _about(run: Run) -> Mapping[str, Any]:

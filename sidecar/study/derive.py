@@ -62,7 +62,10 @@ def derive_study(path: Path, *, outside: bool = False) -> Derived:
         findings = procedure.findings(asked, study.finished, steps.read)
         facts = steps.facts_of(study.finished)
         study = replace(study, damage=_damage(study, steps.damage))
-        compliance = comply(asked.test, asked, read_system(asked.system), study.finished, findings, facts)
+        end = decide(procedure, asked, study.finished)
+        whole = isinstance(end, Done) and end.complete and not study.damage
+        system = read_system(asked.system)
+        compliance = comply(asked.test, asked, system, study.finished, findings, facts, whole=whole)
         result = study_result(study, procedure, findings, facts, compliance.system)
         files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
         files |= study_files(result, findings, compliance)
@@ -124,7 +127,7 @@ def study_result(
         drift=_drift(study, procedure),
         cost=_cost(study),
         notes=[*findings.notes, *_step_notes(study)],
-        passed=findings.passed,
+        passed=findings.passed if status == "complete" else None,
         reproduction=_reproduction(study, facts),
     )
 

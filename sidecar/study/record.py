@@ -94,6 +94,13 @@ class Judged(Struct, frozen=True, kw_only=True, tag="verdict"):
     outcome: Outcome
 
 
+class Retried(Struct, frozen=True, kw_only=True, tag="retried"):
+    """A study that went on tries a step again that was void twice."""
+
+    at_ns: StampNs
+    number: int
+
+
 class Stopped(Struct, frozen=True, kw_only=True, tag="stopped"):
     """The study ended, or was left; it may be resumed."""
 
@@ -102,7 +109,7 @@ class Stopped(Struct, frozen=True, kw_only=True, tag="stopped"):
     reason: str
 
 
-Frame = Decided | Begun | Ended | Judged | Stopped
+Frame = Decided | Begun | Ended | Judged | Retried | Stopped
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 
@@ -298,6 +305,8 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
         elif isinstance(frame, Judged) and frame.number in decided and frame.number in begun:
             step, run = decided[frame.number].step, begun[frame.number].run
             finished[frame.number] = Finished(number=frame.number, run=run, step=step, outcome=frame.outcome)
+        elif isinstance(frame, Retried) and frame.number in finished:
+            finished[frame.number] = msgspec.structs.replace(finished[frame.number], again=True)
     if sorted(finished) != list(range(1, len(finished) + 1)):
         raise ConfigurationError(f"{path / LOG}: is damaged: verdicts of steps are missing; restore it from a copy")
     pending = [frame for number, frame in decided.items() if number not in finished]

@@ -16,7 +16,7 @@ from methodology.compliance.system import as_text, read_system
 from methodology.study.findings import figure
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
 from methodology.study.outcome import outcome
-from methodology.study.planning import decide
+from methodology.study.planning import decide, given_up
 from rundir.clock import anchor
 from sidecar.directory import Run
 from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
@@ -226,13 +226,11 @@ def prepared_requests(step: Step, finished: Sequence[Finished], capacity_per_s: 
 
 
 def _settle(study: Study, procedure: Procedure) -> None:
-    """Judge a step that had ended when the study was left; set one aside that had not, or that was void twice."""
+    """Judge a step that had ended when the study was left, set one aside that had not, and try those again that were
+    void twice.
+    """
+    append(study.path, *(record.Retried(at_ns=_now_ns(), number=each.number) for each in given_up(study.finished)))
     pending = study.pending
-    last = study.finished[-1] if study.finished else None
-    if pending is None and last is not None and last.outcome.void and last.step.repeat:
-        record.set_aside(study.path / last.run)
-        append(study.path, record.Decided(at_ns=_now_ns(), number=last.number, step=last.step))
-        return
     begun = None if pending is None else study.begun.get(pending.number)
     if pending is None or begun is None:
         return

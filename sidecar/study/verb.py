@@ -219,10 +219,11 @@ def _conducted(study: Study, options: StudyOptions, command: list[str], progress
 def code_of(derived: Derived, options: StudyOptions, error: SidelightError | None) -> int:
     if error is not None:
         return error.exit_code
-    if derived.result.status != "complete":
+    result = derived.result
+    if result.status != "complete" or (result.parameters.gate and result.passed is None):
         return TargetNotMeasured.exit_code
     complies = options.require is None or satisfies(derived.compliance, options.require)
-    return MISSED if derived.result.passed is False or not complies else 0
+    return MISSED if result.passed is False or not complies else 0
 
 
 def _bracket(finished: Sequence[Finished]) -> str:

@@ -265,15 +265,41 @@ def test_a_step_is_as_warm_as_the_one_that_warmed_the_system_up():
         assert ("unconditional" if is_enough else "not compliant") == comply(**given).verdict
 
 
-def test_a_study_without_steps_is_not_compliant():
-    """Nor is one whose only step was void."""
-    given = study("ttft")
+def test_a_study_without_steps_is_not_judged():
+    """Nor is one whose only step was void: unknown is not unmet. What that step saw is shown, as what it is."""
+    given = study("ttft") | {"system": studies.read_system(None)}
     given["finished"] = [
         replace(each, outcome=Outcome(status="complete", void="foreign")) for each in given["finished"]
     ]
+    for finished in ([], given["finished"]):
+        statement = comply(**given | {"finished": finished, "whole": False})
+        assert "not judged" == statement.verdict
+        assert {"not judged"} == {each.state for each in statement.requirements}
+        assert "no step counts" in statement.sentence
+    assert "tiny-llama" == statement.system.model
+    assert statement.system.seen["model"].endswith(", in a void step")
+
+
+def test_what_a_study_lacks_that_is_not_complete_is_not_judged():
+    """A test's own requirements and steps that are still to come are open; the others are judged by what there is."""
+    given = study("tradeoff") | {"system": studies.read_system(None)}
+    given["finished"] = given["finished"][:2]
+    assert "not compliant" == comply(**given).verdict
+    statement = comply(**given, whole=False)
+    assert "not judged" == statement.verdict
+    assert "not judged" == next(each.state for each in statement.requirements if each.id == "tradeoff-levels")
+    assert "sut-boundary" in {each.id for each in statement.failing("must")}
+    assert not satisfies(statement, "conditional")
+
+
+def test_a_sentence_names_few_requirements():
+    """Of many that are not met the first, and how many more."""
+    given = study("ttft") | {"system": studies.read_system(None)}
     statement = comply(**given)
-    assert "not compliant" == statement.verdict
-    assert "no step that counts was run" in {each.reason for each in statement.failing("must")}
+    names = [each.id for each in statement.failing("must")]
+    assert len(names) > 5
+    assert f"{names[4]} and {len(names) - 5} more)" in statement.sentence
+    assert names[5] not in statement.sentence
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,14 @@ def test_a_bound_at_the_height_of_the_last_level_is_reached_there() -> None:
     reached = crossing(x, y, [0.1, 0.1, 0.1], y[-1])
     assert reached is not None
     assert reached[0] == pytest.approx(x[-1])
+
+
+def test_one_level_measured_often_is_one_knot() -> None:
+    """Their weighted means differ by rounding alone, which lets some descend."""
+    at = 3.558132900000001
+    weighted = [(at, 1.0, 0.1), (at, 1.1, 0.3), (at, 1.2, 0.7), (at, 1.3, 0.11), (at, 1.05, 0.13), (6.5, 2.0, 0.1)]
+    for count in range(2, 6):
+        x, y, sd = zip(*(weighted[:count] + weighted[-1:]), strict=True)
+        knots, _ = curve(x, y, sd)
+        assert (np.diff(knots) > 0).all()
+        assert crossing(x, y, sd, 1.5) is not None

@@ -101,6 +101,66 @@ def test_a_run_without_its_like_is_left_out_of_the_pairs() -> None:
     assert comparison.concluded["ttft_p50_ms"].pairs == 3
 
 
+def decided(void: set[str], finished: list[Finished]) -> tuple[list[Finished], Done]:
+    """Go on with a comparison of five pairs whose steps of these labels are void, until it ends."""
+    finished = list(finished)
+    while isinstance(step := decide(COMPARE, asked(pairs=5), finished), Step):
+        came = Outcome(status="complete", void="held up" if step.label in void else "", sent=10, ok=10)
+        finished.append(Finished(number=len(finished) + 1, run=step.label, step=step, outcome=came))
+        assert len(finished) < 30
+    return finished, step
+
+
+def test_a_void_pair_costs_itself_and_no_other() -> None:
+    """All others are measured, none of it once it has no like; the end names it, and who goes on tries it again."""
+    finished, end = decided({"pair-2-b"}, [])
+    assert not end.complete
+    assert "(pair-2-b) was void twice: held up. --resume tries it again" in end.reason
+    whole = Counter(each.step.seed for each in finished if not each.outcome.void)
+    assert [2, 2, 2, 2] == sorted(whole.values())[-4:]
+    resumed = [replace(each, again=bool(each.outcome.void and each.step.repeat)) for each in finished]
+    finished, end = decided(set(), resumed)
+    assert end.complete
+    assert {2} == set(Counter(each.step.seed for each in finished if not each.outcome.void).values())
+
+
+def test_where_the_first_is_void_its_pair_is_left() -> None:
+    """What stands beside it would be compared with nothing."""
+    finished, _ = decided({f"pair-{number}-a" for number in range(1, 6)}, [])
+    alone = [each.step.label for each in finished if each.step.variant == "b"]
+    assert len(alone) < 5
+    assert 10 == sum(each.step.variant == "a" for each in finished)
+
+
+def test_whole_pairs_stay_pairs_however_few_they_are() -> None:
+    """Measured in turn, two pairs of three are two pairs, not runs that are not paired."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [20, 22], seeds=[1, 2])
+    comparison = against(runs, "a", "b", 0.05, in_turn=True)
+    assert comparison.is_paired
+    assert comparison.concluded["ttft_p50_ms"].pairs == 2
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"), [([], "no run of b counts"), ([4], "no pair has a run of both that counts")]
+)
+def test_no_success_rate_is_stated_of_no_run(seeds: list[int], said: str) -> None:
+    """Void runs are missing: none of their requests failed."""
+    runs = samples("a", [10, 11, 12], seeds=[1, 2, 3]) + samples("b", [9.0] * len(seeds), seeds=seeds)
+    concluded = against(runs, "a", "b", 0.05, in_turn=bool(seeds)).concluded
+    assert {said} == {of.reason for of in concluded.values()}
+
+
+@pytest.mark.parametrize(("error_ms", "verdict"), [(10.0, "better"), (200.0, None)])
+def test_an_error_hides_a_difference_that_is_not_ten_times_as_large(error_ms: float, verdict: str | None) -> None:
+    """10 ms beside medians of 1,045 and 73 ms hide nothing; where it does, the reason is the load generator."""
+    runs = samples("a", [1045, 1050, 1040], seeds=[1, 2, 3]) + samples("b", [73, 74, 72], seeds=[1, 2, 3])
+    late = [replaced(each, error_ms={"ttft": error_ms}) for each in runs]
+    concluded = against(late, "a", "b", 0.05).concluded
+    assert verdict == concluded["ttft_p50_ms"].verdict
+    assert (verdict is None) == ("the load generator was held up" in concluded["ttft_p50_ms"].reason)
+    assert "better" == concluded["e2e_p50_ms"].verdict
+
+
 def test_one_configuration_cannot_be_compared() -> None:
     """It takes two."""
     done = decide(COMPARE, asked(variants=("a",)), [])

@@ -40,7 +40,7 @@ def test_recorded_runs_are_compared_as_a_study(recorded: Path, tmp_path: Path, c
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["status"] == "complete"
     assert result["answer"][0].startswith(
-        "B against A, over 3 runs of each, which are not paired: equivalent within 5 %"
+        "B against A, over 3 runs of A and 3 of B, which are not paired: equivalent within 5 %"
     )
     assert result["results"]["B_over_A_ttft_p50_ratio"]["value"] == 1.0
     assert "Fair Comparison Checklist" in capsys.readouterr().out
