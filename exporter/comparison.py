@@ -106,6 +106,9 @@ def against(first: Compared, other: Compared) -> Iterator[str]:
         without = " and ".join(run.label for run in (first, other) if run.ends("ttft_ms", "mean") is None)
         yield f"{other.label} against {first.label}: no TTFT is known of {without}."
         return
+    if over := [run.label for run in (first, other) if run.summary.methodology.stability.verdict == "growing"]:
+        were = f"{' and '.join(over)} {'was' if len(over) == 1 else 'were'} overloaded"
+        yield f"{other.label} against {first.label}: not comparable: {were}, so that times depend on how long it ran."
     yield f"{other.label} against {first.label}: the mean TTFT is {mean_change}."
     parts = [
         (end[0], label_of(part, other.summary.correlation.breakdown))
@@ -131,7 +134,8 @@ def _change(first: Compared, other: Compared, name: str, statistic: str) -> str 
     words = f"{how} ({spoken(after[0])} instead of {spoken(before[0])}"
     if low is None or high is None:
         return f"{words}; {_why_no_interval((first, other), name, statistic)})"
-    chance = ", which may be chance" if low <= 0 <= high else ""
+    over = "growing" in (first.summary.methodology.stability.verdict, other.summary.methodology.stability.verdict)
+    chance = ", which may be chance" if low <= 0 <= high and not over else ""
     return f"{words}; 95 % interval of the difference {_moved(low)} to {_moved(high)}){chance}"
 
 

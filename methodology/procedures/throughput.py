@@ -175,7 +175,7 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
         yield "More in flight would give more: this is no limit of the server."
         yield binds
         return
-    yield _highest(study, stable, served) if stable else "No load was shown to be sustained."
+    yield (_highest(study, stable, served) if stable else _unsustained(study))
     yield _saturated(study, results)
     yield binds
     if study.asked.parameters.slo:
@@ -183,6 +183,13 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     if stable is not None:
         accepted = results["draft_sustainable_requests_per_s"]
         yield from criteria.acceptance(stable, limit, accepted, criteria.lowest_p50_ms(study.levels, limit))
+
+
+def _unsustained(study: _Study) -> str:
+    """Return what is known where no load was shown stable."""
+    if study.levels and all(each.outcome.verdict == "growing" for each in study.levels):
+        return "Every level tried was above what it serves; try lower (--min)."
+    return "No load was shown to be sustained."
 
 
 def _tokens(quantity: Quantity) -> str:

@@ -323,9 +323,10 @@ def within(procedure: Procedure, asked: Asked, common: RunOptions, budget_s: flo
         costs.append(f"--budget: {name.replace('_', ' ')} {_shown_value(now)} became {_shown_value(least)}: {cost}")
     needed_s = expected(procedure, asked, common).seconds
     if needed_s > budget_s:
+        cure = "" if asked.parameters.capacity else ", or --capacity if it is known"
         raise ConfigurationError(
-            f"--budget {minutes(budget_s)}: the shortest {procedure.name} takes about {minutes(needed_s)}; give as "
-            "much, or --capacity if it is known"
+            f"--budget {minutes(budget_s)}: the shortest {procedure.name} takes about {minutes(needed_s)}; give "
+            f"--budget {math.ceil(needed_s / 60)}m{cure}"
         )
     return asked, costs
 
