@@ -45,6 +45,10 @@ class Run:
     path: Path
     _recorded: Recorded
 
+    def __repr__(self) -> str:
+        """Return one line with the run's status, requests and endpoints, as a notebook shows it."""
+        return f"<Run {self.status}: {len(self.requests.index):,} requests, {len(self.scrapes)} metrics pages>"
+
     @property
     def manifest(self) -> Mapping[str, Any]:
         """Return what was asked for, with what and when; secrets are masked."""

@@ -162,7 +162,9 @@ def _parsed(text: str, where: str) -> object:
         )
         msgspec.json.encode(said)
     except json.JSONDecodeError as error:
-        place = f"{where}, column {error.colno}" if error.lineno == 1 else f"{where}, line {error.lineno}"
+        # A line of a file that ends too early is its own second line to the parser.
+        inside = error.lineno > 1 and ", line " not in where
+        place = f"{where}, line {error.lineno}" if inside else f"{where}, column {error.colno}"
         _fail(place, f"not JSON: {error.msg}; each line must be an object such as {_EXAMPLE}, or name the file "
               "*.txt for a plain prompt a line", error)  # fmt: skip
     except RecursionError as error:

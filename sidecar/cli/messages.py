@@ -26,7 +26,6 @@ from sidecar.options.load import RunOptions
 from sidecar.progress import discard
 
 SHORT = 16  # characters: keys and tokens are longer
-_ONE_AT_A_TIME = "give one number; each value is a run of its own"
 _MUST_BE = {
     float: "must be a number",
     int: "must be a whole number",
@@ -138,7 +137,8 @@ def _unusable_value(error: cyclopts.CoercionError) -> str:
 
 def _reason(error: cyclopts.CoercionError, value: str) -> str:
     if _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
-        return _ONE_AT_A_TIME
+        name = _name(error.argument, None).removeprefix("--")
+        return f"give one number; several are a sweep: sidelight sweep URL --vary {name}={value}"
     if error.msg is not None:
         return str(error.msg).removeprefix(f"{value!r}: ")
     hint: Any = error.target_type

@@ -32,7 +32,7 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --rate 0", "--rate 0: must be greater than 0"),
         (f"{RUN} --rate fast", "--rate fast: must be a number"),
         (f"{RUN} --concurrency 1.5", "--concurrency 1.5: must be a whole number"),
-        (f"{RUN} --concurrency 1,2,4", "--concurrency 1,2,4: give one number; each value is a run of its own"),
+        (f"{RUN} --concurrency 1,2,4", "several are a sweep: sidelight sweep URL --vary concurrency=1,2,4"),
         (f"{RUN} --rate 1 --barrier --concurrency 1", "--barrier and --rate exclude each other"),
         (f"{RUN} --rat 1", "--rat: sidelight run has no such option; did you mean --rate?"),
         (f"{RUN} --xyz=secret", "--xyz: sidelight run has no such option; `sidelight run --help` lists them"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -83,3 +85,15 @@ def test_what_is_not_there_is_refused_by_name(recorded: Path, tmp_path: Path):
         sidelight.open_run(tmp_path)
     with pytest.raises(ValueError, match="'spans': no such table; choose from requests, chunks, scrapes, timeslices"):
         sidelight.open_run(recorded).arrow("spans")  # type: ignore[arg-type]  # what a user may type
+
+
+def test_a_run_is_shown_in_a_line_and_typed(recorded: Path):
+    """In a notebook its tables would fill pages; type checkers read the package only with its marker."""
+    assert re.fullmatch(r"<Run .* requests, \d+ metrics pages>", repr(sidelight.open_run(recorded)))
+    assert (Path(sidelight.__file__).parent / "py.typed").is_file()
+
+
+def test_the_package_can_be_run():
+    """As `python -m sidelight`."""
+    ended = subprocess.run([sys.executable, "-m", "sidelight", "--version"], capture_output=True, check=True, text=True)
+    assert re.fullmatch(r"\d+\.\d+\.\d+\s*", ended.stdout)
