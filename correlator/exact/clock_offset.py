@@ -19,6 +19,7 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"
+NO_AGREEMENT = "each span begins before its request was sent, or ends after its reply, wherever the clock is set"
 NO_BOUNDS = "the requests that were joined bound the offset from one side only"
 _QUORUM = 0.9
 _FAR_NS = 2**62
@@ -80,12 +81,14 @@ def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:
     Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
 
     - a clock that may be ours, where 0 is among these offsets: 0, with the farthest of them as error
-    - no request whose reply came: unknown
+    - no request whose reply came, or only such whose own bounds contradict each other: unknown
     - bounds that contradict each other by up to 10 ms, as clocks drift and stamps are late: half of that is the error
     - by more: what most of them agree on (Marzullo 1984), if that are nine of ten; a single span may lie. Else unknown:
       the engine's clock was set during the run, or it is several engines with a clock each
     """
     agree = _agreeing(least, most)
+    if not agree.any():
+        return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=NO_AGREEMENT)
     low_ns, high_ns, pairs = int(least[agree].max()), int(most[agree].min()), int(agree.sum())
     if low_ns == -_FAR_NS or high_ns == _FAR_NS:
         return ClockOffset(offset_ns=None, error_ns=None, pairs=len(least), reason=NO_BOUNDS)
@@ -108,7 +111,8 @@ def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
     least = np.where(sent, requests.submit_ns - joined.arrival_ns, -_FAR_NS)
     spoken_ns = first_token_ns(joined)
     spoken = (spoken_ns >= 0) & (requests.first_output_ns >= 0)
-    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0)
+    # Engines go on for a while with what a client gave up.
+    ended = (joined.end_ns >= 0) & (requests.end_ns >= 0) & ~np.isin(requests.status, ("cancelled", "failed"))
     most = np.minimum(
         np.where(spoken, requests.first_output_ns - spoken_ns, _FAR_NS),
         np.where(ended, requests.end_ns - joined.end_ns, _FAR_NS),
@@ -117,11 +121,17 @@ def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
 
 
 def _agreeing(least: Ints, most: Ints) -> Bools:
-    """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late."""
+    """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late.
+
+    Bounds that hold no offset hold none of the others'.
+    """
     slack_ns = round(SLACK_S * 1e9) // 2
     begin, end = least - slack_ns, most + slack_ns
-    edges = np.concatenate([begin, end])
-    steps = np.concatenate([np.ones(len(begin), dtype=np.int64), -np.ones(len(end), dtype=np.int64)])
+    possible = begin <= end
+    if not possible.any():
+        return possible
+    edges = np.concatenate([begin[possible], end[possible]])
+    steps = np.repeat(np.array([1, -1]), int(possible.sum()))
     # Of edges at one place those that begin go first: bounds that touch agree.
     order = np.lexsort((-steps, edges))
     offset_ns = edges[order][np.argmax(np.cumsum(steps[order]))]

@@ -16,7 +16,7 @@ from correlator.exact.matching import Matched, by_record
 from correlator.exact.replies import by_reply
 from correlator.exact.span_matching import by_time
 from correlator.exact.spans import by_request_id, by_trace
-from correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, put, unjoined
+from correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, Refusal, put, unjoined
 from loadgen.requests.metrics import span_s
 from loadgen.requests.table import RequestLog
 from scraper.spans.requests import EngineSpans
@@ -26,7 +26,8 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     """Find each request's own times; `records` are those of `/perf_metrics`, where it was read.
 
     - a trace id, or a request id, that several requests bear joins none of them
-    - several spans of one request are its choices, or the engines that shared it
+    - several spans of one request are its choices, its steps, or the engines that shared it; of others that could be
+      its own, none is taken
     - times longer than the client waited, in all or for its first token, are discarded, whichever source states them
     """
     taken: set[int] = set()
@@ -42,12 +43,16 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     why: list[list[str]] = [[] for _ in range(len(table))]
     waited_s = np.nan_to_num(span_s(requests.submit_ns, requests.end_ns), nan=np.inf)
     ttft_s = np.nan_to_num(span_s(requests.submit_ns, requests.first_token_ns), nan=np.inf)
+    whole_s = np.where(requests.status == "ok", waited_s, np.inf)  # engines go on with what a client gave up
     for source, find in sources:
         for row, times in find(np.flatnonzero(table.source == "none").tolist(), why):
-            if reason := put(table, row, source, times, ttft_s=ttft_s[row], waited_s=waited_s[row]):
+            within = {"ttft_s": ttft_s[row], "waited_s": waited_s[row], "whole_s": whole_s[row]}
+            if reason := put(table, row, source, times, **within):
                 why[row].append(reason)
     for row in np.flatnonzero(table.source == "none").tolist():
         table.reason[row] = _why_none(requests, row, why[row], any_spans=len(spans) > 0)
+        if requests.status[row] == "ok":
+            table.refusal[row] = "; ".join(dict.fromkeys(reason for reason in why[row] if isinstance(reason, Refusal)))
     return table
 
 
@@ -61,6 +66,6 @@ def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: 
         longer = [reason for reason in why if reason.endswith("than the client waited")]
         went_on = f"the engine went on: {longer[0]}" if longer else "engines report only requests that they finished"
         return f"it {fate}, and {went_on}"
-    if not any(reason.startswith("its span") or "share" in reason for reason in why):
+    if not any(isinstance(reason, Refusal) and not reason.startswith("its reply") for reason in why):
         why = ["no span of it came" if any_spans else "no spans came", *why]
     return "; ".join(dict.fromkeys(why))

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from correlator.exact.table import ALL_TIMES, ExactTimes
+from correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
 from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
 from scraper import engines
-from scraper.spans.received import OFF_CLOCK_S
 from scraper.spans.requests import EngineSpans
 
 # Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.
@@ -30,14 +30,15 @@ def by_trace(
     """Give the times of requests by the spans in their traces; `taken` are the spans that joined some request."""
     places = _places(spans.trace_id, taken)
     bearers = Counter(requests.trace_id)
+    owners = Owners(requests)
     for row in rows:
         trace = requests.trace_id[row]
         if trace not in places:
             continue
         if bearers[trace] > 1:
-            why[row].append(f"{bearers[trace]} requests share its trace id")
+            why[row].append(Refusal(f"{bearers[trace]} requests share its trace id"))
         else:
-            yield from _of_spans(row, spans, places[trace], taken, why)
+            yield from _of_spans(row, spans, places[trace], taken, why, owners)
 
 
 def by_request_id(
@@ -56,12 +57,13 @@ def by_request_id(
             if bearing:
                 claims[row] = bearing
     claimed = Counter(place for bearing in claims.values() for place in bearing)
+    owners = Owners(requests)
     for row, bearing in claims.items():
         most = max(claimed[place] for place in bearing)
         if most > 1:
-            why[row].append(f"{most} requests share its request id")
+            why[row].append(Refusal(f"{most} requests share its request id"))
         else:
-            yield from _of_spans(row, spans, bearing, taken, why)
+            yield from _of_spans(row, spans, bearing, taken, why, owners)
 
 
 def bearing_id(engine: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> Sequence[int]:
@@ -69,10 +71,7 @@ def bearing_id(engine: str, request_id: str, response_id: str, places: Mapping[s
 
     `places` are by the ids of the engine's spans, each through `same_id`.
     """
-    known = engines.catalogue(engine).spans
-    if known is None:
-        return ()
-    forms = (_of_form(form, request_id, response_id, places) for form in known.ids)
+    forms = (_of_form(form, request_id, response_id, places) for form in _forms(engine))
     return next((bearing for bearing in forms if bearing), ())
 
 
@@ -81,26 +80,77 @@ def same_id(text: str) -> str:
     return _UUID.sub(_ANY_TRACE, text)
 
 
+class Owners:
+    """The requests of a log by their ids, which say whose a span is."""
+
+    def __init__(self, requests: RequestLog) -> None:
+        self.requests = requests
+
+    @cached_property
+    def _rows(self) -> dict[str, set[int]]:
+        rows: dict[str, set[int]] = {}
+        for column in (self.requests.request_id, self.requests.response_id):
+            for row, text in enumerate(column.tolist()):
+                rows.setdefault(same_id(text), set()).add(row)
+        return rows
+
+    def bears_id(self, row: int, engine: str, text: str) -> bool | None:
+        """Tell whether an engine's id is of this request, by a form of it; None where it is of no request here."""
+        ids = self.requests.request_id[row], self.requests.response_id[row]
+        if any(_of_form(form, *ids, {same_id(text): (0,)}) for form in _forms(engine)):
+            return True
+        named = [match["id"] for pattern in _patterns(engine) if (match := pattern.fullmatch(same_id(text)))]
+        owners = set().union(*(self._rows.get(name, ()) for name in named if name))
+        return row in owners if owners else None
+
+
+def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int]) -> Sequence[int] | Refusal:
+    """Return the spans of a request among those in its trace or with its id, or why none is known to be.
+
+    - choices begin together and generate what the client counted; prompts have numbers, steps of a beam search too
+    - else those with the request's id, with its tokens, or alone at the time of its first output
+    - one that bears the id of another request is not this one's
+    """
+    bearing = {place: owners.bears_id(row, spans.engine[place], spans.request_id[place]) for place in places}
+    requests, left = owners.requests, _stating(spans, places)
+    if len(places) > 1 and not _are_one(requests, row, spans, left, strictly=True):
+        left = _stating(spans, [place for place in places if bearing[place]] or places)
+    for narrowed in (_with_its_tokens, _at_its_first_output):
+        if len(left) > 1 and not _are_one(requests, row, spans, left):
+            left = narrowed(requests, row, spans, left) or left
+    if len(left) > 1 and not _are_one(requests, row, spans, left):
+        return Refusal(f"{len(left)} spans of engines could be its own")
+    if any(bearing[place] is False for place in left):
+        return Refusal("its span bears the id of another request")
+    return left
+
+
 def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
     """Return the times of the span whose token came first; of the others only the longest decode.
 
     None where no span states queue or prefill. A span without a TTFT, where others of its process state theirs, had no
-    token: for several choices SGLang first fills its prefix cache, by requests with spans of their own.
+    token: for several choices SGLang first fills its prefix cache, by requests with spans of their own. After the first
+    step of a beam search, all is decode.
     """
-    stating = [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
+    stating = _stating(spans, places)
     if not stating:
         return None
     with_token = {spans.clock[place] for place in stating if np.isfinite(spans.ttft_s[place])}
     choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
     first = min(choices, key=lambda place: _first_token_ns(spans, place))
     times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
-    times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
     # Engines that shared a request may have clocks of their own.
     alike = [place for place in stating if spans.clock[place] == spans.clock[first]]
+    end_ns = int(spans.end_ns[alike].max())
+    if len(places) > 1 and _are_steps(spans, places):
+        times_s["decode_s"] = (end_ns - _first_token_ns(spans, first)) / 1e9
+        times_s["e2e_s"] = (end_ns - int(spans.arrival_ns[first])) / 1e9
+    else:
+        times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
     return ExactTimes(
         **times_s,
         arrival_ns=int(spans.arrival_ns[first]),
-        end_ns=int(spans.end_ns[alike].max()),
+        end_ns=end_ns,
         span_id=spans.span_id[first],
         trace_id=spans.trace_id[first],
         clock=spans.clock[first],
@@ -108,20 +158,126 @@ def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
 
 
 def _of_spans(
-    row: int, spans: EngineSpans, places: Sequence[int], taken: set[int], why: Sequence[list[str]]
+    row: int, spans: EngineSpans, places: Sequence[int], taken: set[int], why: Sequence[list[str]], owners: Owners
 ) -> Iterator[tuple[int, ExactTimes]]:
     taken.update(places)
-    times = span_times(spans, places)
+    selection = own_spans(owners, row, spans, places)
+    times = None if isinstance(selection, Refusal) else span_times(spans, selection)
     if times is not None:
         yield row, times
         return
-    off_s = np.fmax.reduce(np.abs(spans.off_clock_s[list(places)]))
-    if np.isnan(off_s):
-        why[row].append("its span tells neither queue nor prefill")
-    elif off_s > OFF_CLOCK_S:
-        why[row].append(f"its span was stamped by a clock {off_s / 60:.0f} min off ours: refused")
+    faults = dict.fromkeys(spans.fault[place] for place in places if spans.fault[place])
+    if isinstance(selection, Refusal):
+        why[row].append(selection)
+    elif faults:
+        why[row].append(Refusal(f"its span {' and '.join(faults)}: refused"))
     else:
-        why[row].append("its span ends before it begins, as where a clock is set back: refused")
+        why[row].append(Refusal("its span tells neither queue nor prefill"))
+
+
+def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
+    return [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
+
+
+def _are_one(
+    requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int], *, strictly: bool = False
+) -> bool:
+    """Tell whether several spans are of one request; not `strictly`, also where neither ids nor tokens tell."""
+    if len(places) < 2:
+        return False
+    counted = _counted(requests, row)
+    return (
+        _are_steps(spans, places)
+        or _are_prompts(spans, places)
+        or _are_halves(spans, places, counted)
+        or _are_choices(spans, places, counted, strictly=strictly)
+    )
+
+
+def _are_choices(spans: EngineSpans, places: Sequence[int], counted: int, *, strictly: bool) -> bool:
+    """Tell whether spans may be choices: they begin together, and have the tokens that the client counted together."""
+    arrivals_ns, stated = spans.arrival_ns[list(places)], spans.output_tokens[list(places)]
+    if len(set(spans.clock[list(places)])) > 1 or np.ptp(arrivals_ns) > SLACK_S * 1e9:
+        return False
+    return not strictly if counted < 0 or stated.max() < 0 else int(np.maximum(stated, 0).sum()) == counted
+
+
+def _are_prompts(spans: EngineSpans, places: Sequence[int]) -> bool:
+    """Tell whether the ids of spans differ in the number of the prompt alone."""
+    parted = [text.rpartition("-") for text in spans.request_id[list(places)].tolist()]
+    numbers = {number for _, _, number in parted}
+    is_numbered = any(form.endswith("-{n}") for form in _forms(spans.engine[places[0]]))
+    return is_numbered and len({root for root, _, _ in parted}) == 1 and numbers == set(map(str, range(len(places))))
+
+
+def _are_steps(spans: EngineSpans, places: Sequence[int]) -> bool:
+    """Tell whether spans are the steps of one search, which come one after another."""
+    marks = {mark for place in places if (mark := _step_mark(spans.engine[place]))}
+    roots = {text.rpartition(mark)[0] for mark in marks for text in spans.request_id[list(places)].tolist()}
+    return len(roots) == 1 and "" not in roots
+
+
+def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool:
+    """Tell whether spans are of engines that shared a request: all but the last had one token of the same prompt."""
+    ordered = sorted(places, key=lambda place: spans.arrival_ns[place])
+    *firsts, last = spans.output_tokens[ordered].tolist()
+    ids, prompts = set(spans.request_id[ordered].tolist()), set(spans.input_tokens[ordered].tolist())
+    is_one = (len(ids) == 1 and "" not in ids) or (len(prompts) == 1 and -1 not in prompts)
+    return is_one and set(firsts) == {1} and counted in (-1, last)
+
+
+def _counted(requests: RequestLog, row: int) -> int:
+    """Return how many output tokens the server counted for the client, -1 where it did not."""
+    return int(requests.output_tokens[row]) if requests.output_tokens_source[row] == "usage" else -1
+
+
+def _with_its_tokens(requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int]) -> list[int]:
+    """Return the spans that count the client's tokens, as far as both count them."""
+    pairs = ((int(requests.input_tokens[row]), spans.input_tokens), (_counted(requests, row), spans.output_tokens))
+    return [
+        place
+        for place in places
+        if all(counted < 0 or stated[place] < 0 or stated[place] == counted for counted, stated in pairs)
+    ]
+
+
+def _at_its_first_output(requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int]) -> list[int]:
+    """Return the spans during which the client's first output came, if all lie within the request; all where the
+    clocks leave it open.
+    """
+    submit_ns, output_ns, ended_ns = (
+        int(column[row]) for column in (requests.submit_ns, requests.first_output_ns, requests.end_ns)
+    )
+    arrival_ns, end_ns = spans.arrival_ns[list(places)], spans.end_ns[list(places)]
+    if min(submit_ns, output_ns, ended_ns, *arrival_ns) < 0 or len(set(spans.clock[list(places)])) > 1:
+        return list(places)
+    slack_ns = round(SLACK_S * 1e9)
+    least_ns, most_ns = submit_ns - int(arrival_ns.min()) - slack_ns, ended_ns - int(end_ns.max()) + slack_ns
+    if least_ns > most_ns:
+        return list(places)
+    firsts_ns = np.array([_first_token_ns(spans, place) for place in places])
+    fits = (end_ns + most_ns >= output_ns) & (firsts_ns + least_ns <= output_ns)
+    return [place for place, fit in zip(places, fits.tolist(), strict=True) if fit]
+
+
+@cache
+def _forms(engine: str) -> tuple[str, ...]:
+    known = engines.catalogue(engine).spans
+    return () if known is None else known.ids
+
+
+@cache
+def _step_mark(engine: str) -> str:
+    known = engines.catalogue(engine).spans
+    return "" if known is None else known.step_mark
+
+
+@cache
+def _patterns(engine: str) -> tuple[re.Pattern[str], ...]:
+    """Return what finds the client's id in an engine's."""
+    escaped = (re.escape(form) for form in _forms(engine))
+    known = (re.sub(r"\\{(request|response)\\}", "(?P<id>.+)", form).replace(r"\{n\}", r"\d+") for form in escaped)
+    return tuple(map(re.compile, known))
 
 
 def _of_form(form: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> list[int]:

@@ -17,12 +17,20 @@ ALL_TIMES = (*TIMES, "scheduler_intake")  # with what some sources state besides
 SLACK_S = 0.010
 
 
+class Refusal(str):
+    """Why times that came are not used; other reasons say why none came."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """Columns of n requests, in their order.
 
     source                  one of SOURCES
     reason                  why there is none, or what the source leaves open; "" where queue and prefill are known
+    refusal                 where there is none for a request that succeeded, why times that came are not used; "" where
+                            none came
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from the request's arrival at the
                             server to its first and last token
     scheduler_intake_s      float64, from the engine's API process to its scheduler; NaN where it is not stated
@@ -35,6 +43,7 @@ class Joined:
 
     source: Texts
     reason: Texts
+    refusal: Texts
     queue_s: Floats
     prefill_s: Floats
     decode_s: Floats
@@ -77,15 +86,16 @@ class ExactTimes:
 Find = Callable[[Sequence[int], Sequence[list[str]]], Iterator[tuple[int, ExactTimes]]]
 
 
-def unjoined(size: int) -> Joined:
-    """Return a table in which nothing is known of any request, nor why."""
+def unjoined(size: int, reason: str = "") -> Joined:
+    """Return a table in which nothing is known of any request, and why."""
 
     def texts(text: str) -> Texts:
         return np.full(size, text, dtype=np.object_)
 
     return Joined(
         source=texts("none"),
-        reason=texts(""),
+        reason=texts(reason),
+        refusal=texts(""),
         **{f"{name}_s": np.full(size, np.nan) for name in ALL_TIMES},
         arrival_ns=np.full(size, -1, dtype=np.int64),
         end_ns=np.full(size, -1, dtype=np.int64),
@@ -96,22 +106,31 @@ def unjoined(size: int) -> Joined:
 
 
 def put(
-    table: Joined, row: int, source: str, times: ExactTimes, *, ttft_s: float = np.inf, waited_s: float = np.inf
+    table: Joined,
+    row: int,
+    source: str,
+    times: ExactTimes,
+    *,
+    ttft_s: float = np.inf,
+    waited_s: float = np.inf,
+    whole_s: float = np.inf,
 ) -> str:
     """Write one request's times and return '', or return why they cannot be those of a request.
 
     No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
     first token, `ttft_s`, and with the decode within all that it waited. A decode beyond that is left out, and a
-    scheduler's intake beyond the first token.
+    scheduler's intake beyond the first token. What lasts longer than a whole reply, `whole_s`, is not of that request.
     """
     states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
     if any(not 0 <= part_s < np.inf for part_s in parts_s):
-        return f"its {states} tells impossible times"
+        return Refusal(f"its {states} tells impossible times")
     if sum(parts_s) > waited_s + SLACK_S:
-        return f"its {states} tells longer times than the client waited"
+        return Refusal(f"its {states} tells longer times than the client waited")
     if sum(parts_s) > ttft_s + SLACK_S:
-        return f"its {states} tells a queue and prefill longer than the client's TTFT"
+        return Refusal(f"its {states} tells a queue and prefill longer than the client's TTFT")
+    if times.end_ns >= 0 and (times.end_ns - times.arrival_ns) / 1e9 > whole_s + SLACK_S:
+        return Refusal(f"its {states} lasts longer than the whole reply")
     table.source[row] = source
     for name in ALL_TIMES:
         time_s = getattr(times, f"{name}_s")

@@ -13,8 +13,8 @@ import numpy as np
 
 from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import Attribution, nothing
-from correlator.exact.spans import span_times
-from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, put, unjoined
+from correlator.exact.spans import Owners, own_spans, span_times
+from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
 from correlator.live.client_spans import request_log
 from correlator.live.reasons import (
     CONTRADICTION,
@@ -59,7 +59,7 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
     """
     clients = request_log([request.client for request in requests], [request.trace_id for request in requests])
-    joined = _joined(requests)
+    joined = _joined(requests, clients)
     no_estimates = nothing(len(requests), "")
     gateways = [request.gateways for request in requests]
     begins = np.array([bool(request.client and request.client.serves) for request in requests], dtype=np.bool_)
@@ -124,7 +124,7 @@ def _reasons(requests: Sequence[TracedRequest], parts: Parts, joined: Joined, in
     return reasons
 
 
-def _joined(requests: Sequence[TracedRequest]) -> Joined:
+def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
     """Return the engine's times of requests with a client's span, whose wait is compared with them later."""
     owners: dict[tuple[str, str], int] = {}
     for row, request in enumerate(requests):
@@ -135,8 +135,10 @@ def _joined(requests: Sequence[TracedRequest]) -> Joined:
     for place, key in enumerate(zip(spans.trace_id, spans.span_id, strict=True)):
         places.setdefault(owners[key], []).append(place)
     table = unjoined(len(requests))
+    request_owners = Owners(clients)
     for row, request_places in places.items():
-        times = span_times(spans, request_places)
+        selection = own_spans(request_owners, row, spans, request_places)
+        times = None if isinstance(selection, Refusal) else span_times(spans, selection)
         if times is not None and requests[row].client is not None:
             put(table, row, _SOURCES[requests[row].joined], times)
     return table

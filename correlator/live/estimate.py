@@ -33,6 +33,7 @@ WINDOW_S = 60.0
 # FIRST_S after the first request, then a step is a quarter of the time that the window holds.
 FIRST_S, LEAST_STEP_S, MOST_STEP_S = 5.0, 7.5, 15.0
 MOST_REQUESTS = 2000
+NO_SPAN = "no span of its engine came"
 _END_NS = np.iinfo(np.int64).max
 
 
@@ -240,5 +241,5 @@ def _is_usable(request: TracedRequest) -> bool:
 
 
 def _break_down(requests: Rows, estimates: Attribution) -> Estimated[Rows]:
-    parts = break_down(requests, unjoined(len(requests)), estimates)
+    parts = break_down(requests, unjoined(len(requests), NO_SPAN), estimates)
     return Estimated(requests=requests, attribution=estimates, parts=parts)

@@ -17,7 +17,7 @@ EXPLANATIONS = {
     NO_ENGINE: "no engine's span came for it, and there was no page to estimate from",
     NO_CLIENT: "no client's span came for it in time",
     NO_FIRST: "the client's span does not say when the first output arrived",
-    NO_TIMES: "the engine's span states neither queue nor prefill time",
+    NO_TIMES: "the engine's span states neither queue nor prefill time, or several could be the request's",
     CONTRADICTION: "the client waited less than the times that the engine states",
     FAILED: "the client's span ended in an error, and no engine's span came for it",
     EVICTED: "more spans arrived than are kept, and it was not waited for",

@@ -82,7 +82,7 @@ def where_it_went(summary: Summary) -> str:
         e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
         shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
         return _shared_out("Of the mean", e2e_parts, shares, correlation)
-    if server.engine is None and not server.endpoints:
+    if server.engine is None and not server.endpoints and not correlation.refused_reasons:
         why = f" ({server.reason})" if server.reason else ""
         return f"No breakdown: this server has no metrics page{why}."
     return f"No breakdown: {correlation.missing}."

@@ -100,11 +100,16 @@ def _covered(correlation: Correlation, sent: int) -> str:
 
 
 def _not_joined(correlation: Correlation) -> Iterator[str]:
-    """Yield why requests are estimated where exact times were to be had: others have them, or spans came."""
+    """Yield why requests are estimated where exact times were to be had: others have them, or spans came.
+
+    A warning says it of those of which times came.
+    """
     came = correlation.spans is not None and correlation.spans.spans
     if came or correlation.coverage.trace or correlation.coverage.response:
         for reason, count in correlation.estimated_reasons.items():
-            yield f"{count} requests were estimated although spans or timings came: {reason}."
+            if not any(refusal in reason for refusal in correlation.refused_reasons):
+                were = "1 request was" if count == 1 else f"{count} requests were"
+                yield f"{were} estimated although spans or timings came{f': {reason}' if reason else ''}."
 
 
 def _clocks(clock: Clock) -> Iterator[str]:

@@ -233,6 +233,9 @@ class Correlation(Struct, frozen=True, kw_only=True):
     estimated_reasons: Annotated[
         dict[str, int], doc("Why requests are estimated and not joined, or never observed, by count.", "requests")
     ]
+    refused_reasons: Annotated[
+        dict[str, int], doc("Why times that came of requests that succeeded are not used, by count.", "requests")
+    ]
     client_requests: Annotated[
         Count,
         doc(
@@ -290,6 +293,7 @@ class Findings(Explained):
     ok            which requests succeeded
     edges_ns      of the slices, ascending; a request belongs to the slice that it was submitted in
     percentiles   of the server's queue and prefill times
+    refusal       why times that came are not used [n], "" where they are, or none came
     """
 
     means: ServerMeans
@@ -299,6 +303,7 @@ class Findings(Explained):
     endpoint_url: Texts
     edges_ns: Sequence[int]
     percentiles: Mapping[Literal["queue_ms", "prefill_ms"], ServerPercentiles | Missing]
+    refusal: Texts
     spans: ReceivedSpans | None
     records: Matched | None
     associations: Sequence[Association]
@@ -336,6 +341,7 @@ def correlation(of: Findings) -> Correlation:
         not_ok=int((timed & ~of.ok).sum()),
         none_reasons=counted(parts.reason[timed & (parts.source == "none")]),
         estimated_reasons=counted(parts.reason[timed & (parts.source == "histogram")]),
+        refused_reasons=counted(of.refusal[of.refusal != ""]),
         client_requests=means.client_requests,
         server_requests=means.server_requests,
         server_over_client=means.ratio,
@@ -373,6 +379,8 @@ def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
             f"none of the {timed.sum()} requests that had a first token succeeded, and engines report only requests "
             "that they finished"
         )
+    if of.means.missing and (refusal := of.refusal[of.refusal != ""]).size:
+        return f"times of {len(refusal)} requests came and are not used, most often because {_commonest(refusal)}"
     if of.means.missing:
         return of.means.missing
     return (

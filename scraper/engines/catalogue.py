@@ -129,13 +129,15 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
     the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. `probe_ids` is how the engine's ids
-    of health probes begin, which it serves like requests.
+    of health probes begin, which it serves like requests. `step_mark` stands before the number of a step, where steps
+    of a request have ids and spans of their own.
     """
 
     match: tuple[SpanMatch, ...]
     request_id: str = ""
     ids: tuple[str, ...] = ()
     probe_ids: str = ""
+    step_mark: str = ""
     times: dict[str, tuple[SpanTime, ...]] = {}
 
 

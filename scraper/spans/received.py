@@ -23,6 +23,7 @@ MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
 OFF_CLOCK_S = 600.0  # no exporter keeps a span for so long: its clock is another one
 OFF_CLOCK = "stamped by another clock than ours"
 BACKWARDS = "an end before its start"  # as where its sender's clock is set back meanwhile
+CONFLICTING = "the same ids with other contents"
 OPERATIONS = ("chat", "text_completion", "generate_content")
 PATHS = ("/chat/completions", "/completions", "/generate", "/generate_stream", "/messages", "/responses")
 _OPERATION = "gen_ai.operation.name"

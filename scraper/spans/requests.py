@@ -6,20 +6,29 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.columns import Floats, Ints, Texts
 from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
-from scraper.spans.received import BACKWARDS, OFF_CLOCK, ReceivedSpan, plain
+from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, plain
 
 # One may be what is left of another before it.
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
 IMPOSSIBLE = "a time that is negative or no number"
 PROBE = "a health probe"
+_UNKNOWN: Mapping[str, float] = dict.fromkeys(TIMES, math.nan)
+# Spans of which the ids are kept, and what their requests say of them.
+_WHY = {
+    OFF_CLOCK: "was stamped by a clock {minutes:.0f} min off ours",
+    BACKWARDS: "ends before it begins, as where a clock is set back",
+    CONFLICTING: "came twice, with different contents",
+    IMPOSSIBLE: f"states {IMPOSSIBLE}",
+}
 _OVERLAP_S = 0.010  # by which a stage of one process may begin before that of another ends which it follows
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
 # A Duration of Rust as its {:?} shows it.
@@ -48,9 +57,8 @@ class EngineSpans:
     queue_s, prefill_s, decode_s, scheduler_intake_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the
                             first and last token. As the engine states them, to the bit, where it states them itself
     input_tokens, output_tokens  int64, -1 where it does not state them
-    off_clock_s             by how much its clock is off ours, s, of a span that is refused for that, or because it ends
-                            before its start, else NaN: its ids are here, so that its request can say why, but no times,
-                            and -1 for its stamps
+    fault                   why its times are not used, "" where they are: its ids are here, so that its request can
+                            say why, but no times, and -1 for its stamps
     refused                 spans not used, by reason; `repeated` of them were the same span sent again
     """
 
@@ -69,7 +77,7 @@ class EngineSpans:
     scheduler_intake_s: Floats
     input_tokens: Ints
     output_tokens: Ints
-    off_clock_s: Floats
+    fault: Texts
     refused: Mapping[str, int]
 
     def __len__(self) -> int:
@@ -87,7 +95,11 @@ class _Request:
     spans: Spans
     attributes: Mapping[str, str | float]
     clock: str
-    off_clock_s: float
+    fault: str = ""
+
+    def faulty(self, fault: str) -> _Request:
+        """Return it without its stamps and times."""
+        return replace(self, begin_ns=-1, end_ns=-1, fault=fault)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +112,8 @@ class _Stage:
 class RequestSpans:
     """The spans of engines' requests as they come, each with the stages below it.
 
-    - a span that came twice counts once; one with a `fault` or an impossible time is refused, and of those with an odd
-      clock the ids are kept
+    - a span that came twice counts once; one with a `fault`, an impossible time, or other contents the second time is
+      refused, and the ids are kept of those that a request may miss
     - stages belong to the request's span above them; where a parent is missing, to the only request of their trace
     - other spans are passed over, and those of health probes counted
     """
@@ -117,44 +129,45 @@ class RequestSpans:
         span, kind = received.span, received.kind
         key = (span.trace_id, span.span_id)
         reason = received.fault or ("repeated" if key in self._parents else "")
+        if reason == "repeated" and self._differs(key, received):
+            reason = CONFLICTING
         if reason:
             self._refused[reason] += 1
-        if reason not in ("", OFF_CLOCK, BACKWARDS):
+        if reason not in ("", *_WHY) or (reason in (BACKWARDS, OFF_CLOCK) and key in self._requests):
             return
         if reason != BACKWARDS:  # the same span may follow as it should be
             self._parents[key] = span.parent_span_id
-        elif key in self._requests:
-            return
         if kind.spans is not None:
-            times = kind.spans.times.values()
-            wanted = {kind.spans.request_id, *(way.attribute for ways in times for way in ways)}
-            wanted.update(_INPUT_TOKENS + _OUTPUT_TOKENS)
-            self._requests[key] = _Request(
-                trace_id=span.trace_id,
-                span_id=span.span_id,
-                begin_ns=-1 if reason else span.start_time_unix_nano,
-                end_ns=-1 if reason else span.end_time_unix_nano,
-                engine=kind.engine,
-                spans=kind.spans,
-                attributes={
-                    attribute.key: plain(attribute.value) for attribute in span.attributes if attribute.key in wanted
-                },
-                clock=_clock(received.resource),
-                off_clock_s=received.off_clock_s if reason else math.nan,
-            )
+            request = _request(received, kind.spans)
+            self._requests[key] = request.faulty(_why(received, reason)) if reason else request
+        elif key in self._requests:
+            self._requests[key] = self._requests[key].faulty(_why(received, reason))
+        elif reason == CONFLICTING:
+            del self._stages[key]
         elif kind.role == "stage" and not reason:
-            self._stages[key] = _Stage(
-                name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano
-            )
+            self._stages[key] = _stage(span)
         elif kind.role == "probe" and not reason:
             self._refused[PROBE] += 1
+
+    def _differs(self, key: Key, received: ReceivedSpan) -> bool:
+        """Tell whether a span that came again says something else; by way of another sender it does not."""
+        before, stage, spans = self._requests.get(key), self._stages.get(key), received.kind.spans
+        if before is None and spans is None:
+            return stage is not None and stage != _stage(received.span)
+        if before is None or spans is None:
+            return True
+        return not before.fault and _request(received, spans) != replace(before, clock=_clock(received.resource))
 
     def table(self) -> EngineSpans:
         """Return what came so far as columns."""
         under = _under(self._requests, self._stages, self._parents)
         rows = [(request, _times(request, under.get(key, ()))) for key, request in self._requests.items()]
         impossible = Counter({IMPOSSIBLE: sum(times is None for _, times in rows)})
-        return _columns([(request, times) for request, times in rows if times is not None], self._refused + impossible)
+        known = [
+            (request.faulty(_WHY[IMPOSSIBLE]) if times is None else request, times or _UNKNOWN)
+            for request, times in rows
+        ]
+        return _columns(known, self._refused + impossible)
 
 
 def engine_spans(records: Iterable[SpanLogRecord]) -> EngineSpans:
@@ -168,6 +181,30 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
     for span in spans:
         requests.add(span)
     return requests.table()
+
+
+def _request(received: ReceivedSpan, spans: Spans) -> _Request:
+    span, times = received.span, spans.times.values()
+    wanted = {spans.request_id, *(way.attribute for ways in times for way in ways), *_INPUT_TOKENS, *_OUTPUT_TOKENS}
+    return _Request(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        begin_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        engine=received.kind.engine,
+        spans=spans,
+        attributes={attribute.key: plain(attribute.value) for attribute in span.attributes if attribute.key in wanted},
+        clock=_clock(received.resource),
+    )
+
+
+def _stage(span: Span) -> _Stage:
+    return _Stage(name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
+
+
+def _why(received: ReceivedSpan, reason: str) -> str:
+    """Return why a span's times are not used, in words."""
+    return _WHY[reason].format(minutes=abs(received.off_clock_s) / 60)
 
 
 def _clock(resource: Resource) -> str:
@@ -205,10 +242,10 @@ def _under(
     return stages_of
 
 
-def _times(request: _Request, stages: Sequence[_Stage]) -> dict[str, float] | None:
+def _times(request: _Request, stages: Sequence[_Stage]) -> Mapping[str, float] | None:
     """Return a request's times in s, NaN where its spans do not state one; None where they state an impossible one."""
-    if not math.isnan(request.off_clock_s):
-        return dict.fromkeys(TIMES, math.nan)
+    if request.fault:
+        return _UNKNOWN
     known: dict[str, float] = {}
     for name in TIMES:
         known[name] = math.nan
@@ -254,7 +291,7 @@ def _between(stages: Sequence[_Stage], way: SpanTime) -> float | None:
     return max(between_s, 0.0) if between_s >= -_OVERLAP_S else None
 
 
-def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
+def _columns(rows: Sequence[tuple[_Request, Mapping[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
     return EngineSpans(
         trace_id=_texts(request.trace_id.hex() for request, _ in rows),
         span_id=_texts(request.span_id.hex() for request, _ in rows),
@@ -266,7 +303,7 @@ def _columns(rows: Sequence[tuple[_Request, dict[str, float]]], refused: Mapping
         **{f"{name}_s": np.fromiter((times[name] for _, times in rows), np.float64) for name in TIMES},
         input_tokens=np.fromiter((_tokens(request, _INPUT_TOKENS) for request, _ in rows), np.int64),
         output_tokens=np.fromiter((_tokens(request, _OUTPUT_TOKENS) for request, _ in rows), np.int64),
-        off_clock_s=np.fromiter((request.off_clock_s for request, _ in rows), np.float64),
+        fault=_texts(request.fault for request, _ in rows),
         refused=dict(refused),
     )
 

@@ -38,7 +38,7 @@ from exporter.summary.timeline import timeline
 from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, take
+from rundir.columns import Floats, Texts, take
 from rundir.fields import UNSET
 from rundir.stats import Missing
 from scraper.spans.requests import PROBE
@@ -54,10 +54,11 @@ ONLY_GREW = Missing(
 class Correlated:
     """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n].
 
-    `observed` is what each endpoint's scrapes show of the ends of requests.
+    `observed` is what each endpoint's scrapes show of the ends of requests, `refusal` is as of `Joined`.
     """
 
     parts: Parts
+    refusal: Texts
     attribution: Attribution
     observed: Sequence[Observed | Missing]
     clocks: Mapping[str, ClockOffset]
@@ -86,13 +87,21 @@ def correlated(run: Run) -> Correlated:
         gateways=_gateways(run, joined),
         round_trip_s=_round_trip_s(run, round_trips),
     )
-    return Correlated(parts=parts, attribution=attribution, observed=observed, clocks=clocks.by_engine, records=records)
+    return Correlated(
+        parts=parts,
+        refusal=joined.refusal,
+        attribution=attribution,
+        observed=observed,
+        clocks=clocks.by_engine,
+        records=records,
+    )
 
 
 def _watched(run: Run, watched: Replayed) -> Correlated:
     unknown = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NOT_COMPARED)
     return Correlated(
         parts=watched.parts,
+        refusal=np.full(len(watched.parts), "", dtype=np.object_),
         attribution=watched.attribution,
         observed=[observe(endpoint) for endpoint in run.endpoints],
         clocks={"": unknown},
@@ -130,6 +139,7 @@ def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int, *
     waiting, running = met["requests_waiting"], met["requests_running"]
     findings = Findings(
         parts=parts,
+        refusal=times.refusal[rows],
         attribution=take(times.attribution, rows),
         clocks=times.clocks,
         means=_means(run, times, measured, window),
@@ -191,7 +201,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
         del counts[name]
     return ReceivedSpans(
         **counts,
-        request_spans=run.watched.engine_spans if run.watched else int(np.isnan(run.spans.off_clock_s).sum()),
+        request_spans=run.watched.engine_spans if run.watched else int((run.spans.fault == "").sum()),
         health_probes=run.watched.probes if run.watched else run.spans.refused.get(PROBE, 0),
         receiver_deaths=run.receiver_deaths,
     )

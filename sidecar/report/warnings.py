@@ -25,6 +25,7 @@ from sidecar.report.server import received_by_scraper, span_gaps_of
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
+MOST_REASONS = 3  # named in one warning
 
 
 def warnings(
@@ -46,6 +47,7 @@ def warnings(
     yield from _notes(run)
     yield from _scrapes(server)
     yield from _records(correlation.perf_metrics)
+    yield from _refused(correlation)
     yield from (
         f"the pages at {endpoint.url} come from several processes in turn (their start times go back and forth), so "
         "that its numbers mean nothing; scrape each process itself"
@@ -160,6 +162,16 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
     if lost or not records.records:
         matched = f"{records.matched} of {records.records} records of /perf_metrics match requests of this run"
         yield "; ".join([matched, *lost])
+
+
+def _refused(correlation: Correlation) -> Iterator[str]:
+    """Yield how many requests have no exact times although some were stated, and why they are not used."""
+    if refused := sum(correlation.refused_reasons.values()):
+        reasons = [f"{reason} ({count})" for reason, count in correlation.refused_reasons.items()]
+        if len(reasons) > MOST_REASONS:
+            reasons[MOST_REASONS:] = [f"{len(reasons) - MOST_REASONS} more reasons"]
+        whose = "1 request" if refused == 1 else f"{refused} requests"
+        yield f"times of {whose} came from spans or replies and are not used: {'; '.join(reasons)}"
 
 
 def _arrivals(check: SelfCheck) -> Iterator[str]:

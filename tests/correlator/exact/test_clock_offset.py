@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recordings import log_of
 
-from correlator.exact.clock_offset import NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
+from correlator.exact.clock_offset import NO_AGREEMENT, NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
 from correlator.exact.table import Joined, unjoined
 from loadgen.requests.table import RequestLog
 
@@ -84,6 +84,7 @@ def test_the_end_of_a_reply_bounds_it_too():
         (seen(), traced(), NO_PAIRS),
         (seen((0, 60, 100)), traced((np.nan, np.nan, np.nan)), NO_PAIRS),
         (seen((0, -1, -1)), traced((1, 50, 90)), NO_BOUNDS),
+        (seen((0, 60, 100)), traced((1, 50, 121)), NO_AGREEMENT),
         (
             seen((0, 60, 100), (1000, 1060, 1100)),
             traced((1, 50, 90), (901, 950, 990)),

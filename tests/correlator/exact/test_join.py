@@ -43,8 +43,11 @@ def engine(*rows: Mapping[str, Any]) -> EngineSpans:
     }
     columns |= {name: np.array([row.get(name, stamp) for row in rows], np.int64) for name, stamp in stamps.items()}
     columns |= {name: np.array([row.get(f"{name[:-2]}_ms", np.nan) / 1e3 for row in rows]) for name in times}
-    columns |= {f"{name}_tokens": np.full(len(rows), -1, dtype=np.int64) for name in ("input", "output")}
-    columns["off_clock_s"] = np.array([row.get("off_clock_s", np.nan) for row in rows])
+    columns |= {
+        f"{name}_tokens": np.array([row.get(f"{name}_tokens", -1) for row in rows], np.int64)
+        for name in ("input", "output")
+    }
+    columns["fault"] = np.array([row.get("fault", "") for row in rows], np.object_)
     return EngineSpans(refused={}, **columns)
 
 
@@ -289,15 +292,15 @@ def test_nothing_is_joined_with_nothing():
 
 def test_a_request_whose_span_ends_before_it_begins_has_that_reason():
     """The report said that no span had come."""
-    backwards = {"trace_id": "a", "arrival_ns": -1, "end_ns": -1, "off_clock_s": -0.9}
+    backwards = {"trace_id": "a", "arrival_ns": -1, "end_ns": -1, "fault": "ends before it begins"}
     joined = join(requests({"trace_id": "a", "request_id": "r"}), engine(backwards))
-    assert joined.reason[0].startswith("its span ends before it begins, as where a clock is set back: refused;")
+    assert joined.reason[0].startswith("its span ends before it begins: refused;")
 
 
 @pytest.mark.parametrize("ids", [{"trace_id": "a"}, {"request_id": "chatcmpl-r"}], ids=["trace", "request id"])
 def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dict[str, str]):
     """By whichever id it would have been joined; another of its spans that was not refused still joins it."""
-    off = {**ids, "arrival_ns": -1, "end_ns": -1, "off_clock_s": -3603.0}
+    off = {**ids, "arrival_ns": -1, "end_ns": -1, "fault": "was stamped by a clock 60 min off ours"}
     request = requests({"trace_id": "a", "request_id": "r"})
     joined = join(request, engine(off))
     assert "none" == joined.source[0]
@@ -305,10 +308,82 @@ def test_a_request_whose_span_was_refused_for_its_clock_has_that_reason(ids: dic
     assert "none" != join(request, engine(off, {**ids, "queue_ms": 5.0, "prefill_ms": 7.0})).source[0]
 
 
+OWN = {"trace_id": "t", "request_id": "chatcmpl-r", "queue_ms": 50, "prefill_ms": 150, "ttft_ms": 200}
+OWN |= {"arrival_ns": 1100 * MS, "end_ns": 1500 * MS, "input_tokens": 50, "output_tokens": 20}
+GUARD = {**OWN, "request_id": "chatcmpl-guard", "queue_ms": 1, "prefill_ms": 40, "ttft_ms": 41}
+GUARD |= {"arrival_ns": 1010 * MS, "end_ns": 1070 * MS}
+ASKED = {"trace_id": "t", "request_id": "r", "end_ns": 1510 * MS, "first_output_ns": 1301 * MS}
+ASKED |= {"first_token_ns": 1301 * MS, "input_tokens": 50, "output_tokens": 20, "output_tokens_source": "usage"}
+AMBIGUOUS = "2 spans of engines could be its own"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "other", "reason"),
+    [
+        ({}, GUARD, ""),
+        ({"request_id": "x"}, {**GUARD, "output_tokens": 3}, ""),
+        ({"request_id": "x"}, GUARD, ""),  # it ends before the client's first output
+        ({"request_id": "x"}, {**GUARD, "arrival_ns": 1420 * MS, "end_ns": 1490 * MS}, ""),  # its token came later
+        ({"request_id": "x"}, {**GUARD, "clock": "other"}, AMBIGUOUS),
+        ({"request_id": "x"}, {**GUARD, "arrival_ns": 500 * MS, "end_ns": 900 * MS}, AMBIGUOUS),
+        ({}, {**OWN, "queue_ms": 0, "prefill_ms": 5, "ttft_ms": 5}, AMBIGUOUS),
+        ({}, {**GUARD, "queue_ms": np.nan, "prefill_ms": np.nan, "fault": "lies"}, ""),
+    ],
+    ids=["id", "tokens", "ended before", "began after", "other clock", "not within", "same id", "faulty"],
+)
+def test_of_several_spans_in_a_trace_the_requests_own_is_used_or_none(
+    asked: dict[str, Any], other: dict[str, Any], reason: str, *, reverse: bool
+):
+    """A guard model, a retry or an agent's other call stands in the same trace, in any order."""
+    spans = [{**other, "span_id": "other"}, {**OWN, "span_id": "own"}]
+    joined = join(requests({**ASKED, **asked}), engine(*(reversed(spans) if reverse else spans)))
+    assert ("" if reason else "own", reason) == (joined.span_id[0], joined.refusal[0])
+    assert (0.05, 0.15) == (joined.queue_s[0], joined.prefill_s[0]) or reason
+
+
+def test_choices_are_one_request_by_the_tokens_that_the_client_counted():
+    """They begin together; a span too many is not one of them."""
+    choices = [{**OWN, "span_id": name, "ttft_ms": 200 + 10 * number} for number, name in enumerate("ab")]
+    asked = {**ASKED, "output_tokens": 40}
+    assert "a" == join(requests(asked), engine(*choices)).span_id[0]
+    assert AMBIGUOUS == join(requests({**asked, "output_tokens": 30}), engine(*choices)).refusal[0]
+
+
+def test_a_span_with_the_id_of_another_request_is_neithers():
+    """Two senders mixed up their traces: neither trace nor id says whose it is."""
+    asked = [{**ASKED, "trace_id": name, "request_id": name} for name in "ab"]
+    swapped = [{**OWN, "trace_id": name, "request_id": f"chatcmpl-{other}"} for name, other in ("ab", "ba")]
+    joined = join(requests(*asked), engine(*swapped))
+    assert ["its span bears the id of another request"] * 2 == joined.refusal.tolist()
+    assert ["none"] * 2 == joined.source.tolist()
+
+
+def test_steps_of_a_beam_search_are_one_request():
+    """Queue and prefill of the first step; then all is decode, the later steps' queues too."""
+    steps = [
+        {**OWN, "request_id": f"chatcmpl-r-beam-{beam}", "arrival_ns": at * MS, "end_ns": (at + 90) * MS, "ttft_ms": 80}
+        | {"queue_ms": 20, "prefill_ms": 50, "decode_ms": 0, "e2e_ms": 90, "output_tokens": 1}
+        for at in (1100, 1200, 1300)
+        for beam in range(2)
+    ]
+    joined = join(requests({**ASKED, "first_output_ns": -1, "first_token_ns": -1}), engine(*steps))
+    times_s = [float(getattr(joined, f"{name}_s")[0]) for name in ("queue", "prefill", "decode", "e2e")]
+    assert [0.02, 0.05, 0.21, 0.29] == pytest.approx(times_s)
+
+
+def test_a_span_that_outlasts_the_whole_reply_is_not_of_that_request():
+    """Of a reply that was given up it may be: engines go on for a while."""
+    spans = engine({**OWN, "end_ns": 61_500 * MS})
+    assert "its span lasts longer than the whole reply" == join(requests(ASKED), spans).refusal[0]
+    cancelled = join(requests({**ASKED, "status": "cancelled"}), spans)
+    assert ("trace", "") == (cancelled.source[0], cancelled.refusal[0])
+
+
 def test_stamps_of_a_request_are_all_by_one_clock():
     """Where engines shared it, the clock of the engine whose token came first."""
-    both = {"trace_id": "a", "queue_ms": 1.0, "prefill_ms": 2.0}
-    first = {**both, "clock": "p", "end_ns": 1500 * MS}
-    later = {**both, "clock": "d", "arrival_ns": 9000 * MS, "end_ns": 9900 * MS}
+    both = {"trace_id": "a", "request_id": "x", "queue_ms": 1.0, "prefill_ms": 2.0}
+    first = {**both, "clock": "p", "end_ns": 1500 * MS, "output_tokens": 1}
+    later = {**both, "clock": "d", "arrival_ns": 9000 * MS, "end_ns": 9900 * MS, "output_tokens": 20}
     joined = join(requests({"trace_id": "a"}), engine(first, later))
     assert ("p", 1010 * MS, 1500 * MS) == (joined.clock[0], joined.arrival_ns[0], joined.end_ns[0])

@@ -56,7 +56,7 @@ def spans_of(trial: Played, *, ahead_s: float = 0.0) -> EngineSpans:
         scheduler_intake_s=np.full(size, np.nan),
         input_tokens=np.full(size, -1, dtype=np.int64),
         output_tokens=np.full(size, -1, dtype=np.int64),
-        off_clock_s=np.full(size, np.nan),
+        fault=np.full(size, "", dtype=np.object_),
         refused={},
     )
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from scraper.spans.log import ExportRecord, decode, packed
-from scraper.spans.received import BACKWARDS, OFF_CLOCK, classify
+from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, classify
 from scraper.spans.requests import IMPOSSIBLE, PROBE, EngineSpans, RequestSpans, engine_spans
 
 MS = 10**6
@@ -105,6 +105,22 @@ def test_the_same_export_twice_is_one_request(edges: Sequence[ExportRecord]):
     assert {"repeated": 69} == twice.refused
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_span_that_came_twice_with_different_contents_states_nothing(*, reverse: bool):
+    """Which of the two is true, nothing says; a third that repeats one of them changes nothing."""
+    sent = [{"name": "llm_request", "attributes": {QUEUE: queue_s}} for queue_s in (0.05, 0.0, 0.05)]
+    spans = engine_spans([record(span, scope="vllm.x") for span in (reversed(sent) if reverse else sent)])
+    assert ([(-1.0,) * 4], ["came twice, with different contents"]) == (times(spans), list(spans.fault))
+    assert {CONFLICTING: 1, "repeated": 1} == spans.refused
+
+
+def test_a_stage_that_came_twice_with_different_stamps_states_nothing():
+    """The queue is unknown, and so is the prefill, which is what it leaves of a sum."""
+    root, thread, stage = sglang([("prefill_waiting", 50, 350)])
+    spans = engine_spans([record(root, thread, stage), record({**stage, "to_ms": 90})])
+    assert ([(-1, -1, 400, 550)], {CONFLICTING: 1}) == (times(spans), spans.refused)
+
+
 @pytest.mark.parametrize(
     ("resource", "clock"),
     [
@@ -127,10 +143,10 @@ def test_of_a_span_off_our_clock_only_the_ids_are_used():
     hour_ns = 3600 * 10**9
     stages = (("prefill_waiting", 0, 100), ("prefill_forward", 100, 300))
     off = engine_spans([record(*sglang(stages), received_ns=START_NS + hour_ns)])
-    assert ([(-1.0,) * 4], ["rid-1"], [-3599.0], [-1], [-1]) == (
+    assert ([(-1.0,) * 4], ["rid-1"], ["was stamped by a clock 60 min off ours"], [-1], [-1]) == (
         times(off),
         list(off.request_id),
-        [round(lateness) for lateness in off.off_clock_s.tolist()],
+        list(off.fault),
         off.arrival_ns.tolist(),
         off.end_ns.tolist(),
     )
@@ -275,9 +291,10 @@ def test_a_gateways_span_is_no_request_of_an_engine():
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_an_impossible_time_is_refused(value: float):
-    """Negative, or no number: the span is left out and counted."""
+    """Negative, or no number: the span is counted, and of it the ids are kept, so that its request can say why."""
     spans = engine_spans([record({"name": "llm_request", "attributes": {QUEUE: value, TTFT: 0.2}}, scope="vllm.x")])
-    assert (0, {IMPOSSIBLE: 1}) == (len(spans), spans.refused)
+    assert ([(-1.0,) * 4], {IMPOSSIBLE: 1}) == (times(spans), spans.refused)
+    assert ([TRACE.hex()], [f"states {IMPOSSIBLE}"]) == (list(spans.trace_id), list(spans.fault))
 
 
 @pytest.mark.parametrize("attributes", [{QUEUE: "long"}, {}, {QUEUE: 0.5, TTFT: 0.2}], ids=["text", "none", "too long"])
