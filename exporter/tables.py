@@ -35,6 +35,10 @@ SERVER_TIMINGS = (
     "server_prompt_tps",
     "server_generation_tps",
 )
+COUNTS = (
+    "input_tokens", "output_tokens", "cached_tokens", "choices", "usage_input_tokens", "usage_output_tokens",
+    "usage_cached_tokens",
+)  # fmt: skip
 _PARTS = (*TTFT_PARTS[:-1], DECODE, TTFT_PARTS[-1], SEND, *INNER_PARTS, GATEWAY_AT_MOST)
 PARTS = {f"{part.name}_ms": part for part in _PARTS}
 
@@ -83,10 +87,9 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
                 "end_ns",
             )
         },
-        "input_tokens": _whole(log.input_tokens),
-        "output_tokens": _whole(log.output_tokens),
         "output_tokens_source": _texts(log.output_tokens_source),
-        "cached_tokens": _whole(log.cached_tokens),
+        **{name: _whole(getattr(log, name)) for name in COUNTS},
+        "usage_contradiction": _texts(log.usage_contradiction),
         "status": pa.array(log.status, pa.string()),
         "http_status": _whole(np.where(np.asarray(log.http_status) > 0, log.http_status, -1)),
         "error": _texts(log.error),

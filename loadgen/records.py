@@ -26,7 +26,7 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request as the conductor wants it sent, and the later turns of its session.
 
     index       unique in the run; warm-up and measurement share one numbering; PLAN_END closes a plan
-    input_tokens in the declared tokenizer; -1 unknown
+    input_tokens in the declared tokenizer; -1 unknown; max_tokens: the output tokens that its body asks for, -1 unknown
     offset_ns   from the phase's start; -1 in a closed loop
     url         which of the worker's URLs, by position
     session     the session it is a turn of; -1 none
@@ -62,7 +62,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     head        the raw response head of HTTP, in the first part written after it arrived, else empty
     reads_ns    stamps, one a read of the socket, or a message of WebSocket and gRPC; read_ends: length of this part's
                 body after each; body: its bytes as they came, chunk framing included; all three as `packing` says, see
-                table.unpack. A message of no bytes is the end of a gRPC call with status OK
+                reply.unpack. A message of no bytes is the end of a gRPC call with status OK
     end_ns      -1 unless last
     held_ns     for how long the cap on requests in flight held it back, which is part of dispatch_ns - scheduled_ns
     retried     it was sent twice: the kept connection of the first time ended before any byte of a reply; connected_ns

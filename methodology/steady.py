@@ -210,7 +210,8 @@ def steady_throughput(log: RequestLog, start_ns: int) -> SteadyThroughput | None
     window = steady_window(start_ns, int(log.dispatch_ns.max()), log.end_ns[log.end_ns >= 0])
     requests_per_s, requests_ci95 = rate(log.end_ns[(log.status == "ok") & (log.end_ns >= 0)], 1, window)
     arrived_ns, tokens = token_arrivals(log)
-    tokens_per_s, tokens_ci95 = rate(arrived_ns, tokens, window)
+    is_known = not (log.output_tokens_source == "contradicted").any()
+    tokens_per_s, tokens_ci95 = rate(arrived_ns, tokens, window) if is_known else (None, None)
     return SteadyThroughput(
         start_ns=window.start_ns,
         end_ns=window.end_ns,

@@ -54,11 +54,13 @@ def request_log(*rows: dict[str, object]) -> RequestLog:
             if name in STAMPS:
                 for stamp in STAMPS[name]:
                     columns[stamp][at] = round(value * MS) if value >= 0 else -1
-            elif name not in ("chunks", "chars"):
+            elif name not in ("chunks", "chars", "chunk_choice"):
                 columns[NAMES.get(name, name)][at] = value
     chunks = [row.get("chunks", ()) for row in rows]
     chars = [row.get("chars", (4,) * len(entries)) for row, entries in zip(rows, chunks, strict=True)]
     columns["chunk_ns"] = np.array([at * MS for entries in chunks for at in entries], np.int64)
     columns["chunk_chars"] = np.array([count for entries in chars for count in entries], np.int64)
     columns["chunk_start"] = np.cumsum([0, *map(len, chunks)]).astype(np.int64)
+    columns["choice_start"] = np.cumsum([0, *(len(row.get("chunk_choice", ())) for row in rows)]).astype(np.int64)
+    columns["chunk_choice"] = np.array([choice for row in rows for choice in row.get("chunk_choice", ())], np.int64)
     return RequestLog(**columns)

@@ -249,6 +249,8 @@ def log_of(size: int, **values: Any) -> RequestLog:
         "held_ns": np.zeros(size),
         "chunk_ns": np.empty(0),
         "chunk_start": np.zeros(size + 1),
+        "chunk_choice": np.empty(0),
+        "choice_start": np.zeros(size + 1),
         "index": np.arange(size),
     }
     values = {**chunks, "chunk_chars": np.ones(len(values.get("chunk_ns", ()))), **values}

@@ -21,7 +21,7 @@ from waiting import BOUND_S, movable_time
 
 from loadgen import records
 from loadgen.protocols import PROTOCOLS, kserve
-from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.reply import Reply, unpack
 from loadgen.protocols.request import Prompt, Target
 from loadgen.requests import table as log
 from loadgen.transports import open_transport
@@ -386,7 +386,7 @@ async def test_a_reply_over_grpc_without_its_texts_is_counted_as_before(tmp_path
     assert got.chunk_chars.all()
     logged = records.read_log(tmp_path / "requests.log")
     part = next(part for part in logged if isinstance(part, records.RequestPart) and part.last)
-    reads = log.unpack(part)
+    reads = unpack(part)
     assert len(part.sha256) == 64
     assert b"xx" in reads.body
     assert reads.body == kserve.hidden_messages(reads.body, reads.ends.tolist())[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -33,6 +33,11 @@ from loadgen.records import PlannedRequest
 # What a chat template and special tokens may add to a prompt.
 TEMPLATE_TOKENS = 64
 _FITTED_AT_ONCE = 8
+# What a body asks for a number of output tokens by, or in.
+_OUTPUT_FIELDS = (
+    "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "sampling_params", "parameters",
+    "options",
+)  # fmt: skip
 _NOTHING = FittedPrompt("", 0)
 # A text is repeated to so many times its estimated length, so that a bisection has room on both sides.
 _ROOM = 2
@@ -270,9 +275,15 @@ class Fitter:
             path=path,
             body=body,
             input_tokens=input_tokens,
-            max_tokens=max_tokens,
+            max_tokens=asked_output(request.body, max_tokens),
             headers=request.headers,
         )
+
+
+def asked_output(extra: Mapping[str, object], max_tokens: int) -> int:
+    """Return the output tokens that a body asks for with its extra fields; -1 where these say nothing of them."""
+    replaced = [extra[name] for name in _OUTPUT_FIELDS if name in extra]
+    return max((value for value in replaced if isinstance(value, int)), default=-1) if replaced else max_tokens
 
 
 def _within(parts: _Parts, input_tokens: int) -> _Parts:

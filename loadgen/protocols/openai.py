@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,6 @@ from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
 from loadgen.protocols.reading.runs import PROBE, frame_of, run_of
 from loadgen.protocols.reading.stream import Form, Seen, reader
-from loadgen.protocols.reading.timings import Count
 from loadgen.protocols.request import Asked, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
@@ -82,20 +82,10 @@ class _Choice(msgspec.Struct, gc=False):
     meta_info: msgspec.Raw = NULL
 
 
-class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: Count | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Chunk(Payload, gc=False):
     id: str | None = None
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     metrics: msgspec.Raw = NULL
     timings: msgspec.Raw = NULL
     nvext: msgspec.Raw = NULL
@@ -104,26 +94,25 @@ class _Chunk(Payload, gc=False):
 
 def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
     seen.response_id = seen.response_id or chunk.id or ""
-    if (usage := chunk.usage) is not None:
-        details = usage.prompt_tokens_details or _PromptDetails()
-        seen.count(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens)
+    if chunk.usage is not None:
+        seen.usage(chunk.usage)
     _extras(seen, chunk)
-    text = reasoning = ""
-    tools = role = False
+    role = said = False
     for choice in chunk.choices or ():
         if choice.finish_reason:
             seen.finish(choice.finish_reason)
         if choice.meta_info is not NULL:
             seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
         visible, thought, called, speaks = _said(choice)
-        reasoning, tools, role = reasoning + thought, tools or called, role or speaks
+        if speaks and seen.number == 0 and not (visible or thought or called):
+            role = True
+            continue
+        said = True
+        seen.content(end, visible, thought, tools=called, choice=choice.index)
         if visible and choice.index == 0:
             seen.texts.append(visible)
-        text += visible
-    if role and seen.number == 0 and not (text or reasoning or tools):
+    if role and not said:
         seen.role_only_first = True
-    elif chunk.choices:
-        seen.content(end, text, reasoning, tools=tools)
 
 
 def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
@@ -191,7 +180,7 @@ def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
         return -1
     response_id, choice = plain
     seen.response_id = seen.response_id or response_id
-    seen.say_all(run, reasoning=not _said(choice)[0], keep=choice.index == 0)
+    seen.say_all(run, reasoning=not _said(choice)[0], choice=choice.index)
     return run.ends[-1] + 1
 
 

@@ -7,12 +7,14 @@ ends with response.completed, response.incomplete or response.failed; [DONE] may
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
 from loadgen.protocols.reading.stream import Form, Seen, reader
-from loadgen.protocols.reading.timings import Count, of_vllm
+from loadgen.protocols.reading.timings import of_vllm
 from loadgen.protocols.request import Asked, carry_messages, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
@@ -44,16 +46,6 @@ def carry(previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
     )
 
 
-class _InputDetails(msgspec.Struct, gc=False):
-    cached_tokens: Count | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    input_tokens_details: _InputDetails | None = None
-
-
 class _Part(msgspec.Struct, gc=False):
     type: str = ""
     text: str | None = None
@@ -73,7 +65,7 @@ class _Response(msgspec.Struct, gc=False):
     id: str | None = None
     status: str | None = None
     output: list[_Item] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: msgspec.Raw = NULL
     incomplete_details: _Incomplete | None = None
     metrics: msgspec.Raw = NULL
@@ -111,9 +103,8 @@ def _state(seen: Seen, response: _Response) -> None:
     seen.response_id = seen.response_id or response.id or ""
     if response.metrics is not NULL:
         seen.timings = of_vllm(response.metrics) or seen.timings
-    if (usage := response.usage) is not None:
-        details = usage.input_tokens_details or _InputDetails()
-        seen.count(usage.input_tokens, usage.output_tokens, details.cached_tokens)
+    if response.usage is not None:
+        seen.usage(response.usage)
     error = stated(response.error)
     if response.status == "failed" or error is not None:
         seen.fail(error or "no message")

@@ -5,13 +5,15 @@ The client sends one request and gets `delta` messages until one `done` or `erro
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL
 from loadgen.protocols.reading.stream import Form, Seen
-from loadgen.protocols.reading.timings import Count, WebSocket, timings_of
+from loadgen.protocols.reading.timings import WebSocket, timings_of
 from loadgen.protocols.request import Asked, json_body, messages_of
 
 
@@ -27,12 +29,6 @@ def body(asked: Asked) -> bytes:
     return json_body(fields, asked.target)
 
 
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    cached_tokens: Count | None = None
-
-
 class Message(msgspec.Struct, gc=False):
     """What a server says; `type` is delta, done or error, and tells which of the other fields count."""
 
@@ -42,7 +38,7 @@ class Message(msgspec.Struct, gc=False):
     tool_call: msgspec.Raw = NULL
     response_id: str = ""
     finish_reason: str = ""
-    usage: _Usage | None = None
+    usage: Any = None
     timings: WebSocket | None = None
     code: int = 0
     message: str = ""
@@ -59,8 +55,8 @@ def _take(seen: Seen, event: SseEvent) -> None:
         seen.fail(message.message or "no message")
         seen.done_end = event.end
     elif message.type == "done":
-        usage = message.usage or _Usage()
-        seen.count(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        if message.usage is not None:
+            seen.usage(message.usage)
         seen.response_id = message.response_id
         seen.finish(message.finish_reason)
         seen.timings = timings_of("websocket", message.timings)

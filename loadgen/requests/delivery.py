@@ -5,21 +5,24 @@ inter-token latencies; else prefer the server's own times; else report the time 
 
 A chunk does not say how many tokens it holds; a reply says how many it had in all (usage). T tokens in C chunks leave
 bounds: with T >= C at most T - C chunks hold more than one, and with T > C at least one does. A reply whose last token
-is an end-of-sequence token without text has one token more than chunks.
+is an end-of-sequence token without text has one token more than chunks. Where a reply contradicts its usage, the
+tokens are not known.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import UnsetType
 
 from loadgen.requests.metrics import RequestMetrics, counts
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, Ints
-from rundir.fields import Count, Ratio, doc
+from rundir.columns import Floats, Ints, take
+from rundir.fields import UNSET, Count, Ratio, doc
 from rundir.stats import Statistics, describe, finite
 
 # Above this share of chunks that hold one token, chunk gaps are inter-token latencies.
@@ -120,6 +123,23 @@ class Chunks(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
+class ContradictedUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server's `usage` stated where the replies contradict it, and what came of these replies."""
+
+    replies: Annotated[Count, doc("Replies ok whose usage is contradicted.", "replies")]
+    kinds: Annotated[dict[str, Count], doc("Those replies by what contradicts it; one may have several.", "replies")]
+    examples: Annotated[dict[str, str], doc("The numbers of the first reply of each kind.")]
+    without_output_tokens: Annotated[
+        Count, doc("Of those, replies whose output tokens are not used, nor their TPOT.", "replies")
+    ]
+    without_input_tokens: Annotated[Count, doc("Of those, replies whose input tokens are not used.", "replies")]
+    stated_output_tokens: Annotated[Statistics, doc("Output tokens as they were stated.", "tokens")]
+    chunks: Annotated[Statistics, doc("Chunks of content that came of such a reply.", "chunks")]
+    chunks_per_s: Annotated[
+        float | None, doc("Chunks of content of all replies ok in the window, over its length.", "chunks/s")
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
     """Of `chunks` content chunks with a known number of tokens, at least and at most so many hold exactly one."""
@@ -161,7 +181,7 @@ def server_itl_ms(log: RequestLog) -> Floats:
     """Return each request's mean time between tokens by the server, float64[n]: decode time over tokens less one."""
     tokens = counts(_usage(log))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(tokens >= 2, log.server_decode_ms / (tokens - 1), np.nan)
+        return np.where((tokens >= 2) & (log.choices <= 1), log.server_decode_ms / (tokens - 1), np.nan)
 
 
 def itl_option(log: RequestLog) -> Option:
@@ -215,4 +235,26 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
         tokens_per_chunk=describe(per_chunk, "no reply in chunks reports its usage"),
         characters_per_chunk=describe(counts(log.chunk_chars), "no reply came in chunks"),
         server_itl_ms=describe(server_itl_ms(log), "the server reports no decode times"),
+    )
+
+
+def contradicted_usage(ok: RequestLog, start_ns: int | None, end_ns: int | None) -> ContradictedUsage | UnsetType:
+    """Return what the usage of replies stated that they contradict; UNSET where none is contradicted."""
+    doubted = take(ok, ok.usage_contradiction != "")
+    if not len(doubted):
+        return UNSET
+    pairs = [part.partition(": ") for text in doubted.usage_contradiction for part in str(text).split("; ")]
+    sizes, duration_s = np.diff(ok.chunk_start), 0.0
+    if start_ns is not None and end_ns is not None:
+        duration_s = (end_ns - start_ns) / 1e9
+        sizes = sizes[(ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)]
+    return ContradictedUsage(
+        replies=len(doubted),
+        kinds=dict(Counter(kind for kind, _, _ in pairs)),
+        examples={kind: numbers for kind, _, numbers in reversed(pairs)},
+        without_output_tokens=int((doubted.output_tokens_source == "contradicted").sum()),
+        without_input_tokens=int(((doubted.usage_input_tokens >= 0) & (doubted.input_tokens < 0)).sum()),
+        stated_output_tokens=describe(counts(doubted.usage_output_tokens), "none was stated"),
+        chunks=describe(np.diff(doubted.chunk_start).astype(np.float64), "no such reply"),
+        chunks_per_s=float(sizes.sum()) / duration_s if duration_s > 0 else None,
     )

@@ -2,9 +2,11 @@
 
 - ttft   first_token - submit
 - e2e    last_token - submit; where a reply has no token times (not streamed), end - submit
-- tpot   (last_output - first_output) / (output_tokens - 1); none below two tokens. What is generated and not visible is
-         counted in output_tokens, so its time is as well; without such events this is the draft's last and first token
-- itl    gaps between consecutive content chunks of one request, from its first token on; a true inter-token latency
+- tpot   (last_output - first_output) / (output_tokens - 1); none below two tokens, nor where all came in one read. What
+         is generated and not visible is counted in output_tokens, so its time is as well; without such events this is
+         the draft's last and first token. Reasoning that no event brings is not counted here. Of several choices (n),
+         the times of all added up / (output_tokens - choices), since usage counts them together
+- itl    gaps between consecutive content chunks of one choice, from its first token on; a true inter-token latency
          only where chunks hold one token each, else "time between chunks" (itl-chunked, itl-sse-measurement)
 - jitter standard deviation (of a sample) of a request's gaps, from two gaps on (itl-procedure)
 - max pause  the longest gap of a request
@@ -59,8 +61,9 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
     """Return the metrics of each request, whatever its status; `take` rows first to look at some."""
     tokens = counts(log.output_tokens)
     e2e_ms = e2e_ns(log.submit_ns, log.last_token_ns, log.end_ns) / 1e6
+    later, output_ms = later_tokens(log), output_span_ms(log)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_ms = np.where(tokens >= 2, span_ms(log.first_output_ns, log.last_output_ns) / (tokens - 1), np.nan)
+        tpot_ms = np.where((later > 0) & (output_ms > 0), output_ms / later, np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
     gaps_ms, row, gap_end_ns = _gaps(log)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
@@ -76,6 +79,16 @@ def request_metrics(log: RequestLog) -> RequestMetrics:
         itl_request=row,
         itl_end_ns=gap_end_ns,
     )
+
+
+def later_tokens(log: RequestLog) -> Floats:
+    """Return the output tokens of requests behind the first of each choice, float64[n]; NaN where unknown."""
+    return counts(log.output_tokens) - np.maximum(log.unseen_tokens, 0) - np.maximum(log.choices, 1)
+
+
+def output_span_ms(log: RequestLog) -> Floats:
+    """Return the time from the first output to the last, float64[n], of several choices added up."""
+    return np.where(log.choices > 1, log.output_span_ns / 1e6, span_ms(log.first_output_ns, log.last_output_ns))
 
 
 def schedule_lateness_ms(log: RequestLog) -> Floats:
@@ -132,9 +145,16 @@ def _gaps(log: RequestLog) -> tuple[Floats, Ints, Ints]:
     first_ns = log.first_token_ns[row]
     # Blank chunks before the first token, and whatever has no first token, are none of it.
     content = (first_ns >= 0) & (log.chunk_ns >= first_ns)
-    same = (row[1:] == row[:-1]) & content[:-1] & content[1:]
-    gaps_ms: Floats = np.diff(log.chunk_ns)[same] / 1e6
-    return gaps_ms, row[1:][same].astype(np.int64), log.chunk_ns[1:][same]
+    chunk_ns, same = log.chunk_ns, row[1:] == row[:-1]
+    if len(log.chunk_choice):
+        choice = np.zeros(len(row), np.int64)
+        choice[np.repeat(np.diff(log.choice_start) > 0, np.diff(log.chunk_start))] = log.chunk_choice
+        order = np.lexsort((choice, row))
+        chunk_ns, content = chunk_ns[order], content[order]
+        same &= np.diff(choice[order]) == 0
+    same = same & content[:-1] & content[1:]
+    gaps_ms: Floats = np.diff(chunk_ns)[same] / 1e6
+    return gaps_ms, row[1:][same].astype(np.int64), chunk_ns[1:][same]
 
 
 def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:

@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.delivery import Chunks, Delivery, chunks, delivery, itl_option
+from loadgen.requests.delivery import (
+    Chunks,
+    ContradictedUsage,
+    Delivery,
+    chunks,
+    contradicted_usage,
+    delivery,
+    itl_option,
+)
 from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
 from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
@@ -27,6 +35,7 @@ from rundir.stats import Missing, Statistics, describe, finite, known
 # The draft's recommended ranges of input tokens (ttft-conditional), by their lower ends.
 INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
 NO_POWER = Missing(reason="the power of the engine's GPUs was not measured")
+CONTRADICTED = "the replies contradict their usage"
 NONE_HAS_IT = "no successful reply has it"
 RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
 
@@ -158,8 +167,9 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: Annotated[
         Statistics,
         doc(
-            "(last output - first output) / (output tokens - 1); none below two tokens. Events without visible text "
-            "count, as their tokens do; without them it is last and first token",
+            "(last output - first output) / (output tokens - 1); none below two tokens, nor where all came in one "
+            "read. Events without visible text count, as their tokens do; without them it is last and first token. Of "
+            "several choices: their times added up / (output tokens - choices)",
             "ms",
             source="draft `itl-setup`",
         ),
@@ -167,7 +177,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Annotated[
         Statistics | UnsetType,
         doc(
-            "gaps between consecutive content chunks of a request, from its first token on, where over 90 % of the "
+            "gaps between consecutive content chunks of a choice, from its first token on, where over 90 % of the "
             "chunks are certain to hold one token",
             "ms",
             source="draft `itl-sse-measurement`, `itl-procedure`",
@@ -196,6 +206,10 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Annotated[
         Statistics, doc("output tokens by the server's `usage`", "tokens", source="draft `token-counting`")
     ]
+    contradicted_usage: Annotated[
+        ContradictedUsage | UnsetType,
+        doc("what `usage` stated and the replies contradict: such counts are not used; absent where none is"),
+    ] = UNSET
     chunks: Annotated[Chunks, doc("what the draft wants noted of chunks")]
     throughput: Annotated[
         Throughput,
@@ -279,6 +293,7 @@ def client_summary(
     start_ns, end_ns = _window(log, start_ns, end_ns)
     gaps = describe(metrics.itl_ms, why)
     single = itl_option(ok) == "direct"
+    why_tokens = CONTRADICTED if (ok.usage_contradiction != "").any() else why
     throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
     return ClientSummary(
         window=RateWindow(start_ns=start_ns, end_ns=end_ns),
@@ -286,21 +301,20 @@ def client_summary(
         retried=int(log.retried.sum()),
         errors=errors_by_kind(log),
         ttft_ms=describe(metrics.ttft_ms, why),
-        tpot_ms=describe(metrics.tpot_ms, why),
+        tpot_ms=describe(metrics.tpot_ms, why_tokens),
         itl_ms=gaps if single else UNSET,
         time_between_chunks_ms=UNSET if single else gaps,
         e2e_ms=describe(metrics.e2e_ms, why),
-        request_output_tps=describe(metrics.request_output_tps, why),
-        input_tokens=describe(counts(ok.input_tokens), why),
-        output_tokens=describe(counts(ok.output_tokens), why),
+        request_output_tps=describe(metrics.request_output_tps, why_tokens),
+        input_tokens=describe(counts(ok.input_tokens), why_tokens),
+        output_tokens=describe(counts(ok.output_tokens), why_tokens),
+        contradicted_usage=contradicted_usage(ok, start_ns, end_ns),
         chunks=chunks(ok),
         throughput=throughput,
         rates=rates(log, end_ns=end_ns, open_loop=concurrency is None),
         jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
         max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
-        tail_p99_over_p50=TailRatios(
-            ttft_ms=_tail(metrics.ttft_ms), e2e_ms=_tail(metrics.e2e_ms), itl_ms=_tail(metrics.itl_ms)
-        ),
+        tail_p99_over_p50=TailRatios(**{name: _tail(getattr(metrics, name)) for name in TailRatios.__struct_fields__}),
         delivery=delivery(ok, metrics),
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),
@@ -383,7 +397,7 @@ def _window(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tuple[
 def output_tokens_within(log: RequestLog, start_ns: int, end_ns: int) -> int | Missing:
     """Return the output tokens of the requests that ended ok within a window."""
     within = (log.status == "ok") & (log.end_ns >= start_ns) & (log.end_ns <= end_ns)
-    return _sum(log.output_tokens[within])
+    return _sum(log, log.output_tokens[within])
 
 
 def _why_none(ok: RequestLog) -> str:
@@ -404,7 +418,7 @@ def _throughput(
         return Throughput(duration_s=None, **rates, missing=dict.fromkeys(RATES, reason))
     duration_s = (end_ns - start_ns) / 1e9
     within = (ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)
-    amounts = (_sum(ok.output_tokens[within]), _sum(ok.input_tokens[within]), int(within.sum()))
+    amounts = (*(_sum(ok, tokens[within]) for tokens in (ok.output_tokens, ok.input_tokens)), int(within.sum()))
     missing: dict[str, str] = {}
     for name, amount in zip(RATES, (*amounts, _good(ok, metrics, within, slo)), strict=True):
         if isinstance(amount, Missing):
@@ -421,9 +435,11 @@ def _rates(throughput: Throughput) -> dict[str, float | Missing]:
     return {name: Missing(reason=reasons[name]) if value is None else value for name, value in values.items()}
 
 
-def _sum(tokens: Ints) -> int | Missing:
-    uncounted = int((tokens < 0).sum())
-    return Missing(reason=f"{uncounted} of {len(tokens)} replies report no usage") if uncounted else int(tokens.sum())
+def _sum(ok: RequestLog, tokens: Ints) -> int | Missing:
+    if uncounted := int((tokens < 0).sum()):
+        why = "contradict their usage, or report none" if (ok.usage_contradiction != "").any() else "report no usage"
+        return Missing(reason=f"{uncounted} of {len(tokens)} replies {why}")
+    return int(tokens.sum())
 
 
 def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | None) -> int | Missing:

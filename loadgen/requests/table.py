@@ -18,25 +18,22 @@ import msgspec
 import numpy as np
 
 from loadgen.protocols import PROTOCOLS, Protocol
-from loadgen.protocols.reading.reply import Reads, Reply
+from loadgen.protocols.reading.reply import Reads, Reply, head_of, in_order, joined, reads_in
 from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.reading.timings import ServerTimings
+from loadgen.protocols.reading.usage import Contradictions, contradictions, output_tokens
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
-from loadgen.transports.packing import COMPACT, PLAIN
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
-from rundir.framing import inflate
-
-CHARACTERS_A_TOKEN = 4
 
 STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 
 _UNTIMED = ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
-# Of a reply's parts so much is read in one go: nearly every reply whole.
-_JOINED_BYTES = 1024 * 1024
 # Of a reply that goes on, what is looked at for its first token.
 _BEGINNING_BYTES = 16 * 1024
+# In a request's body: an image or a video that the server fetches, which may be any number of tokens.
+_LINKED = b'_url"'
 # What may come behind the last token: a finish reason, usage, [DONE].
 _CLOSING_READS = 3
 END_BYTES = 5  # of a body in chunks that holds nothing
@@ -58,10 +55,17 @@ class RequestLog:
     end_ns                 when the request ended; of a reply that was cut off behind its [DONE], when that was read
     chunk_ns, chunk_start  content stamps of request i: chunk_ns[chunk_start[i]:chunk_start[i + 1]]
     chunk_chars            characters of content in each of those chunks
+    chunk_choice           of a reply of several choices, the choice of each of those chunks; of others nothing
+    choices                choices that the model generated something for
+    output_span_ns         of several choices: from the first to the last output of each, added up
     declared_input_tokens  what the plan wanted, in the declared tokenizer; input_tokens and output_tokens: server usage
     output_tokens_source   usage; timings: without usage, what the server's own timings count (llama.cpp's predicted_n);
-                           estimate: with neither, a quarter of the characters of a whole reply (asiai, M4); "" for none
+                           estimate: with neither, a quarter of the characters of a whole reply (asiai, M4);
+                           contradicted: by a usage that is not used; "" for none
     cached_tokens          prompt tokens that the server found in its prefix cache
+    unseen_tokens          output tokens of reasoning that the usage states and no event brought
+    usage_*                what the server's usage stated, and what contradicts it as `kind: numbers`, several joined
+                           by "; ": a count that is contradicted is -1 in the columns above
     retried                it was sent twice: the kept connection of the first time ended before any byte of a reply;
                            stamps are of the second time
     session, turn          -1 and 0 of a request that belongs to no session
@@ -109,6 +113,15 @@ class RequestLog:
     chunk_ns: Ints = field(metadata=ragged("chunk_start"))
     chunk_start: Ints
     chunk_chars: Ints = field(metadata=ragged("chunk_start"))
+    chunk_choice: Ints = field(metadata=ragged("choice_start"))
+    choice_start: Ints
+    choices: Ints
+    output_span_ns: Ints
+    unseen_tokens: Ints
+    usage_input_tokens: Ints
+    usage_output_tokens: Ints
+    usage_cached_tokens: Ints
+    usage_contradiction: Texts
     session: Ints
     turn: Ints
     first_kind: Texts
@@ -137,7 +150,8 @@ def unknown_requests(size: int) -> RequestLog:
         column.name: np.full(0 if column.metadata else size, missing[str(column.type)], _DTYPES[str(column.type)])
         for column in fields(RequestLog)
     }
-    return RequestLog(**{**columns, "chunk_start": np.zeros(size + 1, dtype=np.int64)})
+    starts = dict.fromkeys(("chunk_start", "choice_start"), np.zeros(size + 1, dtype=np.int64))
+    return RequestLog(**{**columns, **starts})
 
 
 class FirstToken(msgspec.Struct, frozen=True, gc=False):
@@ -183,6 +197,7 @@ class RequestFold:
         self._run_id = run_id
         self._protocol = PROTOCOLS[protocol]
         self._planned: dict[int, PlannedRequest] = {}
+        self._sent_bytes: dict[int, int] = {}
         self._parts: dict[int, list[RequestPart]] = {}
         self._lengths: dict[int, int] = {}
         self._rows: list[_Row] = []
@@ -208,6 +223,8 @@ class RequestFold:
             self.offsets_ns.setdefault(first.phase, array("q")).append(first.offset_ns)
         for request in (first, *first.turns):
             _require_bounds(_plan_numbers(request), f"the plan of request {request.index}")
+            if request.turn <= 0 and _LINKED not in request.body:
+                self._sent_bytes[request.index] = len(request.body)
             self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())
 
     def is_planned(self, index: int) -> bool:
@@ -217,7 +234,7 @@ class RequestFold:
     def add(self, part: RequestPart) -> None:
         """Add what a request did; with its last missing part it is read.
 
-        Raises ValueError for a part that no worker has written, as `unpack` does.
+        Raises ValueError for a part that no worker has written, as `reply.unpack` does.
         """
         _require_bounds(_part_numbers(part), f"a part of request {part.index}")
         parts = self._parts.setdefault(part.index, [])
@@ -231,8 +248,8 @@ class RequestFold:
             self._unread.pop(part.index, None)
             if (stream := self._streams.pop(part.index, None)) is not None:
                 self.streamed[stream.phase] -= stream.tokens
-            planned = self._planned.pop(part.index, _UNPLANNED)
-            if (row := _row(parts, planned, self._protocol)) is not None:
+            planned, sent_bytes = self._planned.pop(part.index, _UNPLANNED), self._sent_bytes.pop(part.index, -1)
+            if (row := _row(parts, planned, self._protocol, sent_bytes)) is not None:
                 self._rows.append(row)
             if len(self._rows) == _TABLE_ROWS:
                 self._lay_out()
@@ -260,15 +277,15 @@ class RequestFold:
             stream = self._streams[index] = _Stream(phase=planned.phase, most_tokens=most)
         parts, first, before = self._parts[index], None, stream.tokens
         if stream.first_token_ns >= 0:
-            stream.reads += sum(map(_reads_in, parts[stream.parts :]))
-        elif stream.is_sought and (known := _in_order(parts)):
+            stream.reads += sum(map(reads_in, parts[stream.parts :]))
+        elif stream.is_sought and (known := in_order(parts)):
             first = self._first_token(known, stream)
         stream.parts = len(parts)
         self.streamed[stream.phase] += stream.tokens - before
         return first
 
     def _first_token(self, known: Sequence[RequestPart], stream: _Stream) -> FirstToken | None:
-        reads, head = next(_joined(known, _BEGINNING_BYTES)), _head(known)
+        reads, head = next(joined(known, _BEGINNING_BYTES)), head_of(known)
         status = max(part.status for part in known)
         beginning = msgspec.structs.replace(reads, body=reads.body[:_BEGINNING_BYTES])
         first_ns = self._protocol.first_token_ns(status, head, beginning)
@@ -276,7 +293,7 @@ class RequestFold:
         if first_ns < 0:
             return None
         stream.first_token_ns = first_ns
-        stream.reads = sum(map(_reads_in, known)) - int((reads.stamps_ns < first_ns).sum())
+        stream.reads = sum(map(reads_in, known)) - int((reads.stamps_ns < first_ns).sum())
         index = known[0].index
         return FirstToken(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
 
@@ -322,24 +339,27 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     status_code: int
     first_read_ns: int
     received_bytes: int
+    sent_bytes: int
     reply: Reply
 
 
-def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol) -> _Row | None:
+def _row(
+    parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol, sent_bytes: int = -1
+) -> _Row | None:
     """Read one request from its parts; None without its first. The last part repeats the stamps of those before."""
-    known = _in_order(parts)
+    known = in_order(parts)
     if not known:
         return None
     sizes, firsts_ns = [], []
 
     def parts_read() -> Iterator[Reads]:
-        for reads in _joined(known):
+        for reads in joined(known):
             sizes.append(len(reads.body))
             firsts_ns.extend(reads.stamps_ns[:1].tolist())
             yield reads
 
     status, bodies = max(part.status for part in known), parts_read()
-    reply = protocol.read_parts(status, _head(known), bodies)
+    reply = protocol.read_parts(status, head_of(known), bodies)
     for _ in bodies:
         pass  # what came behind the reply's end counts as received
     return _Row(
@@ -348,6 +368,7 @@ def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protoc
         status_code=status,
         first_read_ns=firsts_ns[0] if firsts_ns else -1,
         received_bytes=sum(sizes),
+        sent_bytes=sent_bytes,
         reply=reply,
     )
 
@@ -355,61 +376,6 @@ def _row(parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protoc
 def _require_bounds(numbers: Sequence[int], of_what: str) -> None:
     if min(numbers) < -1 or max(numbers) >= _MOST:
         raise ValueError(f"{of_what} has numbers that are out of bounds")
-
-
-def unpack(part: RequestPart) -> Reads:
-    """Return the reads of a part. Raises ValueError when it is packed in a way that is not known here."""
-    body = inflate(part.body) if part.body else b""
-    if part.packing == PLAIN:
-        ends = np.frombuffer(part.read_ends, np.int64)
-        return Reads(stamps_ns=np.frombuffer(part.reads_ns, np.int64), ends=ends, body=body)
-    if part.packing != COMPACT:
-        raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
-    if not part.reads_ns:
-        return Reads(stamps_ns=np.empty(0, np.int64), ends=np.empty(0, np.int64), body=body)
-    steps_ns = np.frombuffer(part.reads_ns, np.uint32)[1:].astype(np.int64)
-    steps_ns[0] = int.from_bytes(part.reads_ns[:8], "little", signed=True)
-    ends = np.frombuffer(body, np.uint32, len(steps_ns)).cumsum(dtype=np.int64)
-    return Reads(stamps_ns=steps_ns.cumsum(), ends=ends, body=body[4 * len(steps_ns) :])
-
-
-def _in_order(parts: Sequence[RequestPart]) -> list[RequestPart]:
-    """Return the parts of a request from its first to the first that is missing."""
-    ordered = sorted(parts, key=attrgetter("seq"))
-    return [part for seq, part in enumerate(ordered) if part.seq == seq]
-
-
-def _head(known: Sequence[RequestPart]) -> bytes:
-    return next((part.head for part in known if part.head), b"")
-
-
-def _reads_in(part: RequestPart) -> int:
-    """Return how many reads a part is of, without unpacking it."""
-    return len(part.reads_ns) // 8 if part.packing == PLAIN else max(0, len(part.reads_ns) // 4 - 1)
-
-
-def _joined(known: Sequence[RequestPart], least_bytes: int = _JOINED_BYTES) -> Iterator[Reads]:
-    """Give the reads of parts that follow one another, of so many bytes at a time or some more.
-
-    Raises ValueError as `unpack` does.
-    """
-    parts: list[Reads] = []
-    size = 0
-    for part in known:
-        parts.append(unpack(part))
-        size += len(parts[-1].body)
-        if part is known[-1] or size >= least_bytes:
-            yield parts[0] if len(parts) == 1 else _join(parts)
-            parts, size = [], 0
-
-
-def _join(parts: Sequence[Reads]) -> Reads:
-    begins = accumulate((len(part.body) for part in parts), initial=0)
-    return Reads(
-        stamps_ns=np.concatenate([part.stamps_ns for part in parts]),
-        ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=False)]),
-        body=b"".join([part.body for part in parts]),
-    )
 
 
 def _status(row: _Row) -> tuple[str, str]:
@@ -436,27 +402,17 @@ def _end_ns(row: _Row) -> int:
     return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
 
 
-def _output_tokens(reply: Reply, status: str) -> tuple[int, str]:
-    """Return a reply's tokens, and who counted them. Events are never counted: one may hold any number of tokens."""
-    if reply.output_tokens >= 0:
-        return reply.output_tokens, "usage"
-    if reply.timed_tokens >= 0:
-        return reply.timed_tokens, "timings"
-    chars = int(reply.chunk_chars.sum())
-    if status != "ok" or not chars:
-        return -1, ""
-    return max(1, chars // CHARACTERS_A_TOKEN), "estimate"
-
-
 # The columns that are a field of a request's last part, its plan, its reply or its server's timings, by that name.
 _OF_PART = (
     "index", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "worker", "reused", "retried",
 )  # fmt: skip
 _OF_PLAN = ("phase", "workload_class", "max_tokens", "session", "turn")
 _OF_REPLY = (
-    "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "input_tokens", "cached_tokens",
-    "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
+    "first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "choices", "output_span_ns",
+    "unseen_tokens", "finish_reason", "first_kind", "role_only_first", "blank_before_first", "response_id",
 )  # fmt: skip
+_OF_USAGE = ("input_tokens", "output_tokens", "cached_tokens")
+_OF_CHUNKS = ("chunk_ns", "chunk_chars", "chunk_choice")
 _OF_TIMINGS = (
     "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "e2e_ms", "scheduler_intake_ms", "load_ms", "prompt_tps",
     "generation_tps",
@@ -470,11 +426,21 @@ def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
     replies = [row.reply for row in rows]
     timings = [reply.timings or _UNTIMED for reply in replies]
     outcomes = [_status(row) for row in rows]
-    tokens = [_output_tokens(reply, status) for reply, (status, _) in zip(replies, outcomes, strict=True)]
+    doubts = [
+        contradictions(row.reply, row.planned, sent_bytes=row.sent_bytes, received_bytes=row.received_bytes)
+        if status == "ok"
+        else Contradictions()
+        for row, (status, _) in zip(rows, outcomes, strict=True)
+    ]
+    tokens = [
+        output_tokens(reply, status, doubt.output)
+        for reply, (status, _), doubt in zip(replies, outcomes, doubts, strict=True)
+    ]
     columns: dict[str, Iterable[Any]] = {
         **{name: map(attrgetter(name), last) for name in _OF_PART},
         **{name: map(attrgetter(name), planned) for name in _OF_PLAN},
         **{name: map(attrgetter(name), replies) for name in _OF_REPLY},
+        **{f"usage_{name}": map(attrgetter(name), replies) for name in _OF_USAGE},
         **{f"server_{name}": map(attrgetter(name), timings) for name in _OF_TIMINGS},
         "endpoint_url": (part.url for part in last),
         "request_id": (request_id(run_id, part.index, part.id_form) for part in last),
@@ -482,6 +448,13 @@ def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
         "first_read_ns": (row.first_read_ns for row in rows),
         "end_ns": (_end_ns(row) for row in rows),
         "declared_input_tokens": (request.input_tokens for request in planned),
+        "usage_contradiction": ("; ".join(filter(None, doubt)) for doubt in doubts),
+        "input_tokens": (
+            -1 if doubt.input else reply.input_tokens for reply, doubt in zip(replies, doubts, strict=True)
+        ),
+        "cached_tokens": (
+            -1 if doubt.cached else reply.cached_tokens for reply, doubt in zip(replies, doubts, strict=True)
+        ),
         "output_tokens": (count for count, _ in tokens),
         "output_tokens_source": (source for _, source in tokens),
         "status": (status for status, _ in outcomes),
@@ -491,10 +464,8 @@ def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
         "timings_source": (timing.source for timing in timings),
         "peak_memory_bytes": (timing.peak_memory_bytes for timing in timings),
         "chunk_start": accumulate((len(reply.chunk_ns) for reply in replies), initial=0),
+        "choice_start": accumulate((len(reply.chunk_choice) for reply in replies), initial=0),
     }
     dtypes = {column.name: _DTYPES[str(column.type)] for column in fields(RequestLog)}
-    return RequestLog(
-        **{name: np.fromiter(values, dtypes[name]) for name, values in columns.items()},
-        chunk_ns=np.concatenate([np.empty(0, np.int64), *(reply.chunk_ns for reply in replies)]),
-        chunk_chars=np.concatenate([np.empty(0, np.int64), *(reply.chunk_chars for reply in replies)]),
-    )
+    chunks = {name: np.concatenate([np.empty(0, np.int64), *map(attrgetter(name), replies)]) for name in _OF_CHUNKS}
+    return RequestLog(**{name: np.fromiter(values, dtypes[name]) for name, values in columns.items()}, **chunks)

@@ -42,6 +42,7 @@ def warnings(
     yield from _gaps(run, server)
     yield from torn_lines(run.integrity)
     yield from _failures(client)
+    yield from _usage(client)
     yield from _warm_up_failures(run)
     yield from _retries(client)
     yield from _notes(run)
@@ -66,6 +67,7 @@ def warnings(
     if run.watched is not None:
         yield from explain_breaks(run.watched.broken, run.watched.whole).values()
     yield from _estimates(run)
+    yield from _unlimited(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
         yield from _repeats(run, workload) or _cache(run, workload, server)
@@ -109,6 +111,28 @@ def _failures(client: ClientSummary) -> Iterator[str]:
     if unended:
         others = f": latencies are those of the {requests.ok} that did, which waited least" if requests.ok else ""
         yield f"{unended} of {requests.sent} requests did not end{others}"
+
+
+def _usage(client: ClientSummary) -> Iterator[str]:
+    """Yield what of the server's usage its replies contradict, which numbers that leaves out, and what came instead."""
+    doubted = client.contradicted_usage
+    if not doubted:
+        return
+    kinds = "; ".join(
+        f"{kind} in {count}" + f", such as {doubted.examples[kind]}" * bool(doubted.examples[kind])
+        for kind, count in doubted.kinds.items()
+    )
+    unknown = ["TPOT, output tokens, output tokens/s"] * bool(doubted.without_output_tokens)
+    unknown += ["input tokens"] * bool(doubted.without_input_tokens)
+    left_out = f". Not known of these: {', '.join(unknown)}" if unknown else ""
+    counted = ""
+    if doubted.without_output_tokens and doubted.chunks.p50 is not None:
+        counted = f"; the median of their chunks is {doubted.chunks.p50:,.0f} a reply"
+        counted += f", and all replies came at {doubted.chunks_per_s:,.1f} chunks/s" if doubted.chunks_per_s else ""
+    yield (
+        f"the server's `usage` cannot be right in {doubted.replies} of {client.requests.ok} replies: {kinds}"
+        f"{left_out}{counted}"
+    )
 
 
 def _warm_up_failures(run: Run) -> Iterator[str]:
@@ -225,6 +249,17 @@ def _estimates(run: Run) -> Iterator[str]:
         whole = int(measured.sum())
         whose = "the server" if estimated == whole else f"the server, in {estimated} of {whole} replies,"
         yield f"{whose} returned no `usage`: output tokens are estimated as a quarter of the text's characters"
+
+
+def _unlimited(run: Run) -> Iterator[str]:
+    """Yield how many replies are longer than they may be."""
+    log = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
+    limit = np.where(log.max_tokens >= 0, log.max_tokens * np.maximum(log.choices, 1), np.inf)
+    if len(longer := np.flatnonzero(log.output_tokens > limit)):
+        yield (
+            f"{len(longer)} of {len(log)} replies are longer than max_tokens allows, such as "
+            f"{log.output_tokens[longer[0]]} for {limit[longer[0]]:.0f} output tokens: the server does not keep to it"
+        )
 
 
 def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterator[str]:

@@ -218,16 +218,13 @@ DEEP = b"[" * 100_000
 
 BROKEN = [
     b'{"choices":[{"delta":{"content":"\xff"}}]}',
-    b'{"choices":[],"usage":{"completion_tokens":99999999999999999999999}}',
-    b'{"choices":[],"usage":{"completion_tokens":9223372036854775807}}',
-    b'{"choices":[],"usage":{"prompt_tokens":-1}}',
     b'{"error":' + DEEP,
 ]
 
 
-@pytest.mark.parametrize("payload", BROKEN, ids=["no UTF-8", "huge", "int64", "negative", "deep"])
+@pytest.mark.parametrize("payload", BROKEN, ids=["no UTF-8", "deep"])
 def test_what_cannot_be_read_is_that_events_error(payload: bytes):
-    """Bytes that are no UTF-8, impossible counts, deep nesting; what the others said stays, in a JSON reply too."""
+    """Bytes that are no UTF-8, deep nesting; what the others said stays, in a JSON reply too."""
     reply = _read(*(b"data: %b\n\n" % data for data in (_delta(content="a").encode(), payload, b"[DONE]")))
     assert reply.error.startswith("protocol: event 1 is not a completion chunk: ")
     assert (1, -1, -1, False) == (reply.first_token_ns, reply.input_tokens, reply.output_tokens, reply.complete)

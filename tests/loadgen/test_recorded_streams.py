@@ -49,7 +49,10 @@ def _event(request: dict, event: list) -> str:
         choice = {"text": "x" * characters}
     payload = {"id": request["response_id"], "choices": [{"index": index, **choice, "finish_reason": None}]}
     if so_far is not None:
-        payload["usage"] = {"prompt_tokens": 1, "completion_tokens": so_far}
+        payload["usage"] = {
+            "prompt_tokens": (request["usage"] or {}).get("prompt_tokens", 1),
+            "completion_tokens": so_far,
+        }
     return json.dumps(payload)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from children import peak_bytes
 
 from loadgen import records
-from loadgen.requests.table import unpack
+from loadgen.protocols.reading.reply import unpack
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire

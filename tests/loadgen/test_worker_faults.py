@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from loadgen.protocols.reading.reply import unpack
 from loadgen.records import RequestPart, read_log
-from loadgen.requests.table import unpack
 from loadgen.transports.transport import PART_BYTES
 
 if TYPE_CHECKING:

@@ -165,6 +165,15 @@ def test_the_steady_throughput_counts_tokens_that_arrived_in_it():
     assert steady_throughput(request_log(rows[0]), 0) is None
 
 
+def test_tokens_of_replies_that_contradict_their_usage_have_no_rate():
+    """Chunks are no tokens."""
+    row = {"dispatch": 0, "submit": 0, "first": 500, "last": 4000, "end": 4000, "output": 8, "chunks": (500, 4000)}
+    lied = {**row, "dispatch": 9000, "output": -1, "output_tokens_source": "contradicted"}
+    steady = steady_throughput(request_log(row, lied), 0)
+    assert steady is not None
+    assert (None, None) == (steady.output_tokens_per_s, steady.output_tokens_per_s_ci95)
+
+
 def test_a_reply_without_chunks_arrives_whole():
     """Of one that did not end, each chunk counts as many tokens as a chunk of the others has."""
     log = request_log(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -11,9 +13,14 @@ import numpy as np
 from loadgen.http1 import Dechunked
 from loadgen.protocols.reading.stream import Form, Seen, reading
 from loadgen.protocols.reading.timings import ServerTimings
+from loadgen.records import RequestPart
+from loadgen.transports.packing import COMPACT, PLAIN
 from rundir.columns import Ints
+from rundir.framing import inflate
 
 _NONE = np.empty(0, np.int64)
+# Of a reply's parts so much is read in one go: nearly every reply whole.
+_JOINED_BYTES = 1024 * 1024
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -24,9 +31,17 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     first_kind          what the first token was: content, reasoning or tool; "" when there was none
     chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
+    chunk_choice        int64[m]: the number of the choice of each; empty where there is but one
+    choices             choices that the model generated something for
+    output_span_ns      from the first to the last output of each choice, added up; -1 below two choices
+    unseen_tokens       tokens of reasoning that the usage counts and no event brought
     output_tokens       by the server's usage
     timed_tokens        output tokens that the server's timings are of (llama.cpp's predicted_n)
     cached_tokens       prompt tokens that the server found in its prefix cache
+    reasoning_tokens, total_tokens  by the server's usage, as are the next
+    statements, grew    how often it stated output tokens, and whether they ever rose
+    doubts              what of its statements cannot be so, by the count
+    silent_events       events the model generated something for that shows no text
     complete            a finish reason or the protocol's last event was seen, and no error
     done                the protocol's last event ([DONE]) was seen, or a whole JSON reply
     done_ns             when that event, or the last byte of a whole JSON reply, was read
@@ -43,10 +58,20 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     first_kind: str = ""
     chunk_ns: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     chunk_chars: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    chunk_choice: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    choices: int = 0
+    output_span_ns: int = -1
+    unseen_tokens: int = 0
     output_tokens: int = -1
     input_tokens: int = -1
     cached_tokens: int = -1
     timed_tokens: int = -1
+    reasoning_tokens: int = -1
+    total_tokens: int = -1
+    statements: int = 0
+    grew: bool = False
+    doubts: Mapping[str, str] = msgspec.field(default_factory=dict)
+    silent_events: int = 0
     finish_reason: str = ""
     error: str = ""
     complete: bool = False
@@ -90,10 +115,15 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         if is_whole:
             times.settle(seen)
     chunk_ns = _concatenated(times.chunk_ns)
-    has_token = seen.first >= 0
+    has_token, choices = seen.first >= 0, len(seen.choices)
+    spans_ns = [last_ns - first_ns for first_ns, last_ns in times.outputs_ns.values()]
     return Reply(
-        first_output_ns=times.first_output_ns,
-        last_output_ns=times.last_output_ns,
+        first_output_ns=next((first_ns for first_ns, _ in times.outputs_ns.values()), -1),
+        last_output_ns=max((last_ns for _, last_ns in times.outputs_ns.values()), default=-1),
+        chunk_choice=_concatenated(times.chunk_choice) if choices > 1 else _NONE,
+        choices=choices,
+        output_span_ns=sum(spans_ns) if choices > 1 else -1,
+        unseen_tokens=0 if seen.reasoned or seen.silent >= seen.reasoning_tokens else seen.reasoning_tokens,
         first_token_ns=int(chunk_ns[seen.first]) if has_token else -1,
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
         first_kind=seen.first_kind,
@@ -103,6 +133,12 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,
         timed_tokens=seen.timed_tokens,
+        reasoning_tokens=seen.reasoning_tokens,
+        total_tokens=seen.total_tokens,
+        statements=seen.statements,
+        grew=seen.grew,
+        doubts=seen.doubts,
+        silent_events=seen.silent,
         finish_reason=seen.finish_reason,
         error=seen.failure,
         complete=seen.complete,
@@ -131,7 +167,9 @@ class _Times:
     def __init__(self) -> None:
         self.chunk_ns: list[Ints] = []
         self.chunk_chars: list[Ints] = []
-        self.first_output_ns = self.last_output_ns = self.done_ns = -1
+        self.chunk_choice: list[Ints] = []
+        self.outputs_ns: dict[int, list[int]] = {}
+        self.done_ns = -1
         self._reads: deque[Reads] = deque()  # of the pieces whose segment is still to be read
         # Of the reads that a segment may need: when each returned, and how much of the reply's data had come by then.
         self._stamps_ns = self._ends = _NONE
@@ -145,15 +183,17 @@ class _Times:
 
     def settle(self, seen: Seen) -> None:
         """Take the times of what was seen in a segment that has been read, and all else that counts by event."""
-        stamps = self.stamps_at(seen, [*seen.ends, seen.output_end, seen.last_output_end, seen.done_end])
-        self.chunk_ns.append(stamps[:-3])
+        bounds = list(chain.from_iterable(seen.outputs.values()))
+        count = len(seen.ends)
+        stamps = self.stamps_at(seen, [*seen.ends, *bounds, seen.done_end])
+        self.chunk_ns.append(stamps[:count])
         self.chunk_chars.append(np.asarray(seen.chars, np.int64))
-        first_ns, last_ns, self.done_ns = stamps[-3:].tolist()
-        self.first_output_ns = first_ns if self.first_output_ns < 0 else self.first_output_ns
-        self.last_output_ns = last_ns if seen.last_output_end >= 0 else self.last_output_ns
-        seen.settled += len(seen.ends)
-        seen.ends, seen.chars, seen.texts = [], [], []
-        seen.output_end = seen.last_output_end = -1
+        self.chunk_choice.append(np.asarray(seen.choice_of, np.int64))
+        *bounds_ns, self.done_ns = stamps[count:].tolist()
+        for number, first_ns, last_ns in zip(seen.outputs, bounds_ns[::2], bounds_ns[1::2], strict=True):
+            self.outputs_ns.setdefault(number, [first_ns, last_ns])[1] = last_ns
+        seen.settled += count
+        seen.ends, seen.chars, seen.texts, seen.choice_of, seen.outputs = [], [], [], [], {}
 
     def stamps_at(self, seen: Seen, ends: Sequence[int]) -> Ints:
         """Return when the byte before each position in the segment was read, int64[len(ends)]; once a segment.
@@ -187,3 +227,59 @@ def _concatenated(arrays: Sequence[Ints]) -> Ints:
     """Return arrays one behind the other, without a copy where there is but one that is not empty."""
     full = [array for array in arrays if len(array)]
     return full[0] if len(full) == 1 else np.concatenate(full or [_NONE])
+
+
+def unpack(part: RequestPart) -> Reads:
+    """Return the reads of a part. Raises ValueError when it is packed in a way that is not known here."""
+    body = inflate(part.body) if part.body else b""
+    if part.packing == PLAIN:
+        ends = np.frombuffer(part.read_ends, np.int64)
+        return Reads(stamps_ns=np.frombuffer(part.reads_ns, np.int64), ends=ends, body=body)
+    if part.packing != COMPACT:
+        raise ValueError(f"a part of request {part.index} is packed in way {part.packing}, which is not known here")
+    if not part.reads_ns:
+        return Reads(stamps_ns=np.empty(0, np.int64), ends=np.empty(0, np.int64), body=body)
+    steps_ns = np.frombuffer(part.reads_ns, np.uint32)[1:].astype(np.int64)
+    steps_ns[0] = int.from_bytes(part.reads_ns[:8], "little", signed=True)
+    ends = np.frombuffer(body, np.uint32, len(steps_ns)).cumsum(dtype=np.int64)
+    return Reads(stamps_ns=steps_ns.cumsum(), ends=ends, body=body[4 * len(steps_ns) :])
+
+
+def in_order(parts: Sequence[RequestPart]) -> list[RequestPart]:
+    """Return the parts of a request from its first to the first that is missing."""
+    ordered = sorted(parts, key=attrgetter("seq"))
+    return [part for seq, part in enumerate(ordered) if part.seq == seq]
+
+
+def head_of(known: Sequence[RequestPart]) -> bytes:
+    """Return the raw response head, empty where none came."""
+    return next((part.head for part in known if part.head), b"")
+
+
+def reads_in(part: RequestPart) -> int:
+    """Return how many reads a part is of, without unpacking it."""
+    return len(part.reads_ns) // 8 if part.packing == PLAIN else max(0, len(part.reads_ns) // 4 - 1)
+
+
+def joined(known: Sequence[RequestPart], least_bytes: int = _JOINED_BYTES) -> Iterator[Reads]:
+    """Give the reads of parts that follow one another, of so many bytes at a time or some more.
+
+    Raises ValueError as `unpack` does.
+    """
+    parts: list[Reads] = []
+    size = 0
+    for part in known:
+        parts.append(unpack(part))
+        size += len(parts[-1].body)
+        if part is known[-1] or size >= least_bytes:
+            yield parts[0] if len(parts) == 1 else _join(parts)
+            parts, size = [], 0
+
+
+def _join(parts: Sequence[Reads]) -> Reads:
+    begins = accumulate((len(part.body) for part in parts), initial=0)
+    return Reads(
+        stamps_ns=np.concatenate([part.stamps_ns for part in parts]),
+        ends=np.concatenate([part.ends + begin for part, begin in zip(parts, begins, strict=False)]),
+        body=b"".join([part.body for part in parts]),
+    )

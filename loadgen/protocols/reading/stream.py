@@ -29,7 +29,15 @@ from loadgen.protocols.reading.failures import (
 )
 from loadgen.protocols.reading.runs import Run
 from loadgen.protocols.reading.segments import NO_BODY, NOTHING, Segment, plain, segments, unframing
-from loadgen.protocols.reading.timings import ServerTimings, of_headers, of_llamacpp
+from loadgen.protocols.reading.timings import (
+    CHANGED,
+    FELL,
+    UNREADABLE_COUNT,
+    ServerTimings,
+    counts_of,
+    of_headers,
+    of_llamacpp,
+)
 
 _Payload = TypeVar("_Payload", bound=Payload)
 
@@ -50,6 +58,12 @@ class Seen:
     segment   what is read: positions count in its data
     settled   how many contents were of the segments before, whose `ends`, `chars` and `texts` were taken out
     first     which content the first token is, those included
+    choices   the numbers of the choices that brought something, by their indices
+    outputs   where the first and the last output of each of these end in the segment
+    choice_of  of which of these each content is
+    reasoned  reasoning came as text
+    silent    events that brought nothing to show
+    statements, grew, doubts  how often output tokens were stated, whether they ever rose, what of counts cannot be so
     """
 
     streamed: bool = True
@@ -59,36 +73,51 @@ class Seen:
     ends: list[int] = field(default_factory=list)
     chars: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    choices: dict[int, int] = field(default_factory=dict)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    choice_of: list[int] = field(default_factory=list)
+    reasoned: bool = False
     number: int = 0
     first: int = -1
     first_kind: str = ""
-    output_end: int = -1
-    last_output_end: int = -1
     done_end: int = -1
     input_tokens: int = -1
     output_tokens: int = -1
     cached_tokens: int = -1
     timed_tokens: int = -1
+    reasoning_tokens: int = -1
+    total_tokens: int = -1
+    statements: int = 0
+    grew: bool = False
+    doubts: dict[str, str] = field(default_factory=dict)
+    silent: int = 0
     finish_reason: str = ""
     error: str = ""
     role_only_first: bool = False
     response_id: str = ""
     timings: ServerTimings | None = None
 
-    def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
+    def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False, choice: int = 0) -> None:
         """Add an event whose data ends at `end`; one that brought nothing is generated output all the same."""
         if not self.streamed:
             return
-        self.generated = True
-        if self.output_end < 0:
-            self.output_end = end
-        self.last_output_end = end
+        number = self._output(choice, end, end)
         if not (text or reasoning or tools):
+            self.silent += 1
             return
         if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
             self.first, self.first_kind = self.settled + len(self.ends), kind
+        self.reasoned |= reasoning != ""
         self.ends.append(end)
+        self.choice_of.append(number)
         self.chars.append(len(text) + len(reasoning))
+
+    def _output(self, choice: int, first_end: int, last_end: int) -> int:
+        """Add outputs of one choice, and return its number."""
+        self.generated = True
+        number = self.choices.setdefault(choice, len(self.choices))
+        self.outputs.setdefault(number, [first_end, last_end])[1] = last_end
+        return number
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
         """Add content of the only choice there is."""
@@ -96,21 +125,22 @@ class Seen:
         if text:
             self.texts.append(text)
 
-    def say_all(self, run: Run, *, reasoning: bool = False, keep: bool = True) -> None:
-        """Add events of one frame; `keep` their texts where they are choice 0's."""
+    def say_all(self, run: Run, *, reasoning: bool = False, choice: int = 0) -> None:
+        """Add events of one frame and one choice."""
         self.number += len(run.texts)
-        self.generated = True
-        self.output_end = run.ends[0] if self.output_end < 0 else self.output_end
-        self.last_output_end = run.ends[-1]
+        number = self._output(choice, run.ends[0], run.ends[-1])
         ends, texts = run.ends, run.texts
         if "" in texts:
             ends = [end for end, text in zip(ends, texts, strict=True) if text]
             texts = [text for text in texts if text]
+            self.silent += len(run.texts) - len(texts)
         if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
             self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
+        self.reasoned |= reasoning and bool(texts)
         self.ends += ends
+        self.choice_of += [number] * len(ends)
         self.chars += map(len, texts)
-        if keep and not reasoning:
+        if choice == 0 and not reasoning:
             self.texts += texts
 
     def finish(self, reason: str) -> None:
@@ -130,10 +160,26 @@ class Seen:
         timed_tokens: int | None = None,
     ) -> None:
         """Take token counts as the server states them; None leaves what is known."""
+        if output_tokens is not None:
+            self.statements += 1
+            self.grew |= 0 <= self.output_tokens < output_tokens
+            if output_tokens < self.output_tokens:
+                self.doubts.setdefault(FELL, f"{FELL}: {output_tokens:,} after {self.output_tokens:,}")
+        if input_tokens is not None and self.input_tokens > 0 and input_tokens != self.input_tokens:
+            self.doubts.setdefault("input_tokens", f"{CHANGED}: {self.input_tokens:,}, then {input_tokens:,}")
         self.input_tokens = self.input_tokens if input_tokens is None else input_tokens
         self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
         self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
         self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
+
+    def usage(self, stated: object) -> None:
+        """Take a usage of an OpenAI endpoint; a value in place of a count takes nothing else away."""
+        counts = counts_of(stated)
+        self.count(counts.input_tokens, counts.output_tokens, counts.cached_tokens)
+        self.reasoning_tokens = self.reasoning_tokens if counts.reasoning_tokens is None else counts.reasoning_tokens
+        self.total_tokens = self.total_tokens if counts.total_tokens is None else counts.total_tokens
+        for name, shown in counts.unreadable.items():
+            self.doubts.setdefault(name, f"{UNREADABLE_COUNT}: {shown}")
 
     def llamacpp(self, raw: bytes) -> None:
         """Take llama.cpp's `timings`, which have counts of their own."""

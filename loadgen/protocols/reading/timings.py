@@ -1,4 +1,4 @@
-"""What servers report of a request's own times inside its reply, in one vocabulary.
+"""Times and token counts that servers report of a request inside its reply, in one vocabulary.
 
 Only what a server states, or what follows from it by the server's own definition. What cannot be read is left out: a
 reply is not wrong because its extras are. Names and moments: docs/reference/protocols.md.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import field
@@ -17,7 +17,13 @@ from msgspec import field
 from loadgen.protocols.reading.failures import UNREADABLE
 
 # A count beyond what a double holds exactly is nonsense, and beyond int64 it would not fit the log.
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_MOST_TOKENS = 2**53
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
+
+# Of counts that cannot be so.
+UNREADABLE_COUNT = "not a number of tokens"
+CHANGED = "input tokens that change between chunks"
+FELL = "a later count below an earlier one"
 
 _OVERLAP_MS = 10.0
 
@@ -246,3 +252,52 @@ def _not_negative(time_ms: float) -> float:
 
 def _ms_of(tokens: int | None, per_s: float | None) -> float:
     return tokens / per_s * 1e3 if tokens is not None and per_s else math.nan
+
+
+class Counts(msgspec.Struct, frozen=True, gc=False):
+    """The counts of one usage, None where it has none; `unreadable` are values in place of a count, by its name."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    total_tokens: int | None = None
+    unreadable: dict[str, str] = {}
+
+
+_INPUT, _OUTPUT = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+
+
+def counts_of(usage: Any) -> Counts:
+    """Return the counts of a usage by the names of any OpenAI endpoint; it may be any JSON."""
+    if not isinstance(usage, dict):
+        return Counts(unreadable={"output_tokens": _shown(usage)})
+    inputs, outputs = (_details(usage, names) for names in (_INPUT, _OUTPUT))
+    stated = {
+        "input_tokens": _first(usage, _INPUT),
+        "output_tokens": _first(usage, _OUTPUT),
+        "cached_tokens": _first({**usage, **inputs}, ("cached_tokens",)),
+        "reasoning_tokens": outputs.get("reasoning_tokens"),
+        "total_tokens": usage.get("total_tokens"),
+    }
+    unreadable = {name: _shown(value) for name, value in stated.items() if value is not None and not is_count(value)}
+    return Counts(**{name: int(value) for name, value in stated.items() if is_count(value)}, unreadable=unreadable)
+
+
+def is_count(value: Any) -> bool:
+    """Tell whether a JSON value is a number of tokens; 20.0 is one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= _MOST_TOKENS and value == int(value)
+
+
+def _first(usage: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((usage[name] for name in names if usage.get(name) is not None), None)
+
+
+def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    details = _first(usage, tuple(f"{name}_details" for name in names))
+    return details if isinstance(details, dict) else {}
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()[:40]

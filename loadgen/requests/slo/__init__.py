@@ -27,7 +27,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import RequestMetrics, span_ms
+from loadgen.requests.metrics import RequestMetrics, later_tokens, span_ms
 from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, subject_of
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats
@@ -290,7 +290,7 @@ def _of_request(objective: Objective, log: RequestLog, metrics: RequestMetrics) 
         values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
         return values, np.isnan(values) & (log.first_token_ns >= 0) & (np.diff(log.chunk_start) > 0)
     values = _column(objective, metrics)
-    one_token = np.isnan(values) & ((log.output_tokens == 0) | (log.output_tokens == 1))
+    one_token = np.isnan(values) & (later_tokens(log) <= 0)
     return values, one_token if objective.metric == "tpot" else np.zeros(len(log), np.bool_)
 
 

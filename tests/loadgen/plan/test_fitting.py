@@ -197,3 +197,20 @@ async def test_each_request_has_fields_and_a_number_of_its_own():
     assert [body["user"] for body in bodies[:3]] == ["all", "class", "all"]
     assert [body.get("priority") for body in bodies[:3]] == [None, 1, None]
     assert bodies[0]["top_k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "asked"),
+    [
+        ({}, 20),
+        ({"top_k": 1}, 20),
+        ({"max_tokens": 500}, 500),
+        ({"max_tokens": None, "max_completion_tokens": 30}, 30),
+        ({"max_tokens": None}, -1),
+        ({"sampling_params": {"max_new_tokens": 9}}, -1),
+    ],
+)
+async def test_the_output_that_a_body_asks_for_is_recorded(extra: dict[str, Any], asked: int):
+    """Where its extra fields replace the workload's length, it is theirs, or not known."""
+    (fitted,) = await planned([request(10, body=extra)], tokenizers.reference())
+    assert fitted.request.max_tokens == asked

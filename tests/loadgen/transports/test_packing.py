@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen import records
-from loadgen.requests.table import unpack
+from loadgen.protocols.reading.reply import unpack
 from loadgen.transports import packing
 
 PART = records.RequestPart(index=3)

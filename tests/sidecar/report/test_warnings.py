@@ -237,6 +237,32 @@ def test_a_server_without_usage_is_said_once(estimated: int, whose: str):
     assert expected in said({}, sent=rows)
 
 
+def test_a_usage_that_replies_contradict_is_said_behind_failures():
+    """With what contradicts it, in how many replies, the first one's numbers, and how much came by chunks."""
+    kind = "more output tokens than max_tokens allows"
+    lied = {
+        **REPLY,
+        "output": -1,
+        "output_tokens_source": "contradicted",
+        "usage_contradiction": f"{kind}: 1,000 for 20",
+    }
+    client = msgspec.to_builtins(client_summary(request_log(*[REPLY] * 30, *[lied] * 20)))
+    failed, doubted, *others = said({"client": client, "client.requests.failed": 1})
+    assert "did not succeed" in failed
+    for part in ("20 of 50", f"{kind} in 20, such as 1,000 for 20", "TPOT", "3 a reply"):
+        assert part in doubted
+    assert not others
+    assert client["throughput"]["missing"]["output_tokens_per_s"].startswith("20 of 50")
+
+
+def test_replies_longer_than_asked_are_said():
+    """Of several choices, each may be so long."""
+    rows = [{**REPLY, "phase": "measure", "output": 9, "max_tokens": 5, "choices": choices} for choices in (1, 2)]
+    assert ["1 of 2 replies are longer than max_tokens allows"] == [
+        line.partition(",")[0] for line in said({}, sent=rows)
+    ]
+
+
 def test_clipped_lengths_are_said():
     planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
     assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
