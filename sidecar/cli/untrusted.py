@@ -31,10 +31,11 @@ def run_bounded(arguments: Sequence[str], *, most_bytes: int = MOST_BYTES, least
     others = [argument for argument in arguments if argument != OPTION]
     cpu_s = least_cpu_s + sum(_disk_bytes(argument) for argument in others) // 10**6
     bounds = f"from sidecar.cli import untrusted; untrusted.bound_this_process({most_bytes}, {cpu_s})"
-    program = f"{_FIRST}; {bounds}; import sys; from sidecar.cli import main; main(sys.argv[1:])"
+    paths = f"import sys; sys.path += {_import_paths()}"
+    program = f"{paths}; {_FIRST}; {bounds}; from sidecar.cli import main; main(sys.argv[1:])"
     # A thread a core, each with room of its own, would take the more of it the more cores there are.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    code = subprocess.run([sys.executable, "-c", program, *others], check=False, env=environment).returncode
+    code = subprocess.run([sys.executable, "-I", "-c", program, *others], check=False, env=environment).returncode
     if code in (-signal.SIGKILL, -signal.SIGXCPU):
         raise ConfigurationError(_too_long(cpu_s))
     if code < 0:
@@ -56,6 +57,12 @@ def bound_this_process(most_bytes: int, cpu_s: int) -> None:
     signal.signal(signal.SIGXCPU, end)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + _KILLED_AFTER_S))
     resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+
+
+def _import_paths() -> list[str]:
+    """Return this process's import paths for a child with -I: without the current directory, unless we lie there."""
+    ours, current = Path(__file__).parents[2], Path.cwd()
+    return [path for path in sys.path if path and (Path(path).resolve() != current or current == ours)]
 
 
 def _too_long(cpu_s: int) -> str:

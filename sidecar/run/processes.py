@@ -67,6 +67,7 @@ class Child:
         with nullcontext() if self._stderr is None else self._stderr.open("ab") as stderr:
             self._process: Process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-P",  # a module that lies in the current directory is not imported
                 "-m",
                 *self.arguments,
                 stdin=asyncio.subprocess.PIPE,

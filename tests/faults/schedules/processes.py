@@ -164,7 +164,7 @@ class Machine:
 
     async def spawn(self, *command: str, **_: Any) -> Handle:
         """Stand in for `asyncio.create_subprocess_exec`."""
-        parent, module = running.get(), command[2]
+        parent, module = running.get(), command[command.index("-m") + 1]
         await asyncio.sleep(0.2)  # imports
         process, _ = self.start(module, self._children[module])
         handle = Handle(process)
