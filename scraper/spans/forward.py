@@ -190,7 +190,12 @@ class Wire:
 
     def _channel(self) -> aio.Channel:
         parts = urlsplit(bare(self._url))
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 5000)]
+        # No proxy of the environment's, as over HTTP: headers may be secrets.
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_reconnect_backoff_ms", 5000),
+            ("grpc.enable_http_proxy", 0),
+        ]
         if parts.scheme in ("grpc", "http"):
             return aio.insecure_channel(parts.netloc, options=options)
         access = self._access

@@ -57,7 +57,11 @@ class SpanExporter:
 
     async def __aenter__(self) -> Self:
         # A collector that comes late gets what was kept before its run has ended.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000)]
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.enable_http_proxy", 0),
+        ]
         self._channel = aio.insecure_channel(self._target, options=options)
         self._export: Any = self._channel.unary_unary(EXPORT)
         self._sending = asyncio.create_task(self._run())

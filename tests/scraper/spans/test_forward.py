@@ -223,3 +223,17 @@ async def test_grpc_takes_no_certificate_unchecked(tmp_path: Path):
     with pytest.raises(ValueError, match="gRPC takes no certificate unchecked"):
         async with Forwarder("grpcs://127.0.0.1:4317", access, log=tmp_path / "spans-0.log", say=print):
             pass
+
+
+async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+    """Exports may bear credentials, and what they go to is named in full."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        async with receiving() as (receiver, given):
+            for url in (f"grpc://127.0.0.1:{receiver.grpc_port}", f"http://127.0.0.1:{receiver.http_port}"):
+                async with Wire(url, Access()) as wire:
+                    await wire.send(EXPORTS[0])
+            assert 2 == given.qsize()
