@@ -47,7 +47,7 @@ from scraper.spans.export import (
     unpacked,
 )
 from scraper.spans.forward import PROTOBUF, Forwarder
-from scraper.spans.intake.admission import Reading, Readings, Turns
+from scraper.spans.intake.admission import CALL_BOUNDS, Reading, Readings, Turns
 from scraper.spans.intake.connections import HEAD_S, Connections, connection_of
 from scraper.spans.intake.looked import Awaited, Looked, look_through
 from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, compressed
@@ -183,6 +183,7 @@ class Receiver:
             "grpc.max_allowed_incoming_connections": self._most_connections,
             "grpc.server_handshake_timeout_ms": round(HEAD_S * 1e3),
             "grpc.max_connection_idle_ms": round(_GRPC_IDLE_S * 1e3),
+            **CALL_BOUNDS,
         }
         server = aio.server(options=list(options.items()))
         # As a stream of one message: else grpcio reads it before we are asked, and we never hear of one it refuses.

@@ -23,6 +23,15 @@ _FULL = "too much is sent at once"
 _SMALL_BYTES = 16 * 1024
 _SMALL_AT_ONCE, _LARGE_AT_ONCE = 12, 2  # parsed at once: a large one may take ten times its bytes
 
+# Of gRPC, which holds the metadata of calls before any token is seen: a byte of HPACK can stand for 4 kB of it, and
+# gRPC's own limits of metadata come too late. Calls are bounded for each connection, and in all while none was read.
+CALL_BOUNDS = {
+    "grpc.max_concurrent_streams": 32,
+    "grpc.server.max_pending_requests": 512,
+    "grpc.server.max_pending_requests_hard_limit": 512,
+    "grpc.http.tarpit": 0,  # a refused call would keep its metadata for up to a second
+}
+
 
 class Reading:
     """One body, in hand while its context is open: `hold` before anything is waited for, `grow` with each piece of it,

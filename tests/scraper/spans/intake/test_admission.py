@@ -95,9 +95,12 @@ async def test_slow_bodies_keep_no_export_waiting(tmp_path: Path):
 async def test_calls_without_a_message_keep_no_export_waiting_either(tmp_path: Path):
     """Over gRPC as many may stand open as are read at once; the oldest of more is asked to come again."""
     calls = receivers._CALLS + 10
-    async with receiving(tmp_path) as receiver, aio.insecure_channel(f"127.0.0.1:{receiver.grpc_port}") as channel:
-        export = channel.stream_unary(SIGNALS["traces"])
-        slow = [export() for _ in range(calls)]
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+    async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
+        slow = []
+        for _ in range(calls):
+            channel = aio.insecure_channel(f"127.0.0.1:{receiver.grpc_port}", options=options)
+            slow.append((await stack.enter_async_context(channel)).stream_unary(SIGNALS["traces"])())
         ends = [asyncio.ensure_future(call.code()) for call in slow]
         assert [grpc.StatusCode.UNAVAILABLE] * 10 == await first_of(ends, 10)
         assert b"" == await over_grpc(receiver.grpc_port, odd_export(NOW_NS))

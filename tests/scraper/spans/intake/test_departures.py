@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc import aio
-from grpc_frames import END_STREAM, RESET, Call, calling
+from grpc_frames import END_STREAM, RESET, SETTINGS, Call, calling
 from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
@@ -27,6 +27,7 @@ from scraper.spans.receiver import Receiver
 from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
 
 MB = 1 << 20
+MAX_CONCURRENT_STREAMS = 3  # of SETTINGS, RFC 9113
 MESSAGE_BYTES = 60_000
 NOW_NS = 10**18
 CANCEL = (8).to_bytes(4, "big")
@@ -264,3 +265,12 @@ def leave(writer: asyncio.StreamWriter, how: str) -> None:
         writer.transport.abort()
     else:
         writer.close()
+
+
+async def test_a_connection_has_a_bounded_number_of_calls(tmp_path: Path):
+    """Their metadata takes memory before any of them is read, up to 4 kB for a byte on the wire."""
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call, asyncio.timeout(BOUND_S):
+        head = await call.reader.readexactly(9)
+        assert head[3] == SETTINGS
+        settings = dict(struct.iter_unpack(">HI", await call.reader.readexactly(int.from_bytes(head[:3], "big"))))
+        assert 32 == settings.get(MAX_CONCURRENT_STREAMS)
