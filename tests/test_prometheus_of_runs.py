@@ -231,7 +231,11 @@ def without_data(shown: Shown) -> set[str]:
 
 # What shows nothing, and why that is right.
 NOTHING = {
-    "there is no gateway": {"Time in the gateway", "Requests in the gateway", "p99 of each part / gateway"},
+    "there is no gateway": {
+        "Time in the gateway", "Requests in the gateway", "p99 of each part / gateway", "Mean TTFT by part / gateway",
+        "Share of TTFT / gateway", "Mean end-to-end time by part / gateway", "Change of each part's mean / gateway",
+        "Mean TTFT by part, drawn / gateway",
+    },
     "only SGLang tells it": {"p99 of each part / scheduler intake"},
     "no --slo": {"Objectives", "Limits and values", "Value over limit", "Goodput / met every objective"},
     "a single class": {"Classes", "TTFT p99 so far by class"},
