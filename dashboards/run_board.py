@@ -48,7 +48,7 @@ ANSWER_FIRST = Row(
             {"{{run_id}}": f"group by (run_id, instance) (last_over_time(sidelight_run_info{{{RUN}}}[$__range]))"},
             "The run that is shown: pick another above. While it goes, its live page is behind the link.",
             unit="none",
-            width=5,
+            width=4,
             shows="name",
             link=("Live page of the sidecar", "http://${__field.labels.instance}/"),
             empty="no run in this range",
@@ -59,9 +59,20 @@ ANSWER_FIRST = Row(
             "The engine that was found behind the scraped endpoint. Empty: nothing known was found on its page, and "
             "the engine panels stay empty too.",
             unit="none",
-            width=5,
+            width=4,
             shows="name",
             empty="none found",
+        ),
+        tile(
+            "Load",
+            {"load": last("sidelight_run_verdict", f'{RUN}, of="load"', fold="min")},
+            "Whether the engine kept up with the load, by the report: sustained; or overloaded, as requests piled up "
+            "and latencies grew with the length of the run. While the run goes it is not judged.",
+            unit="none",
+            width=3,
+            words={"0": "overloaded", "1": "sustained"},
+            steps=MISSED_MET,
+            empty="not judged yet",
         ),
         tile(
             "TTFT",
@@ -77,7 +88,7 @@ ANSWER_FIRST = Row(
             "Over the measured phase up to the end of the range. Sent below offered: the generator or its cap holds "
             "requests back. Ended ok is over the drain too, as throughput is: below sent in a short run.",
             unit="reqps",
-            width=6,
+            width=5,
             shows="value_and_name",
         ),
         tile(
@@ -115,15 +126,16 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Waiting, at most",
-            {"waiting": f"max (max_over_time(sidelight_engine_requests_waiting{{{ENGINE}}}[$__range]))"},
-            "The longest queue that a scrape saw: requests that waited to be scheduled.",
+            {"waiting": last("sidelight_engine_highest", f'{ENGINE}, of="requests_waiting"')},
+            "The longest queue that a scrape of an engine saw in the measured phase, as in the report. Lines of this "
+            "page may show fewer: Prometheus reads more rarely than Sidelight.",
             unit="short",
             width=3,
             steps=((None, "green"), (1, "orange"), (50, "red")),
         ),
         tile(
             "KV cache, at most",
-            {"fullest": f"max (max_over_time(sidelight_engine_kv_cache_usage_ratio{{{ENGINE}}}[$__range]))"},
+            {"fullest": last("sidelight_engine_highest", f'{ENGINE}, of="kv_cache_usage"')},
             "The fullest engine's KV cache. Near 100 % requests wait for memory, not compute; preemptions begin.",
             unit="percentunit",
             width=3,

@@ -88,6 +88,7 @@ def snapshot(step: int) -> Snapshot:
                     for bound, value_s in (("estimate", 0.2), ("low", 0.1), ("high", 0.3))
                 },
                 gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
+                highest={"requests_running": 8.0, "requests_waiting": 58.0, "kv_cache_usage": 0.5},
                 counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
                 scrapes={"ok": 4 * step, "failed": 0},
                 last_scrape_duration_s=0.003,

@@ -249,8 +249,8 @@ NOTHING = {
     },
 }  # fmt: skip
 IN_NO_RUN = NOTHING["there is no gateway"] | NOTHING["only SGLang tells it"]
-# Of few requests the engine's buckets may be too coarse for its own quantiles.
-COARSE = re.compile(r"p99 by phase.*|Engine's TTFT .*|.* / engine p\d\d.*")
+# Of few requests the engine's buckets may be too coarse for its own quantiles, and whether it kept up is undecided.
+COARSE = re.compile(r"p99 by phase.*|Engine's TTFT .*|.* / engine p\d\d.*|Load")
 
 
 def unexpected(shown: Shown, *reasons: str) -> set[str]:

@@ -298,6 +298,9 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     for quantity, (name, what) in ENGINE_GAUGES.items():
         gauges = {engine.endpoint: engine.gauges.get(quantity) for engine in engines}
         yield _series(GaugeMetricFamily, f"sidelight_engine_{name}", what, ("endpoint",), gauges)
+    what = "Highest value of each gauge that scrapes saw: of a run's measured phase, of a watch since its start."
+    highest = {(engine.endpoint, of): value for engine in engines for of, value in engine.highest.items()}
+    yield _series(GaugeMetricFamily, "sidelight_engine_highest", what, ("endpoint", "of"), highest)
     for quantity, what in ENGINE_COUNTERS.items():
         counters = {engine.endpoint: engine.counters.get(quantity) for engine in engines}
         yield _series(CounterMetricFamily, f"sidelight_engine_{quantity}", what, ("endpoint",), counters)

@@ -143,7 +143,7 @@ class EngineCounts(PageCounts):
     """One scraped endpoint, as an engine's, and what it says of a `gateway` where it is of one.
 
     `scrapes` counts by outcome ("ok", or the kind of failure). `quantiles` are estimates of a period, unlike the
-    histograms.
+    histograms; `highest` is what each gauge was at most, by scrapes that a page is too seldom read for.
     """
 
     endpoint: str
@@ -151,6 +151,7 @@ class EngineCounts(PageCounts):
     version: str = ""
     gateway: GatewayCounts | None = None
     quantiles: EngineQuantiles = field(default_factory=dict)
+    highest: Mapping[str, float] = field(default_factory=dict)
     scrapes: Mapping[str, int] = field(default_factory=dict)
     last_scrape_duration_s: float | None = None
 

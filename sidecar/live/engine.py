@@ -40,7 +40,7 @@ class Known:
 class EngineView:
     """`counts` is what the live page shows; `known` is of the last page's layout: pages of one layout share the tuple
     of their series. `answered_ns` is when the last page came (before the first: when it was asked for), `failure` why
-    the scrape after it had none.
+    the scrape after it had none. `highest` is what each gauge has been at most.
     """
 
     counts: EngineCounts
@@ -50,6 +50,7 @@ class EngineView:
     failed_ns: int = 0
     failure: str = ""
     first: GatewayCounts | None = None  # of a gateway's first page, or the first after it began anew
+    highest: dict[str, float] = field(default_factory=dict)
     handled: float = 0.0  # requests that its last page has
 
     def take(self, record: Row | FailureRecord) -> None:
@@ -84,12 +85,16 @@ class EngineView:
 
     def show(self, row: Floats) -> None:
         """Show a page of the layout in `known`: the values of its series, NaN of one that it does not have."""
+        quantities = _quantities(self.known.sources, row)
+        for name, value in quantities["gauges"].items():
+            self.highest[name] = max(value, self.highest.get(name, value))
         self.counts = EngineCounts(
             endpoint=self.counts.endpoint,
             engine=self.known.engine.name if self.known.engine else "",
             version=(self.known.engine.version or "") if self.known.engine else "",
             gateway=self._gateway(row),
-            **_quantities(self.known.sources, row),
+            highest=dict(self.highest),
+            **quantities,
         )
 
     def _gateway(self, row: Floats) -> GatewayCounts | None:

@@ -15,7 +15,7 @@ from exporter.html import as_parts
 from exporter.html.data import Recorded
 from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.page import LivePage
+from exporter.prometheus.page import ENGINE_GAUGES, LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
@@ -54,7 +54,10 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         )
     window = Window(start_ns=summary.window.start_ns, end_ns=summary.window.end_ns)
     quantiles = {endpoint.url: estimated(endpoint, window) for endpoint in run.endpoints}
-    engines = tuple(replace(engine, quantiles=quantiles.get(engine.endpoint, {})) for engine in latest.engines)
+    engines = tuple(
+        replace(engine, quantiles=quantiles.get(engine.endpoint, {}), highest=_highest(summary, engine.endpoint))
+        for engine in latest.engines
+    )
     return replace(
         latest,
         phase="done",
@@ -68,6 +71,14 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         engines=engines,
         verdicts=verdicts(summary),
     )
+
+
+def _highest(summary: Summary, url: str) -> dict[str, float]:
+    """Return what the gauges of a page were at most in the measured window."""
+    gauges = {
+        name: getattr(page, name) for page in summary.server.endpoints if page.url == url for name in ENGINE_GAUGES
+    }
+    return {name: gauge.stats.max for name, gauge in gauges.items() if gauge and isinstance(gauge.stats.max, float)}
 
 
 def _means_s(parts: Parts) -> dict[str, float]:

@@ -104,6 +104,7 @@ CONTRACT = {
     "sidelight_engine_requests_running": {"endpoint"},
     "sidelight_engine_requests_waiting": {"endpoint"},
     "sidelight_engine_kv_cache_usage_ratio": {"endpoint"},
+    "sidelight_engine_highest": {"endpoint", "of"},
     "sidelight_engine_prompt_tokens_total": {"endpoint"},
     "sidelight_engine_generation_tokens_total": {"endpoint"},
     "sidelight_engine_preemptions_total": {"endpoint"},
