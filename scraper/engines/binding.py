@@ -158,7 +158,11 @@ def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], 
         return list(items)
     counted = list(items)
     for total in known.totals:
-        whole = {_without(labels_of(item), (total,)) for item in counted if not dict(labels_of(item)).get(total)}
+        whole = {
+            _without(labels, (total,))
+            for labels in map(labels_of, counted)
+            if not dict(labels).get(total) and any(label in known.ranks for label, _ in labels)
+        }
         counted = [
             item
             for item in counted

@@ -152,8 +152,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     """How the metrics of a server are named and labelled.
 
     - `aliases` are prefixes seen instead of `prefix`.
-    - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and an empty total
-      stands for those that split it.
+    - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and where there
+      are ranks an empty total stands for those that split it.
     """
 
     prefix: str

@@ -16,6 +16,7 @@ from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary, errors_by_kind
+from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
@@ -62,7 +63,7 @@ def warnings(
         if endpoint.is_cut
     )
     yield from _arrivals(check)
-    yield from _comparability(client, correlation, watched=run.watched is not None)
+    yield from _comparability(run, client, server, correlation)
     yield from _probes(run, client, server, correlation)
     if run.watched is not None:
         yield from explain_breaks(run.watched.broken, run.watched.whole).values()
@@ -207,20 +208,46 @@ def _arrivals(check: SelfCheck) -> Iterator[str]:
     yield f"{arrivals.sentence}{why}"
 
 
-def _comparability(client: ClientSummary, correlation: Correlation, *, watched: bool) -> Iterator[str]:
-    if not correlation.server_requests or not correlation.client_requests or correlation.comparable:
-        return
-    if watched and correlation.server_requests > client.requests.ok:
+def _comparability(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
+    """Yield that the engine counted other requests than the client's, or none of its tokens."""
+    log = _succeeded(run)
+    tokens = int(log.output_tokens[log.output_tokens > 0].sum())
+    counted = server.generation_tokens.stats.total if server.generation_tokens else UNSET
+    if counted == 0 and tokens:
         yield (
-            f"the engine finished {correlation.server_requests} requests here, and clients' spans came for "
+            f"the page counted none of the client's {tokens:,} output tokens: another engine served them, or it counts "
+            "them in series that are not known"
+        )
+    ended = correlation.server_requests
+    if not ended or not correlation.client_requests or correlation.comparable:
+        return
+    if run.watched is not None and ended > client.requests.ok:
+        yield (
+            f"the engine finished {ended} requests here, and clients' spans came for "
             f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
+        )
+    elif (log.choices > 1).any() and ended in _with_choices(log):
+        yield (
+            f"the engine finished {ended} requests here and the client {client.requests.ok}: it counts each choice of "
+            "a reply, and its prompt's tokens as often"
         )
     else:
         yield (
-            f"the engine finished {correlation.server_requests} requests here and the client "
+            f"the engine finished {ended} requests here and the client "
             f"{client.requests.ok}: other traffic used it too, or scrapes are missing; the engine's numbers "
             "cover all of it"
         )
+
+
+def _succeeded(run: Run) -> RequestLog:
+    """Return the requests of the load that succeeded."""
+    return take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
+
+
+def _with_choices(log: RequestLog) -> tuple[int, int]:
+    """Return how many requests an engine counts, by choice (vLLM), or with one more that fills the cache (SGLang)."""
+    choices = np.maximum(log.choices, 1)
+    return int(choices.sum()), int((choices + (choices > 1)).sum())
 
 
 def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
@@ -253,7 +280,7 @@ def _estimates(run: Run) -> Iterator[str]:
 
 def _unlimited(run: Run) -> Iterator[str]:
     """Yield how many replies are longer than they may be."""
-    log = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
+    log = _succeeded(run)
     limit = np.where(log.max_tokens >= 0, log.max_tokens * np.maximum(log.choices, 1), np.inf)
     if len(longer := np.flatnonzero(log.output_tokens > limit)):
         yield (
@@ -295,7 +322,10 @@ def _cache(run: Run, workload: Workload, server: Server) -> Iterator[str]:
         return
     counters = (server.prefix_cache_hits, server.prefix_cache_queries)
     hits, queries = (counter.stats.total if counter else UNSET for counter in counters)
-    if hits and queries and hits > CACHED_RATIO * queries:
+    log = _succeeded(run)
+    # Choices of a reply share its prompt: all but the first may find it.
+    shared = (np.maximum(log.input_tokens, 0) * np.where(log.choices > 1, log.choices, 0)).sum()
+    if hits and queries and hits - shared > CACHED_RATIO * queries:
         share = f"{100 * hits / queries:.0f} % of the prompt tokens"
         yield f"{share} came from the engine's prefix cache: {_why_cached(run)}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import series
 import yaml
 
 from rundir.stats import Missing
@@ -182,14 +183,37 @@ def test_sglang_counts_each_group_of_ranks_once():
     assert [10.0, 11.0] == page.values[list(source.columns)].tolist()
 
 
-def test_sglang_takes_the_total_of_its_priorities():
-    """An empty priority is the total of those beside it; without it they add up."""
-    lines = ['sglang:num_queue_reqs{priority=""} 5\n', 'sglang:num_queue_reqs{priority="1"} 2\n']
-    lines += ['sglang:num_queue_reqs{priority="2"} 3\n']
-    for chosen, expected in ((lines, [5.0]), (lines[1:], [2.0, 3.0])):
-        page = parse("# TYPE sglang:num_queue_reqs gauge\n" + "".join(chosen))
+def test_sglang_takes_the_total_of_its_schedulers_priorities():
+    """An empty priority is the total of those beside it where ranks stand; elsewhere they add up."""
+    for ranks, chosen, expected in (
+        ('tp_rank="0",', ("", "1", "2"), [5.0]),
+        ('tp_rank="0",', ("1", "2"), [2.0, 3.0]),
+        ("", ("", "1", "2"), [5.0, 2.0, 3.0]),
+    ):
+        values = {"": 5, "1": 2, "2": 3}
+        lines = [f'sglang:num_queue_reqs{{{ranks}priority="{name}"}} {values[name]}\n' for name in chosen]
+        page = parse("# TYPE sglang:num_queue_reqs gauge\n" + "".join(lines))
         source = source_of(canonical(page.series, "sglang"), "requests_waiting")
         assert expected == page.values[list(source.columns)].tolist()
+
+
+PRIORITIES = ('priority=""', 'priority="5"')
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "generation_tokens", "num_requests"])
+def test_sglangs_requests_without_a_priority_and_with_one_add_up(name: str):
+    """Its API process has no ranks: an empty priority there is no total, and may stand at 0 for ever."""
+    page = parse(series.counter(f"sglang:{name}_total", 0, 528, labels=PRIORITIES))
+    quantity = "requests_finished" if name == "num_requests" else name
+    source = source_of(canonical(page.series, "sglang"), quantity)
+    assert [0.0, 528.0] == page.values[list(source.columns)].tolist()
+
+
+@pytest.mark.parametrize("quantity", ["ttft", "e2e_latency"])
+def test_sglangs_latencies_of_all_priorities_add_up(quantity: str):
+    family = {"ttft": "sglang:time_to_first_token_seconds", "e2e_latency": "sglang:e2e_request_latency_seconds"}
+    page = parse("".join(series.histogram(family[quantity], 10, 1.0, labels=each) for each in PRIORITIES))
+    assert 2 == len(source_of(canonical(page.series, "sglang"), quantity).histograms)
 
 
 def test_sglang_prefix_cache_is_read_from_one_family():

@@ -100,6 +100,41 @@ def test_a_watch_says_whose_times_it_has():
     )
 
 
+SENT = {**REPLY, "phase": "measure", "input": 10}
+
+
+def test_a_page_that_counted_nothing_of_what_the_client_got_is_named():
+    """Whether it counted any request or not; one that counted some tokens, or replies without any, are as they were."""
+    uncounted = {"server.generation_tokens": msgspec.to_builtins(summaries.counter(0.0, 0.0))}
+    for ended in (0, 50):
+        (warning,) = said({**uncounted, "correlation.server_requests": ended}, sent=[SENT] * 20)
+        assert warning.startswith("the page counted none of the client's 60 output tokens")
+    counted = {"server.generation_tokens": msgspec.to_builtins(summaries.counter(60.0, 6.0))}
+    assert [] == said(counted, sent=[SENT] * 20)
+    assert [] == said(uncounted, sent=[{**SENT, "output": 0}] * 20)
+
+
+@pytest.mark.parametrize(
+    ("ended", "choices", "other"),
+    [(40, 2, False), (60, 2, False), (50, 2, True), (40, 1, True)],
+)
+def test_choices_are_no_other_traffic(ended: int, choices: int, other: bool):
+    """Engines count each choice (vLLM), or one more (SGLang)."""
+    change = {"correlation.comparable": False, "correlation.server_requests": ended}
+    (warning,) = said(change, sent=[{**SENT, "choices": choices}] * 20)
+    assert other == ("other traffic" in warning)
+
+
+@pytest.mark.parametrize(("hits", "choices", "warned"), [(400, 2, False), (900, 2, True), (400, 1, True)])
+def test_choices_that_share_a_prompt_are_no_repeats(hits: float, choices: int, warned: bool):
+    change = {
+        "server.prefix_cache_hits": msgspec.to_builtins(summaries.counter(hits, hits)),
+        "server.prefix_cache_queries": msgspec.to_builtins(summaries.counter(1000.0, 1000.0)),
+    }
+    texts = said(change, sent=[{**SENT, "choices": choices}] * 20)
+    assert warned == any("prefix cache" in text for text in texts)
+
+
 CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take another machine."}
 
 
