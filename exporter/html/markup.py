@@ -29,6 +29,13 @@ def blocks(renderables: Iterable[RenderableType]) -> str:
     return "\n".join(filter(None, map(_block, renderables)))
 
 
+def page_header(heading: RenderableType) -> str:
+    """Return a page's header: the first line as its heading, the others as a paragraph."""
+    first, *others = _text(heading).split()
+    below = "<br>".join(map(_line, others))
+    return f"<header>\n<h1>{_line(first)}</h1>\n<p>{below}</p>\n</header>"
+
+
 def _block(renderable: RenderableType) -> str:
     if isinstance(renderable, Group):
         return blocks(renderable.renderables)
@@ -70,7 +77,7 @@ def _table(table: Table) -> str:
     columns = shown_columns(table)
     numbers = ["" if column.justify == "left" else ' class="number"' for column in columns]
     head = "".join(
-        f'<th scope="col"{number}>{escape(plain(column.header))}</th>'
+        _heading_cell("col", escape(plain(column.header)), number)
         for column, number in zip(columns, numbers, strict=True)
     )
     cells = [[escape(plain(cell)) for cell in column.cells] for column in columns]
@@ -80,12 +87,19 @@ def _table(table: Table) -> str:
         inner = label.startswith("  ")
         values = "".join(f"<td{number}>{value}</td>" for value, number in zip(others, numbers[1:], strict=True))
         rows.append(
-            f'<tr{_class("inner" if inner else row.style or "")}><th scope="row">{label.strip()}</th>{values}</tr>'
+            f"<tr{_class('inner' if inner else row.style or '')}>{_heading_cell('row', label.strip())}{values}</tr>"
         )
-    caption = f"<caption>{escape(plain(table.title))}</caption>" if table.title else ""
+    name = escape(plain(table.title)) if table.title else ""
+    caption = f"<caption>{name}</caption>" if name else ""
+    # A region with a place in the order of keys can be scrolled without a pointer.
     return (
-        f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<div class="wide" role="region" tabindex="0" aria-label="{name or "table"}"><table>{caption}'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _heading_cell(scope: str, text: str, attributes: str = "") -> str:
+    return f'<th scope="{scope}"{attributes}>{text}</th>' if text else "<td></td>"
 
 
 def _class(style: object) -> str:

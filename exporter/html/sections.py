@@ -9,7 +9,7 @@ from rich.text import Text
 
 from exporter.comparison import INTERVALS, Compared, answer, configuration_table, difference_tables, runs_table
 from exporter.html.generator import generator_table, how_sure
-from exporter.html.markup import blocks, escape
+from exporter.html.markup import blocks, escape, page_header
 from exporter.html.slices import slices_table
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.conclusion import conclusion
@@ -34,7 +34,7 @@ NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete wi
 def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     correlation = summary.correlation
-    yield f"<header>\n{blocks([heading(summary)])}\n</header>{NO_SCRIPT}"
+    yield page_header(heading(summary)) + NO_SCRIPT
     yield section("answer", "", _answer(summary))
     if summary.client.requests.sent:
         if not correlation.missing:
@@ -59,7 +59,7 @@ def sections(summary: Summary) -> Iterator[str]:
 def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     """Yield the sections of several runs beside each other."""
     legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
-    yield f"<header>\n{blocks([Prose(f'{len(runs)} runs compared: {legend}')])}\n</header>{NO_SCRIPT}"
+    yield page_header(Text(f"{len(runs)} runs compared\n{legend}")) + NO_SCRIPT
     yield section("answer", "", answer(runs))
     yield section("about", "What is compared", [runs_table(runs), configuration_table(runs)])
     yield section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])

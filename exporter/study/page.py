@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from exporter.html import as_page
-from exporter.html.markup import blocks, escape
+from exporter.html.markup import escape, page_header
 from exporter.html.sections import NO_SCRIPT, section
 from exporter.study.content import Study, answer, heading, sections
 from methodology.study.findings import Line
@@ -31,7 +31,7 @@ def study_page(study: Study) -> str:
 
 
 def _sections(study: Study) -> Iterator[str]:
-    yield f"<header>\n{blocks([heading(study)])}\n</header>{NO_SCRIPT}"
+    yield page_header(heading(study)) + NO_SCRIPT
     yield section("answer", "", answer(study))
     for each in sections(study):
         yield section(each.name, each.title, each.content)

@@ -36,7 +36,7 @@ async function follow() {
     if (DATA.run && facts.run !== DATA.run) location.reload();
     Object.assign(DATA, facts);
     document.title = title;
-    header.replaceChildren(element("p", {}, title));
+    header.replaceChildren(element("h1", {}, title));
     lines.innerHTML = html; // escaped as in a report
     plan();
   });
