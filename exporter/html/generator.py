@@ -7,30 +7,21 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from exporter.report.format import ms, percent, table
-from exporter.report.load import sustained
-from exporter.report.method import basis, generator_verdict
-from exporter.report.tables.percentiles import interval_line
+from exporter.report.method import generator_verdict
 from exporter.summary.result import Summary
 from loadgen.requests.self_check import SelfCheck
 
 
 def how_sure(summary: Summary) -> Iterator[str]:
-    """Yield what the answer rests on, why it names no length of the queue, how sure percentiles are, and the verdicts
-    on the load generator and on the load.
-    """
-    correlation = summary.correlation
-    if not correlation.missing:
-        yield from list(basis(correlation, summary.client.requests.sent))[:1]
-        tail = correlation.tail_attribution
-        if not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing:
-            every = summary.config.get("scrape_interval")
-            age = f" (pages were read every {every:g} s)" if every else ""
-            yield f"From which queue length on requests are slow cannot be said: {tail.threshold.missing}{age}."
-    yield from interval_line(summary)
+    """Yield why the answer names no length of the queue, and the verdict on the load generator."""
+    tail = summary.correlation.tail_attribution
+    unknown = not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing
+    if not summary.correlation.missing and unknown:
+        every = summary.config.get("scrape_interval")
+        age = f" (pages were read every {every:g} s)" if every else ""
+        yield f"From which queue length on requests are slow cannot be said: {unknown}{age}."
     if not summary.watch:
         yield generator_verdict(summary)
-        if summary.methodology.stability.verdict in ("stable", "undecided"):
-            yield sustained(summary)
 
 
 def generator_table(check: SelfCheck) -> Table:

@@ -37,20 +37,19 @@ def sections(summary: Summary) -> Iterator[str]:
     yield page_header(heading(summary)) + NO_SCRIPT
     yield section("answer", "", _answer(summary))
     if summary.client.requests.sent:
+        trust = blocks([*_prose(how_sure(summary)), *_prose(method(summary))])
+        trust += "" if summary.watch else f"\n{blocks([generator_table(summary.self_check)])}"
+        yield f'<details id="method"><summary>How far these numbers can be trusted</summary>\n{trust}\n</details>'
         if not correlation.missing:
             parts = [breakdown_table(correlation.breakdown), *group_tables(correlation)]
             yield section("parts", "", parts)
         yield section("time", "Over time", behind=("By time", [slices_table(summary)]))
         slowest = slowest_section(correlation.slowest, correlation.breakdown)
         yield section("requests", "Every request", behind=("The slowest", slowest))
-        own_load = not summary.watch
         percentiles = [*client_section(summary), percentiles_table(summary), *server_section(summary)]
         percentiles += _prose(gateway_lines(summary))
         yield section("spread", "How times are spread", behind=("Percentiles", percentiles))
         yield section("causes", "What a long wait went with", _prose(association_line(correlation.association)))
-        trust: list[RenderableType] = list(_prose(method(summary)))
-        trust += [generator_table(summary.self_check)] if own_load else []
-        yield section("method", "How far these numbers can be trusted", trust)
     else:
         yield section("spread", "The engine", [*server_section(summary), *_prose(gateway_lines(summary))])
     yield section("about", "Configuration", [_configuration(summary), *energy_section(summary.hardware)])
@@ -87,7 +86,6 @@ def _answer(summary: Summary) -> Iterator[RenderableType]:
     if summary.client.requests.sent:
         yield from objectives(summary)
         yield from (Prose(line, "bold") for line in conclusion(summary))
-        yield from _prose(how_sure(summary))
         yield from (Prose(line) for line in rate_lines(summary))
 
 

@@ -139,14 +139,14 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path):
 
 
 def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
-    """Beside the answer, not at its end: what it rests on, and whether the load generator can be trusted."""
+    """Folded behind the answer, once: what it rests on, and whether the load generator can be trusted."""
     run = derived("vllm_spans", tmp_path)
     check, page = run.summary.self_check, page_of(run)
     paragraphs = page.contents["p"]
     answer = next(at for at, text in enumerate(paragraphs) if text.startswith("TTFT was"))
-    rates = next(at for at, text in enumerate(paragraphs) if text.startswith("Throughput"))
-    between = " ".join(paragraphs[answer:rates])
-    assert "matched to engine spans" in between
+    end = next(at for at, text in enumerate(paragraphs) if text.startswith("Latencies are as the client saw them"))
+    between = " ".join(paragraphs[answer:end])
+    assert 1 == " ".join(paragraphs).count("matched to engine spans") == between.count("matched to engine spans")
     assert not check.trusted
     assert "not to be trusted with TTFT and gaps between chunks (see the line with !)." in between
     busy = "The engine ran on this machine, which was 96 % busy"
