@@ -19,9 +19,12 @@ from rundir.columns import Ints, Texts
 if TYPE_CHECKING:
     from loadgen.requests.slo import SloResult
 
-# No bound is more than 1.2 times the one before, from 1 ms to 10 minutes: a quantile that Prometheus interpolates is
-# 10 % off at most, unless all requests lie at one edge of a bucket. Bounds on which SLOs are usually stated are there.
-_DECADE = (1.0, 1.2, 1.35, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 6.75, 7.5, 8.75)
+# No bound is more than 1.1 times the one before, from 1 ms to 10 minutes: a quantile that Prometheus interpolates is at
+# most 10 % off, however requests lie. Bounds on which objectives are usually stated are among them.
+_DECADE = (
+    1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.75, 1.9, 2.0, 2.15, 2.3, 2.5, 2.75, 3.0, 3.25, 3.5, 3.75, 4.0, 4.3, 4.65, 5.0,
+    5.5, 6.0, 6.5, 7.0, 7.5, 8.1, 8.7, 9.3,
+)  # fmt: skip
 _LADDER = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in _DECADE)
 
 

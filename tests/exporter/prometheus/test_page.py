@@ -156,25 +156,25 @@ def test_names_and_labels_are_the_contract() -> None:
     assert exposed == CONTRACT
 
 
-def test_no_bound_of_a_latency_is_over_a_fifth_above_the_one_before() -> None:
+def test_no_bound_of_a_latency_is_over_a_tenth_above_the_one_before() -> None:
     """From 1 ms to 10 minutes, of tokens to 10 s; those on which objectives are usually stated are among them."""
     for bounds_s, most_s in ((LATENCY_BOUNDS_S, 600.0), (TOKEN_BOUNDS_S, 10.0)):
         assert {0.01, 0.05, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 2.5, 5.0, 10.0} <= set(bounds_s)
         inside = [bound for bound in bounds_s if bound >= 0.001]
         assert (0.001, most_s) == (inside[0], inside[-1])
-        assert all(after <= before * (1.2 + 1e-12) for before, after in pairwise(inside))
+        assert all(after <= before * (1.1 + 1e-12) for before, after in pairwise(inside))
 
 
-@given(st.floats(0.001, 400.0), st.floats(1.5, 1000.0), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_a_quantile_that_prometheus_interpolates_is_at_most_10_percent_off(
-    low_s: float, width: float, q: float
-) -> None:
-    """Of 2,000 durations, evenly spread by their logarithm over a range within 1 ms to 10 minutes."""
-    values_s = np.geomspace(low_s, min(600.0, low_s * width), 2000)
+@given(st.lists(st.floats(0.001, 600.0), min_size=1, max_size=40), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_a_quantile_that_prometheus_interpolates_is_at_most_10_percent_off(values_s: list[float], q: float) -> None:
+    """However they lie, also all in one bucket: it is beside the value at its rank."""
     counted = bucketize(values_s, LATENCY_BOUNDS_S)
     cumulative = np.concatenate([[0.0], np.cumsum(counted.counts[:-1])])
-    drawn_s = np.interp(q * len(values_s), cumulative, [0.0, *LATENCY_BOUNDS_S])
-    assert drawn_s == pytest.approx(np.quantile(values_s, q), rel=0.1)
+    bucket = np.searchsorted(cumulative, q * len(values_s))
+    edges_s = np.array([0.0, *LATENCY_BOUNDS_S])[bucket - 1 : bucket + 1]
+    drawn_s = np.interp(q * len(values_s), cumulative[bucket - 1 : bucket + 1], edges_s)
+    if min(values_s) > LATENCY_BOUNDS_S[0]:
+        assert drawn_s == pytest.approx(sorted(values_s)[math.ceil(q * len(values_s)) - 1], rel=0.1 + 1e-9)
 
 
 async def test_prometheus_draws_the_quantiles_of_the_ttft_and_each_part(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_prometheus_draws_the_quantiles_of_the_ttft_and_each_part(tmp_path
                     assert drawn_s == pytest.approx(np.quantile(values_s, q), rel=0.1), (name, labels, q)
 
 
-def test_a_page_has_at_most_2500_series() -> None:
+def test_a_page_has_at_most_3500_series() -> None:
     """Of a run with four engines of as many buckets as vLLM's, spans, estimates and objectives; and of such a watch."""
     known = snapshots.snapshot(3)
     engine_s = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, *map(float, range(5, 20)))  # 22 bounds, as vLLM has them
@@ -229,7 +229,7 @@ def test_a_page_has_at_most_2500_series() -> None:
     missing = dict.fromkeys(REASONS, 1)
     watch = replace(known, engines=engines, parts=replace(parts, missing=missing), client=client, generator=None)
     sizes = [len(samples_of(page_of(snapshot))) for snapshot in (run, watch)]
-    assert max(sizes) <= 2500, sizes
+    assert max(sizes) <= 3500, sizes
 
 
 def test_promtool_accepts_the_page() -> None:
