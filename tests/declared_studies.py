@@ -121,7 +121,7 @@ def _facts(workload: str) -> Mapping[str, Any]:
     nothing = describe(np.empty(0), "none")
     delivered = Delivery(
         itl_option="direct", statement="", content_rule="", first_tokens=FirstTokens(content=500, reasoning=0, tool=0),
-        chunks=50_000, replies_in_chunks=500, replies_whole=0,
+        chunks=50_000, replies_in_chunks=500, replies_whole=0, replies_in_one_read=0,
         single_token_chunks_ratio=RatioBounds(least=1.0, most=1.0), same_read_ratio=0.0,
         tokens_per_chunk=describe(np.ones(500), ""), characters_per_chunk=nothing, server_itl_ms=nothing,
     )  # fmt: skip

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.metrics import RequestMetrics, counts
+from loadgen.requests.metrics import counts, in_one_read, request_metrics, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Count, Ratio, doc
@@ -80,6 +80,14 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Annotated[Count, doc("content chunks", "chunks", source="draft `token-chunking`")]
     replies_in_chunks: Annotated[Count, doc("replies that came in chunks", "replies", source="draft `token-chunking`")]
     replies_whole: Annotated[Count, doc("replies without chunks", "replies", source="draft `token-chunking`")]
+    replies_in_one_read: Annotated[
+        Count,
+        doc(
+            "replies of 8 tokens or more of which all came in one read, 50 ms or more after the submission: TTFT is "
+            "that of the whole reply, and TPOT and gaps are missing",
+            "replies",
+        ),
+    ]
     single_token_chunks_ratio: Annotated[
         RatioBounds,
         doc(
@@ -205,8 +213,20 @@ def chunks(log: RequestLog) -> Chunks:
     )
 
 
-def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
-    """Return how the replies of a log were delivered; `metrics` are those of the same log.
+def first_reads(log: RequestLog) -> tuple[Ints, Floats]:
+    """Return how many chunks [n] the read of each first token brought, and how long the later ones took for as many,
+    ms [n]; NaN where none came later.
+    """
+    row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))
+    together = np.bincount(row[log.chunk_ns == log.first_token_ns[row]], minlength=len(log))
+    later = np.bincount(row[log.chunk_ns > log.first_token_ns[row]], minlength=len(log))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace_ms = np.where(later > 0, span_ms(log.first_token_ns, log.last_token_ns) / later, np.nan)
+    return together, pace_ms * (together - 1)
+
+
+def delivery(log: RequestLog) -> Delivery:
+    """Return how the replies of a log were delivered.
 
     `tokens_per_chunk` has one value a reply, `characters_per_chunk` one a chunk.
     """
@@ -216,7 +236,7 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = _usage(log)
         per_chunk = np.where((sizes > 0) & (tokens >= 0), tokens / sizes, np.nan)
-    gaps = metrics.itl_ms
+    gaps = request_metrics(log, as_read=True).itl_ms
     return Delivery(
         itl_option=option,
         statement=STATEMENTS[option],
@@ -227,6 +247,7 @@ def delivery(log: RequestLog, metrics: RequestMetrics) -> Delivery:
         chunks=int(sizes.sum()),
         replies_in_chunks=int((sizes > 0).sum()),
         replies_whole=int((sizes == 0).sum()),
+        replies_in_one_read=int(in_one_read(log).sum()),
         single_token_chunks_ratio=RatioBounds(
             least=single.least / single.chunks if single.chunks else None,
             most=single.most / single.chunks if single.chunks else None,

@@ -11,6 +11,8 @@
 - jitter standard deviation (of a sample) of a request's gaps, from two gaps on (itl-procedure)
 - max pause  the longest gap of a request
 - request_output_tps  output_tokens / e2e
+
+A reply that came in one read (`in_one_read`) shows no time between its tokens: tpot, itl, jitter and max pause are NaN.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ import numpy as np
 from loadgen.protocols.reading.failures import CONTENT_FILTER
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Ints
+
+# Of a reply in one read: with fewer tokens, or sooner behind the submission, an engine may have made all of it at once.
+LEAST_TOKENS, LEAST_WAIT_NS = 8, 50_000_000
 
 _BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|guardrail", re.IGNORECASE)
 
@@ -57,15 +62,28 @@ def refused_by_filter(log: RequestLog) -> Bools:
     return refused
 
 
-def request_metrics(log: RequestLog) -> RequestMetrics:
-    """Return the metrics of each request, whatever its status; `take` rows first to look at some."""
+def in_one_read(log: RequestLog) -> Bools:
+    """Return which replies [n] came in one read, though they have LEAST_TOKENS tokens and took LEAST_WAIT_NS."""
+    tokens = np.maximum(log.output_tokens, np.diff(log.chunk_start))
+    at_once = (log.first_token_ns >= 0) & (log.first_output_ns == log.first_token_ns)
+    waited = (log.submit_ns >= 0) & (log.first_token_ns - log.submit_ns >= LEAST_WAIT_NS)
+    whole: Bools = at_once & (log.first_token_ns == log.last_token_ns) & (tokens >= LEAST_TOKENS) & waited
+    return whole
+
+
+def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics:
+    """Return the metrics of each request, whatever its status; `take` rows first to look at some.
+
+    `as_read` keeps the zero gaps of replies that came in one read.
+    """
+    whole = in_one_read(log) & (not as_read)
     tokens = counts(log.output_tokens)
     e2e_ms = e2e_ns(log.submit_ns, log.last_token_ns, log.end_ns) / 1e6
     later, output_ms = later_tokens(log), output_span_ms(log)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_ms = np.where((later > 0) & (output_ms > 0), output_ms / later, np.nan)
+        tpot_ms = np.where((later > 0) & (output_ms > 0) & ~whole, output_ms / later, np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
-    gaps_ms, row, gap_end_ns = _gaps(log)
+    gaps_ms, row, gap_end_ns = _gaps(log, ~whole)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
     return RequestMetrics(
         ttft_ms=ttft_ns(log.submit_ns, log.first_token_ns) / 1e6,
@@ -138,13 +156,13 @@ def counts(values: Ints) -> Floats:
     return np.where(values >= 0, values, np.nan)
 
 
-def _gaps(log: RequestLog) -> tuple[Floats, Ints, Ints]:
+def _gaps(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
     if len(log.chunk_ns) < 2:
         return np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
     row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))
     first_ns = log.first_token_ns[row]
     # Blank chunks before the first token, and whatever has no first token, are none of it.
-    content = (first_ns >= 0) & (log.chunk_ns >= first_ns)
+    content = (first_ns >= 0) & (log.chunk_ns >= first_ns) & of_requests[row]
     chunk_ns, same = log.chunk_ns, row[1:] == row[:-1]
     if len(log.chunk_choice):
         choice = np.zeros(len(row), np.int64)

@@ -21,7 +21,7 @@ from loadgen.requests.delivery import (
     delivery,
     itl_option,
 )
-from loadgen.requests.metrics import RequestMetrics, counts, request_metrics
+from loadgen.requests.metrics import RequestMetrics, counts, in_one_read, request_metrics
 from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
 from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
@@ -37,6 +37,7 @@ INPUT_TOKEN_EDGES = (0, 256, 512, 1024, 2048, 4096)
 NO_POWER = Missing(reason="the power of the engine's GPUs was not measured")
 CONTRADICTED = "the replies contradict their usage"
 NONE_HAS_IT = "no successful reply has it"
+ONE_READ = "replies came in one read each, which shows no time between their tokens"
 RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput_requests_per_s")
 
 
@@ -291,8 +292,8 @@ def client_summary(
     ok = take(log, log.status == "ok")
     metrics, why = request_metrics(ok), _why_none(ok)
     start_ns, end_ns = _window(log, start_ns, end_ns)
-    gaps = describe(metrics.itl_ms, why)
-    single = itl_option(ok) == "direct"
+    in_one = ONE_READ if in_one_read(ok).any() else ""
+    gaps, single = describe(metrics.itl_ms, in_one or why), itl_option(ok) == "direct"
     why_tokens = CONTRADICTED if (ok.usage_contradiction != "").any() else why
     throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
     return ClientSummary(
@@ -301,7 +302,7 @@ def client_summary(
         retried=int(log.retried.sum()),
         errors=errors_by_kind(log),
         ttft_ms=describe(metrics.ttft_ms, why),
-        tpot_ms=describe(metrics.tpot_ms, why_tokens),
+        tpot_ms=describe(metrics.tpot_ms, in_one or why_tokens),
         itl_ms=gaps if single else UNSET,
         time_between_chunks_ms=UNSET if single else gaps,
         e2e_ms=describe(metrics.e2e_ms, why),
@@ -315,7 +316,7 @@ def client_summary(
         jitter_ms=describe(metrics.jitter_ms, "no reply came in three chunks or more"),
         max_pause_ms=describe(metrics.max_pause_ms, "no reply came in two chunks or more"),
         tail_p99_over_p50=TailRatios(**{name: _tail(getattr(metrics, name)) for name in TailRatios.__struct_fields__}),
-        delivery=delivery(ok, metrics),
+        delivery=delivery(ok),
         by_input_tokens=by_input_tokens(ok, metrics),
         classes=by_class(log, start_ns, end_ns, slo),
         held_back=held,

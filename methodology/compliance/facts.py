@@ -81,7 +81,7 @@ def facts_of(
     config, stated = about.get("config") or {}, about.get("workload") or {}
     ok = take(requests, requests.status == "ok")
     metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in endpoints)), None)
-    delivered, is_long = delivery(ok, metrics), ok.output_tokens >= LEAST_OUTPUT_TOKENS
+    delivered, is_long = delivery(ok), ok.output_tokens >= LEAST_OUTPUT_TOKENS
     protocol, label = (
         PROTOCOLS.get(config.get("endpoint", "")),
         str(stated.get("label") or config.get("workload") or "not known"),

@@ -14,6 +14,8 @@ from correlator.live.reasons import explain_breaks
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
+from loadgen.requests.delivery import first_reads
+from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary, errors_by_kind
 from loadgen.requests.table import RequestLog
@@ -27,6 +29,11 @@ from sidecar.report.server import received_by_scraper, span_gaps_of
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
 MOST_REASONS = 3  # named in one warning
+LEAST_HELD_MS = 50.0  # of a first token: less may be this machine's own delay
+BUFFERED = (
+    "something between collects replies before it passes them on (nginx: `proxy_buffering off`, or the header "
+    "`X-Accel-Buffering: no`)"
+)
 
 
 def warnings(
@@ -71,6 +78,9 @@ def warnings(
     yield from _unlimited(run)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
+        measured = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
+        yield from _buffering(measured, check.error_ms.ttft.p99 or 0.0)
+        yield from _short(run, measured)
         yield from _repeats(run, workload) or _cache(run, workload, server)
     yield from _clipping(workload)
 
@@ -303,6 +313,43 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
     blank = correlation.breakdown.blank_output_ms
     if (blank.share_of_ttft or 0.0) > BLANK_RATIO:
         yield f"{blank.mean:.1f} ms of the mean TTFT is blank output: tokens that were generated and show no text"
+
+
+def _buffering(ok: RequestLog, error_ms: float) -> Iterator[str]:
+    """Yield that most replies were held back on their way, unless the load generator itself was as late as that."""
+    pieces = np.diff(ok.chunk_start)
+    waited_ms = span_ms(ok.submit_ns, ok.first_token_ns)
+    together, held_ms = first_reads(ok)
+    whole = in_one_read(ok) & (waited_ms > 2 * error_ms)
+    long = np.maximum(ok.output_tokens, pieces) >= LEAST_TOKENS
+    if 2 * whole.sum() > long.sum():
+        shown = (
+            f"{whole.sum()} of {len(ok)} replies came in one read each, {np.median(pieces[whole]):.0f} pieces (median)"
+        )
+        cause = BUFFERED if np.median(pieces[whole]) >= LEAST_TOKENS else "they are not streamed token by token"
+        yield f"{shown}: {cause}. Their TTFT is the time of the whole reply, and they have no TPOT and no gaps"
+        return
+    held = (together >= LEAST_TOKENS) & (held_ms > max(LEAST_HELD_MS, error_ms))
+    if 2 * held.sum() > long.sum():
+        first = f"the first {np.median(together[held]):.0f} pieces (median) of {held.sum()} of {len(ok)} replies"
+        late = f"Their TTFT is about {np.median(held_ms[held]):.0f} ms too long (median)"
+        yield f"{first} came in one read: {BUFFERED}. {late}"
+
+
+def _short(run: Run, ok: RequestLog) -> Iterator[str]:
+    """Yield that replies ended early although `ignore_eos` was sent and others reached their length."""
+    config, target = run.manifest["config"], run.manifest.get("target", {})
+    if not config.get("ignore_eos") or "ignore_eos" in target.get("refused_fields", ()):
+        return
+    tokens = np.maximum(ok.output_tokens, np.diff(ok.chunk_start))
+    counted = (ok.output_tokens >= 0) & (ok.output_tokens_source != "estimate") & (ok.max_tokens > 0)
+    short = counted & (tokens < ok.max_tokens)
+    if short.any() and (counted & ~short).any():
+        yield (
+            f"{short.sum()} of {counted.sum()} replies were shorter than asked ({np.median(tokens[short]):.0f} tokens "
+            f"for {np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached "
+            "their length: their times and the throughput are not those of the load that was asked for"
+        )
 
 
 def _repeats(run: Run, workload: Workload) -> list[str]:

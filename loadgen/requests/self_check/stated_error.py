@@ -80,7 +80,7 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
              last byte left somewhere between dispatch, or connection, and then. Over plain TCP it is stamped before the
              call, and what comes before that does not belong to a TTFT
     """
-    metrics, ok = request_metrics(log), log.status == "ok"
+    metrics, ok = request_metrics(log, as_read=True), log.status == "ok"
     ttft_median = _median(metrics.ttft_ms[ok])
     itl_median = _median(metrics.itl_ms[ok[metrics.itl_request]])
     delays_ms = loop_delays_ms(stats)

@@ -27,7 +27,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import RequestMetrics, later_tokens, span_ms
+from loadgen.requests.metrics import RequestMetrics, in_one_read, later_tokens, span_ms
 from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, subject_of
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats
@@ -119,7 +119,7 @@ def goodput(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Goodput:
 
     - status other than ok: not met
     - one token, or one chunk: there is no interval that could be too long, tpot or itl is met
-    - a metric that the reply does not give (no usage, not streamed): unknown, and not met
+    - a metric that the reply does not give (no usage, not streamed, in one read): unknown, and not met
     """
     met, unknown = log.status == "ok", np.zeros(len(log), np.bool_)
     for objective in slo.latencies:
@@ -288,7 +288,7 @@ def _of_request(objective: Objective, log: RequestLog, metrics: RequestMetrics) 
     """Return what an objective bounds of each request, float64[n], and where there is nothing to bound, bool[n]."""
     if objective.metric == "itl":
         values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
-        return values, np.isnan(values) & (log.first_token_ns >= 0) & (np.diff(log.chunk_start) > 0)
+        return values, np.isnan(values) & (np.diff(log.chunk_start) > 0) & (log.first_token_ns >= 0) & ~in_one_read(log)
     values = _column(objective, metrics)
     one_token = np.isnan(values) & (later_tokens(log) <= 0)
     return values, one_token if objective.metric == "tpot" else np.zeros(len(log), np.bool_)

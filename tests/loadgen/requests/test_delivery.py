@@ -10,7 +10,8 @@ from logs import request_log
 from msgspec import to_builtins
 
 from loadgen.requests import delivery as chunks
-from loadgen.requests.metrics import request_metrics
+from loadgen.requests.slo import parse_slo
+from loadgen.requests.summary import client_summary
 from loadgen.requests.table import RequestLog
 
 
@@ -58,7 +59,7 @@ def test_gaps_are_used_by_the_drafts_rule(rows: list[dict[str, object]], option:
 
 
 def _delivery(log: RequestLog) -> dict[str, object]:
-    return chunks.delivery(log, request_metrics(log))
+    return chunks.delivery(log)
 
 
 def test_delivery_has_the_sizes_of_chunks():
@@ -100,3 +101,17 @@ def test_an_empty_log_has_a_delivery():
     got = _delivery(request_log())
     assert (None, "no reply came in chunks") == (got.same_read_ratio, got.characters_per_chunk.missing)
     json.dumps(to_builtins(got), allow_nan=False)
+
+
+def test_a_reply_in_one_read_has_no_time_between_tokens():
+    """No TPOT of 0 and no gap: missing, with the reason, and no objective of them is met; the zero gaps are counted."""
+    row = {"submit": 0, "first": 400, "last": 400, "end": 401, "output": 20, "chunks": (400,) * 20}
+    client = client_summary(request_log(row), slo=parse_slo("tpot<50ms,itl<50ms"))
+    gaps = client.itl_ms or client.time_between_chunks_ms
+    assert (400.0, None, None) == (client.ttft_ms.p50, client.tpot_ms.p50, gaps and gaps.p50)
+    assert "one read" in str(client.tpot_ms.missing)
+    assert (1, 1.0) == (client.delivery.replies_in_one_read, client.delivery.same_read_ratio)
+    assert client.slo is not None
+    assert (None, 0, 1) == (client.slo.met, client.slo.good_requests, client.slo.undetermined_requests)
+    short = client_summary(request_log(row | {"output": 3, "chunks": (400,) * 3}))
+    assert 0 == short.delivery.replies_in_one_read

@@ -330,3 +330,54 @@ def test_what_became_of_records_of_requests():
     assert ["0 of 0 records of /perf_metrics match requests of this run"] == said(
         {at: counts | {"records": 0, "matched": 0}}
     )
+
+
+AT_ONCE = {"submit": 0, "first": 400, "last": 400, "end": 401, "output": 20, "phase": "measure"}
+HELD = {"submit": 0, "first": 250, "last": 385, "end": 386, "output": 20, "phase": "measure"}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            AT_ONCE | {"chunks": (400,) * 20},
+            "2 of 2 replies came in one read each, 20 pieces (median): something between",
+        ),
+        (AT_ONCE | {"chunks": (400,)}, "1 pieces (median): they are not streamed token by token"),
+        (HELD | {"chunks": (250,) * 11 + (385,) * 9}, "TTFT is about 150 ms too long"),
+        (AT_ONCE | {"chunks": (400,) * 4, "output": 4}, ""),
+        (AT_ONCE | {"chunks": (20,) * 20, "first": 20, "last": 20}, ""),
+        (HELD | {"chunks": (250, *range(258, 401, 8))}, ""),
+        (HELD | {"chunks": (250,) * 4 + (300,) * 4 + (350,) * 4 + (385,) * 4}, ""),
+    ],
+    ids=["whole", "one event", "half", "few tokens", "fast", "streamed", "speculated"],
+)
+def test_replies_that_were_held_back_on_their_way(row: dict[str, object], words: str):
+    """Most of them, long ones, and later than an engine that made all at once; nothing of replies that came as made."""
+    lines = [line for line in said({}, sent=[row] * 2) if "read" in line]
+    assert (1 if words else 0) == len(lines)
+    assert all(words in line for line in lines)
+
+
+def test_replies_that_came_together_because_the_load_generator_was_late():
+    """Where it did not look for as long as that, nothing between is to blame."""
+    late = {"check.error_ms.ttft.p99": 300.0}
+    assert [] == [line for line in said(late, sent=[AT_ONCE | {"chunks": (400,) * 20}] * 2) if "read" in line]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "config", "is_said"),
+    [
+        ((20, 1), {"ignore_eos": True}, True),
+        ((20, 20), {"ignore_eos": True}, False),
+        ((1, 2), {"ignore_eos": True}, False),
+        ((20, 1), {"ignore_eos": False}, False),
+    ],
+)
+def test_replies_that_are_shorter_than_asked(outputs: tuple[int, ...], config: dict[str, bool], is_said: bool):
+    """Where the end of a sequence was to be ignored, and was in others."""
+    sent = [REPLY | {"output": count, "max_tokens": 20, "chunks": (120,), "phase": "measure"} for count in outputs]
+    lines = [line for line in said({}, sent=sent, config=config) if "shorter than asked (1 tokens for 20" in line]
+    assert is_said == bool(lines)
+    refused = said({}, sent=sent, config=config, target={"refused_fields": ["ignore_eos"]})
+    assert not any("shorter than asked" in line for line in refused)
