@@ -280,7 +280,8 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
     # It is by the stamps of two processes, which the engine's TTFT is not.
     intake_s = np.where(joined.scheduler_intake_s > frontend_s + SLACK_S, np.nan, joined.scheduler_intake_s)
-    outside_s[(outside_s < -SLACK_S) | (frontend_s < -SLACK_S)] = np.nan
+    is_short = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s) < -SLACK_S
+    outside_s[(outside_s < -SLACK_S) | is_short] = np.nan
     whole_s = e2e_s - joined.e2e_s
     whole_s[whole_s < -SLACK_S] = np.nan
     outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)

@@ -68,6 +68,8 @@ def describe(values: npt.ArrayLike, why_empty: str) -> Statistics:
     numbers: dict[str, Any] = statistics_of(flat, QUANTILES)
     if len(flat) == 1:
         numbers |= {"std": None, "missing": "std: one value has no spread"}
+    elif finite(numbers["std"]) is None:
+        numbers |= {"std": None, "missing": "std: the values are too large for it"}
     return Statistics(count=len(flat), **numbers)
 
 
@@ -77,7 +79,10 @@ def statistics_of(values: Floats, quantiles: Mapping[str, float]) -> dict[str, f
     Of equal values the mean is exactly theirs and the std 0, without what adding them up rounds off.
     """
     low, high = float(values.min()), float(values.max())
-    mean, std = (low, 0.0) if low == high else (float(values.mean()), float(values.std(ddof=1)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, std = (low, 0.0) if low == high else (float(values.mean()), float(values.std(ddof=1)))
+    if not np.isfinite(mean):
+        mean = float((values / len(values)).sum())
     return {
         "mean": mean,
         "std": std if len(values) > 1 else math.nan,

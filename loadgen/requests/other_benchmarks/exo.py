@@ -136,7 +136,7 @@ def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, 
 
 
 def _rate(tokens: Floats, span: Floats) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(span > 0, tokens / (span / 1e3), np.nan)
 
 
