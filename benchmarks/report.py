@@ -30,8 +30,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from loadgen.protocols.reading.reply import unpack
 from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
-from loadgen.requests.table import assemble, unpack
+from loadgen.requests.table import assemble
 from loadgen.transports.packing import pack
 from rundir.frames import FrameLog, read_frames
 from scraper.exposition import Series
