@@ -153,7 +153,7 @@ def _error(check: SelfCheck) -> Iterator[str]:
 
 
 def generator_verdict(summary: Summary) -> str:
-    """Say whether the load generator can be trusted, and how far off latencies are."""
+    """Say whether the load generator can be trusted; how far off latencies are, `method` says."""
     check = summary.self_check
     metrics = (("TTFT", check.error_ms.ttft), ("gaps between chunks", check.error_ms.itl))
     doubtful = " and ".join(name for name, bound in metrics if bound.exceeded)
@@ -162,7 +162,7 @@ def generator_verdict(summary: Summary) -> str:
         False: f"The load generator is not to be trusted with {doubtful} (see the line with !).",
         None: f"The load generator {check.verdict}.",
     }
-    return " ".join(filter(None, (judged[check.trusted], check.statement, *_slowed_engine(summary))))
+    return " ".join((judged[check.trusted], *_slowed_engine(summary)))
 
 
 def _slowed_engine(summary: Summary) -> Iterator[str]:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.metrics import counts, in_one_read, request_metrics, span_ms
+from loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Count, Ratio, doc
@@ -236,7 +236,7 @@ def delivery(log: RequestLog) -> Delivery:
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = _usage(log)
         per_chunk = np.where((sizes > 0) & (tokens >= 0), tokens / sizes, np.nan)
-    gaps = request_metrics(log, as_read=True).itl_ms
+    gaps, *_ = content_gaps(log, np.ones(len(log), np.bool_))
     return Delivery(
         itl_option=option,
         statement=STATEMENTS[option],

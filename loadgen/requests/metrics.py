@@ -83,7 +83,7 @@ def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot_ms = np.where((later > 0) & (output_ms > 0) & ~whole, output_ms / later, np.nan)
         tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
-    gaps_ms, row, gap_end_ns = _gaps(log, ~whole)
+    gaps_ms, row, gap_end_ns = content_gaps(log, ~whole)
     mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
     return RequestMetrics(
         ttft_ms=ttft_ns(log.submit_ns, log.first_token_ns) / 1e6,
@@ -156,7 +156,8 @@ def counts(values: Ints) -> Floats:
     return np.where(values >= 0, values, np.nan)
 
 
-def _gaps(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
+def content_gaps(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
+    """Return the gaps between contents of one choice, ms, of these requests [n]: each with its request and its end."""
     if len(log.chunk_ns) < 2:
         return np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
     row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))

@@ -118,8 +118,9 @@ class LiveRun:
         self._received = deque([(self._phase_ns, self._tallies[phase].received)])
         self._starts_ns[phase] = self._phase_ns
         self._flow.counts.clear()
-        for engine in self._engines.values() if phase == "measure" else ():
-            engine.highest.clear()
+        if phase == "measure":
+            for engine in self._engines.values():
+                engine.highest.clear()
 
     def leave(self) -> None:
         """End the phase: nothing of it is scheduled any more."""

@@ -69,19 +69,19 @@ def warnings(
         for endpoint in run.endpoints
         if endpoint.is_cut
     )
+    ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)
-    yield from _comparability(run, client, server, correlation)
+    yield from _comparability(run, ok, client, server, correlation)
     yield from _probes(run, client, server, correlation)
     if run.watched is not None:
         yield from explain_breaks(run.watched.broken, run.watched.whole).values()
-    yield from _estimates(run)
-    yield from _unlimited(run)
+    yield from _estimates(ok)
+    yield from _unlimited(ok)
     if run.watched is None:
         yield from _blanks(run, client, correlation)
-        measured = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
-        yield from _buffering(measured, check.error_ms.ttft.p99 or 0.0)
-        yield from _short(run, measured)
-        yield from _repeats(run, workload) or _cache(run, workload, server)
+        yield from _buffering(ok, check.error_ms.ttft.p99 or 0.0)
+        yield from _short(run, ok)
+        yield from _repeats(run, workload) or _cache(run, ok, workload, server)
     yield from _clipping(workload)
 
 
@@ -218,10 +218,11 @@ def _arrivals(check: SelfCheck) -> Iterator[str]:
     yield f"{arrivals.sentence}{why}"
 
 
-def _comparability(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
+def _comparability(
+    run: Run, ok: RequestLog, client: ClientSummary, server: Server, correlation: Correlation
+) -> Iterator[str]:
     """Yield that the engine counted other requests than the client's, or none of its tokens."""
-    log = _succeeded(run)
-    tokens = int(log.output_tokens[log.output_tokens > 0].sum())
+    tokens = int(ok.output_tokens[ok.output_tokens > 0].sum())
     counted = server.generation_tokens.stats.total if server.generation_tokens else UNSET
     if counted == 0 and tokens:
         yield (
@@ -236,7 +237,7 @@ def _comparability(run: Run, client: ClientSummary, server: Server, correlation:
             f"the engine finished {ended} requests here, and clients' spans came for "
             f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
         )
-    elif (log.choices > 1).any() and ended in _with_choices(log):
+    elif (ok.choices > 1).any() and ended in _with_choices(ok):
         yield (
             f"the engine finished {ended} requests here and the client {client.requests.ok}: it counts each choice of "
             "a reply, and its prompt's tokens as often"
@@ -249,14 +250,9 @@ def _comparability(run: Run, client: ClientSummary, server: Server, correlation:
         )
 
 
-def _succeeded(run: Run) -> RequestLog:
-    """Return the requests of the load that succeeded."""
-    return take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
-
-
-def _with_choices(log: RequestLog) -> tuple[int, int]:
+def _with_choices(ok: RequestLog) -> tuple[int, int]:
     """Return how many requests an engine counts, by choice (vLLM), or with one more that fills the cache (SGLang)."""
-    choices = np.maximum(log.choices, 1)
+    choices = np.maximum(ok.choices, 1)
     return int(choices.sum()), int((choices + (choices > 1)).sum())
 
 
@@ -279,23 +275,19 @@ def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correl
             )
 
 
-def _estimates(run: Run) -> Iterator[str]:
-    measured = (run.requests.phase == "measure") & (run.requests.status == "ok")
-    estimated = int((run.requests.output_tokens_source[measured] == "estimate").sum())
-    if estimated:
-        whole = int(measured.sum())
-        whose = "the server" if estimated == whole else f"the server, in {estimated} of {whole} replies,"
+def _estimates(ok: RequestLog) -> Iterator[str]:
+    if estimated := int((ok.output_tokens_source == "estimate").sum()):
+        whose = "the server" if estimated == len(ok) else f"the server, in {estimated} of {len(ok)} replies,"
         yield f"{whose} returned no `usage`: output tokens are estimated as a quarter of the text's characters"
 
 
-def _unlimited(run: Run) -> Iterator[str]:
+def _unlimited(ok: RequestLog) -> Iterator[str]:
     """Yield how many replies are longer than they may be."""
-    log = _succeeded(run)
-    limit = np.where(log.max_tokens >= 0, log.max_tokens * np.maximum(log.choices, 1), np.inf)
-    if len(longer := np.flatnonzero(log.output_tokens > limit)):
+    limit = np.where(ok.max_tokens >= 0, ok.max_tokens * np.maximum(ok.choices, 1), np.inf)
+    if len(longer := np.flatnonzero(ok.output_tokens > limit)):
         yield (
-            f"{len(longer)} of {len(log)} replies are longer than max_tokens allows, such as "
-            f"{log.output_tokens[longer[0]]} for {limit[longer[0]]:.0f} output tokens: the server does not keep to it"
+            f"{len(longer)} of {len(ok)} replies are longer than max_tokens allows, such as "
+            f"{ok.output_tokens[longer[0]]} for {limit[longer[0]]:.0f} output tokens: the server does not keep to it"
         )
 
 
@@ -364,14 +356,13 @@ def _repeats(run: Run, workload: Workload) -> list[str]:
     return [f"{times}: {cache}; --requests {held} sends each once"]
 
 
-def _cache(run: Run, workload: Workload, server: Server) -> Iterator[str]:
+def _cache(run: Run, ok: RequestLog, workload: Workload, server: Server) -> Iterator[str]:
     if workload.shares_prefixes:
         return
     counters = (server.prefix_cache_hits, server.prefix_cache_queries)
     hits, queries = (counter.stats.total if counter else UNSET for counter in counters)
-    log = _succeeded(run)
     # Choices of a reply share its prompt: all but the first may find it.
-    shared = (np.maximum(log.input_tokens, 0) * np.where(log.choices > 1, log.choices, 0)).sum()
+    shared = (np.maximum(ok.input_tokens, 0) * np.where(ok.choices > 1, ok.choices, 0)).sum()
     if hits and queries and hits - shared > CACHED_RATIO * queries:
         share = f"{100 * hits / queries:.0f} % of the prompt tokens"
         yield f"{share} came from the engine's prefix cache: {_why_cached(run)}"
