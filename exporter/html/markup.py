@@ -48,7 +48,9 @@ def _block(renderable: RenderableType) -> str:
 def _text(renderable: RenderableType) -> Text:
     if isinstance(renderable, Prose):
         return Text(renderable.text, style=renderable.style)
-    return renderable if isinstance(renderable, Text) else Text(str(renderable))
+    # What a terminal cuts to its width has all of its text here.
+    text = getattr(renderable, "text", renderable)
+    return text if isinstance(text, Text) else Text(str(text))
 
 
 def _line(text: Text) -> str:

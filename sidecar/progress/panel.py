@@ -155,9 +155,16 @@ class WaitingLine:
     blocks: str
     most: str
 
+    @property
+    def text(self) -> Text:
+        """Return the whole line."""
+        return self._within(len(self.blocks))
+
+    def _within(self, room: int) -> Text:
+        return _row("waiting", Text.assemble((self.blocks[-room:], "yellow"), (self.most, "dim")))
+
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(1, options.max_width - LABEL - len(self.most))
-        yield _row("waiting", Text.assemble((self.blocks[-room:], "yellow"), (self.most, "dim")))
+        yield self._within(max(1, options.max_width - LABEL - len(self.most)))
 
 
 def waiting_row(waiting: Sequence[float | None]) -> WaitingLine:

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from io import BytesIO, StringIO, TextIOWrapper
 
 import pytest
 from rich.console import Console
 
 from correlator.breakdown import TTFT_PARTS
+from exporter.html.markup import blocks
 from rundir.printable import LONGEST_WORD
 from sidecar.progress import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
 from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
@@ -118,6 +120,15 @@ def test_the_panel_keeps_its_size(width: int):
     frames = [rendered(view, width).splitlines() for view in moments()]
     assert {min(width, 80)} == {len(row) for frame in frames for row in frame}
     assert 1 == len({len(frame) for frame in frames})
+
+
+def test_the_live_page_has_every_line_of_the_panel():
+    """With the words that a wide terminal has, and none of ours for how a line is made."""
+    for view in moments():
+        wide = StringIO()
+        Console(file=wide, width=400, color_system=None).print(panel(view).renderable)
+        page = unescape(re.sub("<[^>]*>", "", blocks([panel(view).renderable])))
+        assert wide.getvalue().split() == page.split()
 
 
 @pytest.mark.parametrize("width", [60, 62, 67, 71, 80])
