@@ -19,7 +19,7 @@ from correlator.breakdown import TTFT_PARTS, Parts
 from exporter.report.alerts import alerts, damage_lines
 from exporter.report.format import Prose, cell, ms, setting, spoken, table
 from exporter.report.load import overload, served_in_load, sustained
-from exporter.report.method import generator_verdict
+from exporter.report.method import generator_verdict, slowed_engine
 from exporter.report.tables.client import CLIENT_ROWS
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, label_of
@@ -93,7 +93,7 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
     yield Prose(same_requests(runs))
     yield Prose(CAUTION)
     for run in runs:
-        trust = [] if run.summary.watch else [generator_verdict(run.summary)]
+        trust = [] if run.summary.watch else [generator_verdict(run.summary), *slowed_engine(run.summary)]
         trust += [sustained(run.summary)] if run.summary.methodology.stability.verdict else []
         if trust:
             yield Prose(f"{run.label}: {' '.join(trust)}")
@@ -120,7 +120,7 @@ def against(first: Compared, other: Compared) -> Iterator[str]:
     if named:
         some = any(run.summary.correlation.coverage.none for run in (first, other))
         whose = ", over the requests with a breakdown" if some else ""
-        yield f"By part{whose}: {', '.join(f'{label} {_moved(change)}' for change, label in named)}."
+        yield f"By part{whose}: {', '.join(f'{label} {_moved(change, largest)}' for change, label in named)}."
     yield f"The p99 is {p99_change}."
 
 
@@ -130,13 +130,14 @@ def _change(first: Compared, other: Compared, name: str, statistic: str) -> str 
     if before is None or after is None:
         return None
     change, low, high = difference(before, after)
-    how = f"{spoken(abs(change))} {'higher' if change > 0 else 'lower'}" if change else "the same"
-    words = f"{how} ({spoken(after[0])} instead of {spoken(before[0])}"
+    together = (before[0], after[0], low, high)
+    how = f"{spoken(abs(change), *together)} {'higher' if change > 0 else 'lower'}" if change else "the same"
+    words = f"{how} ({spoken(after[0], *together)} instead of {spoken(before[0], *together)}"
     if low is None or high is None:
         return f"{words}; {_why_no_interval((first, other), name, statistic)})"
     over = "growing" in (first.summary.methodology.stability.verdict, other.summary.methodology.stability.verdict)
     chance = ", which may be chance" if low <= 0 <= high and not over else ""
-    return f"{words}; 95 % interval of the difference {_moved(low)} to {_moved(high)}){chance}"
+    return f"{words}; 95 % interval of the difference {_moved(low, *together)} to {_moved(high, *together)}){chance}"
 
 
 def _why_no_interval(runs: Sequence[Compared], name: str, statistic: str) -> str:
@@ -161,8 +162,8 @@ def _difference(first: Compared, other: Compared, name: str, statistic: str) -> 
     return None if before is None or after is None else difference(before, after)
 
 
-def _moved(change: float) -> str:
-    return f"{'-' if change < 0 else '+'}{spoken(abs(change))}"
+def _moved(change: float, *beside: float | None) -> str:
+    return f"{'-' if change < 0 else '+'}{spoken(abs(change), *beside)}"
 
 
 def _signed(value: float) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from correlator.breakdown import TTFT_PARTS
 from exporter.report.format import cell, ms, table
-from exporter.report.tables.server import GAUGE_ROWS
+from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, short_label_of
 from exporter.summary.correlation import BreakdownSlice
 from exporter.summary.result import Summary
@@ -26,15 +26,16 @@ def slices_table(summary: Summary) -> Table:
         json_name(part) for part in TTFT_PARTS if any(getattr(piece, json_name(part)) is not None for piece in slices)
     ]
     labels = [short_label_of(part, breakdown) for part in TTFT_PARTS if json_name(part) in names]
-    gauges = {label: means for name, label in GAUGE_ROWS if (means := _means(getattr(summary.server, name)))}
-    shown = table("By when requests were submitted, mean ms", "requests", "TTFT", *labels, *gauges)
+    gauges = {name: means for name, _ in GAUGE_ROWS if (means := _means(getattr(summary.server, name)))}
+    labels += [label for name, label in GAUGE_ROWS if name in gauges]
+    shown = table("By when requests were submitted, mean ms", "requests", "TTFT", *labels)
     for begin in range(0, len(slices), together):
         group = slices[begin : begin + together]
         start_s = (group[0].start_ns - summary.window.start_ns) / 1e9
         times = (_weighted(group, name) for name in ("ttft_ms", *names))
         read = (
-            cell(_mean([means[piece.start_ns] for piece in group if piece.start_ns in means]))
-            for means in gauges.values()
+            gauge_cell(name, _mean([means[piece.start_ns] for piece in group if piece.start_ns in means]))
+            for name, means in gauges.items()
         )
         shown.add_row(f"from {start_s:g} s", cell(sum(piece.requests for piece in group)), *map(ms, times), *read)
     return shown

@@ -185,8 +185,9 @@ def _outside(summary: Summary) -> Advice | None:
     if outside_ms is not None and longest is not None and (longest.queue_ms or 0.0) >= outside_ms / 2:
         return Advice(
             seen=(
-                f"Outside the engine {spoken(outside_ms)} passed in the mean, and {gateway(longest.gateway).title} "
-                f"states a wait of {spoken(longest.queue_ms)} in its own queue"
+                f"Outside the engine {spoken(outside_ms, longest.queue_ms)} passed in the mean, and "
+                f"{gateway(longest.gateway).title} states a wait of {spoken(longest.queue_ms, outside_ms)} in "
+                "its own queue"
             ),
             cure="let the gateway pass on more requests at once, or put more engines behind it",
         )
@@ -198,8 +199,8 @@ def _outside(summary: Summary) -> Advice | None:
     if outside_ms is not None and room_ms >= outside_ms / 2 > 0:
         return Advice(
             seen=(
-                f"Of {spoken(outside_ms)} outside the engine, up to {spoken(min(room_ms, outside_ms))} passed in "
-                f"gateway {service or 'without a service.name'} or between it and the engine"
+                f"Of {spoken(outside_ms)} outside the engine, up to "
+                f"{spoken(min(room_ms, outside_ms), outside_ms)} passed in gateway {service or 'without a service.name'} or between it and the engine"
             ),
             cure="look at that gateway first, and at what it calls the engine through; its spans say no more",
         )
@@ -207,13 +208,14 @@ def _outside(summary: Summary) -> Advice | None:
         return None
     if round_trip_ms >= outside_ms / 2:
         return Advice(
-            seen=f"Of {spoken(outside_ms)} outside the engine, one TCP round trip takes {spoken(round_trip_ms)}",
+            seen=f"Of {spoken(outside_ms)} outside the engine, one TCP round trip takes "
+            f"{spoken(round_trip_ms, outside_ms)}",
             cure="move client and server nearer to each other; the engine is not at fault",
         )
     return Advice(
         seen=(
-            f"Of {spoken(outside_ms)} outside the engine, a TCP round trip explains {spoken(round_trip_ms)}: the rest "
-            "passes in gateways or proxies, or in HTTP on either side"
+            f"Of {spoken(outside_ms)} outside the engine, a TCP round trip explains "
+            f"{spoken(round_trip_ms, outside_ms)}: the rest passes in gateways or proxies, or in HTTP on either side"
         ),
         cure="look at what stands between client and engine; a gateway that sends spans is shown apart "
         "(docs/reference/gateways.md)",

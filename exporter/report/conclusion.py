@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.report.advice import advice
-from exporter.report.format import percent, spoken
+from exporter.report.format import percent, spoken, spoken_together
 from exporter.summary.breakdown import E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.correlation import Correlation
 from exporter.summary.gateways import GatewaySummary
@@ -61,8 +61,10 @@ def _distribution(times: Statistics, over: str) -> str:
     if times.count == 1:
         return f"{spoken(times.mean)}{', of one request' if over else ''}"
     if times.count < FEW_REQUESTS:
-        return f"{spoken(times.mean)} in the mean and {spoken(times.max)} at most{over}"
-    return f"{spoken(times.mean)} in the mean, {spoken(times.p50)} at p50 and {spoken(times.p95)} at p95"
+        mean, most = spoken_together(times.mean, times.max)
+        return f"{mean} in the mean and {most} at most{over}"
+    mean, median, tail = spoken_together(times.mean, times.p50, times.p95)
+    return f"{mean} in the mean, {median} at p50 and {tail} at p95"
 
 
 def where_it_went(summary: Summary) -> str:
@@ -121,8 +123,8 @@ def _shared_out(
     listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
     sentences = [f"{subject}, {listed}."] if listed else []
     sentences += [
-        f"The estimate of {CAUSES[name]}, {spoken(parts[name].mean)}, is within its own error of "
-        f"{spoken(parts[name].error_ms)}."
+        f"The estimate of {CAUSES[name]}, {spoken(parts[name].mean, parts[name].error_ms)}, is within its own error of "
+        f"{spoken(parts[name].error_ms, parts[name].mean)}."
         for share, name in ranking
         if share >= LEAST_NAMED and not is_certain(parts[name])
     ]
@@ -141,17 +143,18 @@ def _bounds(gateway: GatewaySummary, requests: int) -> str:
     """Return what the part of a gateway is between in the mean, of how many of so many requests, and what would say
     more.
     """
-    name, most = _name(gateway), spoken(gateway.at_most_ms)
+    name = _name(gateway)
+    part, request, most = spoken_together(gateway.part_ms, gateway.request_ms, gateway.at_most_ms)
     whose = ""
     if gateway.requests < requests:
         whose = f" That is of {gateway.requests} of {requests} requests: of the others no span of it came."
     if gateway.first_output.get("inner_call", 0) > gateway.first_output.get("unknown", 0):
         return (
             f"The spans of gateway {name} say when the next server's first output reached it, not when it passed that "
-            f"on: in the mean it took between {spoken(gateway.part_ms)} and {most}.{whose}"
+            f"on: in the mean it took between {part} and {most}.{whose}"
         )
     inbound = (
-        f"In the mean it held requests for {spoken(gateway.request_ms)} before it called the next server, and took "
+        f"In the mean it held requests for {request} before it called the next server, and took "
         if gateway.request_ms is not None
         else "In the mean it took "
     )

@@ -130,13 +130,18 @@ def ms(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 10 else f"{round(value, 2) + 0.0:.2f}"
 
 
-def spoken(value: float | None) -> str:
-    """Return milliseconds as a sentence has them: three digits at most before the unit, seconds from 10 s on."""
+def spoken(value: float | None, *beside: float | None) -> str:
+    """Return milliseconds as a sentence has them, in one unit with those `beside`: seconds where any has 10 s."""
     if value is None:
         return "-"
-    if abs(value) >= 10_000:
-        return f"{value / 1e3:,.1f} s"
+    if max(abs(each) for each in (value, *beside) if each is not None) >= 10_000:
+        return f"{value / 1e3:,.1f} s" if abs(value) >= 10_000 else f"{value / 1e3:.3g} s"
     return f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+
+
+def spoken_together(*values: float | None) -> list[str]:
+    """Return times of one sentence, in one unit."""
+    return [spoken(value, *values) for value in values]
 
 
 def percent(ratio: float | None) -> str:

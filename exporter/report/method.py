@@ -34,7 +34,7 @@ def method(summary: Summary) -> Iterator[str]:
     yield from _error(summary.self_check)
     if summary.client.ttft_ms.count:
         yield "Latencies are as the client saw them: nothing was subtracted, not the network's time either."
-    yield from _slowed_engine(summary)
+    yield from slowed_engine(summary)
     tokenizer, warm_up = summary.workload.tokenizer, summary.methodology.warmup
     if tokenizer is not None and tokenizer.why_not_the_servers:
         yield f"Lengths are in tokens of {tokenizer.name}, not of the server: {tokenizer.why_not_the_servers}."
@@ -89,11 +89,10 @@ def _covered(correlation: Correlation, sent: int) -> str:
         whole = f"All {requests:,} requests{which} were {known[0][1]}"
     else:
         whole = f"Of {requests:,} requests{which}, {', '.join(f'{count:,} were {how}' for count, how in known)}"
-    unseen = "of which the metrics page showed nothing"
     doubts = (
         (quality.by_time, "by time alone, for want of a common id"),
         (quality.mixed_traffic, "beside other traffic"),
-        (quality.prior, unseen),
+        (quality.prior, "where the metrics page was silent"),
     )
     less_sure = ", ".join(f"{count:,} {why}" for count, why in doubts if count)
     return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."
@@ -162,10 +161,10 @@ def generator_verdict(summary: Summary) -> str:
         False: f"The load generator is not to be trusted with {doubtful} (see the line with !).",
         None: f"The load generator {check.verdict}.",
     }
-    return " ".join((judged[check.trusted], *_slowed_engine(summary)))
+    return judged[check.trusted]
 
 
-def _slowed_engine(summary: Summary) -> Iterator[str]:
+def slowed_engine(summary: Summary) -> Iterator[str]:
     """Yield that an engine on a busy machine of ours is slowed by what else runs there, which no stamp shows."""
     machine = summary.self_check.machine
     hosts = {urlsplit(url).hostname or "" for url in urls_of(summary.config)}

@@ -322,11 +322,11 @@ def _part_table(comparison: Against) -> Table:
     rows = []
     for name, (before, after) in means.items():
         ratio, change = after / before if before > 0 else None, after - before
-        rows.append((LABELS[name], before, after, ratio, change, change / whole if whole else None))
+        rows.append((LABELS[name], before, after, ratio, change, 100 * change / whole if whole else None))
     title = f"Where the mean TTFT differs, {comparison.other} against {comparison.first}"
     titles = {
         "part": "Part", "first_ms": f"{comparison.first}, ms", "other_ms": f"{comparison.other}, ms", "ratio": "Ratio",
-        "change_ms": "Change, ms", "share_of_change": "Share of the change",
+        "change_ms": "Change, ms", "share_of_change_percent": "Share of the change, %",
     }  # fmt: skip
     note = "" if rows else "No request has a breakdown of its TTFT."
     return table(f"ttft-parts-{slug(comparison.other, 'run')}", title, titles, rows, note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,3 +73,14 @@ def test_the_most_running_at_once_stands_where_no_setting_differs():
         ["", "16"],
         ["", "18"],
     ]
+
+
+def test_a_sentence_has_one_unit():
+    """Seconds where any of its times has ten: a difference of 16 s beside one in ms is hard to read."""
+    first: Any = Stated("A", {"mean": (6_785.0, 100.0, 26_000.0), "p99": (9_000.0, 8_000.0, 12_000.0)})
+    second: Any = Stated("B", {"mean": (7_551.0, 5_000.0, 9_000.0), "p99": (9_100.0, 8_000.0, 9_900.0)})
+    mean, *_, p99 = against(first, second)
+    assert "instead of 6.79 s" in mean
+    for sentence in (mean, p99):
+        units = set(re.findall(r"\d (ms|s)\b", sentence))
+        assert len(units) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.report.format import cell, percent, spoken
+from exporter.report.format import cell, percent, spoken, spoken_together
 from exporter.summary.gateways import PageBesideSpans
 from exporter.summary.result import Summary
 from scraper.gateways import gateway
@@ -57,7 +57,8 @@ def _beside(summary: Summary, page: GatewayPage) -> str:
 
 
 def _compared(beside: PageBesideSpans) -> str:
-    room = f"between {spoken(beside.low_ms)} and {spoken(beside.high_ms)}"
+    low, high, apart = spoken_together(beside.low_ms, beside.high_ms, beside.apart_ms)
+    room = f"between {low} and {high}"
     if beside.apart_ms <= max(AGREES_MS, AGREES_RATIO * beside.high_ms, 2 * beside.own_error_ms):
         return f" Its spans agree ({room})."
-    return f" Its spans do not agree: they leave room for {room}, {spoken(beside.apart_ms)} away."
+    return f" Its spans do not agree: they leave room for {room}, {apart} away."

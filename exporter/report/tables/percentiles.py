@@ -23,12 +23,13 @@ def interval_line(summary: Summary) -> Iterator[str]:
     if ttft is None or summary.methodology.stability.verdict == "growing":
         return
     intervals: dict[str, QuantileInterval] = {label: getattr(ttft, label) for label in SPOKEN}
+    shown = [each.high if each.is_known else each.estimate for each in intervals.values()]
     words = [
-        f"{label} {spoken(interval.low)} to {spoken(interval.high)}"
+        f"{label} {spoken(interval.low, *shown)} to {spoken(interval.high, *shown)}"
         if interval.is_known
-        else f"{label} {spoken(interval.estimate)} in the sample"
+        else f"{label} {spoken(interval.estimate, *shown)} in the sample"
         if interval.low is None
-        else f"{label} at least {spoken(interval.low)} ({spoken(interval.estimate)} in the sample)"
+        else f"{label} at least {spoken(interval.low, *shown)} ({spoken(interval.estimate, *shown)} in the sample)"
         for label, interval in intervals.items()
     ]
     needed = {label: _rounded_up(interval.needed_n) for label, interval in intervals.items() if not interval.is_known}
