@@ -69,7 +69,7 @@ class WebSocketTransport:
         whole = False
         try:
             async with asyncio.timeout(timeout_s):
-                connection = self._take_idle(url)
+                connection = await self._take_idle(url)
                 exchange.reused = connection is not None
                 if connection is None:
                     connection = await self._connect(url)
@@ -96,12 +96,13 @@ class WebSocketTransport:
         # aiohttp would answer all pings that are there in one turn.
         return await self._session.ws_connect(url, max_msg_size=self._most_bytes, compress=0, autoping=False)
 
-    def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:
+    async def _take_idle(self, url: str) -> aiohttp.ClientWebSocketResponse | None:
         idle = self._idle.get(url, [])
         while idle:
             connection = idle.pop()
-            if not connection.closed:
+            if await _is_quiet(connection):
                 return connection
+            _cut(connection)
         return None
 
     def _put_back(self, connection: aiohttp.ClientWebSocketResponse, url: str, *, whole: bool) -> None:
@@ -170,6 +171,21 @@ def _kind(data: bytes) -> _Kind:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Kind()  # reading the reply says what is wrong with it
+
+
+async def _is_quiet(connection: aiohttp.ClientWebSocketResponse) -> bool:
+    """Tell whether an idle connection is open and has no message, which would be read as the next reply; pings aside.
+
+    A close that has come shows only to who receives.
+    """
+    try:
+        async with asyncio.timeout(0):  # what has come is given before it expires
+            while (message := await connection.receive()).type in _KEPT_ALIVE:
+                if message.type == aiohttp.WSMsgType.PING:
+                    await connection.pong(message.data)
+    except TimeoutError:
+        return not connection.closed
+    return False
 
 
 def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:

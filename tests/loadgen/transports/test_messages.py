@@ -116,6 +116,38 @@ async def test_a_websocket_is_kept_for_the_next_request(reuse: bool):
         assert 3 == len(exchange.reads_ns)
 
 
+@pytest.mark.parametrize("unasked", ["a reply", "a close", "a ping"])
+async def test_what_comes_over_an_idle_websocket_is_no_reply_to_the_next_request(unasked: str):
+    """Its connection is given up, but for a ping, which is answered."""
+    texts = iter("abc")
+    said_all = asyncio.Event()
+
+    async def script(socket: web.WebSocketResponse, _asked: dict[str, Any]) -> None:
+        await socket.send_json({"type": "delta", "text": next(texts)})
+        await socket.send_json(DONE)
+        if unasked == "a reply":
+            await socket.send_json({"type": "delta", "text": "stale"})
+            await socket.send_json(DONE)
+        elif unasked == "a ping":
+            await socket.ping()
+        said_all.set()
+        if unasked == "a close":  # which waits for the answer
+            await socket.close()
+
+    async with _websocket(script) as (url, upgrades), WebSocketTransport(_spec(url, "websocket"), _clock()) as link:
+        answers = []
+        for index in range(3):
+            answers.append(await _ask(link, "websocket", index))
+            await said_all.wait()
+            said_all.clear()
+            for _ in range(10):  # turns of the loop, in which the client's side reads what has come
+                await asyncio.sleep(0)
+    assert [("", True, [1])] * 3 == [
+        (exchange.error, reply.complete, reply.chunk_chars.tolist()) for exchange, reply in answers
+    ]
+    assert (1 if unasked == "a ping" else 3) == len(upgrades)
+
+
 async def test_how_a_websocket_request_can_fail():
     """A refusal with a code, an error after content, garbage, a close in the middle, and no such path."""
     said: dict[int, list[str]] = {
