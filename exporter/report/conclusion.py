@@ -8,8 +8,7 @@ from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken, spoken_together
-from exporter.summary.breakdown import E2ePart, TtftPart, is_certain, json_name
-from exporter.summary.correlation import Correlation
+from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
@@ -79,15 +78,28 @@ def where_it_went(summary: Summary) -> str:
         shares = {name: part.share_of_ttft for name, part in parts.items()}
         is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
         subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
-        return _shared_out(subject, parts, shares, correlation)
+        return _shared_out(subject, parts, shares, breakdown, correlation.requests)
     if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
         e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
         shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
-        return _shared_out("Of the mean", e2e_parts, shares, correlation)
+        return _shared_out("Of the mean", e2e_parts, shares, breakdown, correlation.requests)
     if server.engine is None and not server.endpoints and not correlation.refused_reasons:
         why = f" ({server.reason})" if server.reason else ""
         return f"No breakdown: this server has no metrics page{why}."
     return f"No breakdown: {correlation.missing}."
+
+
+def where_it_goes(breakdown: Breakdown) -> str:
+    """Return where the mean TTFT of the latest requests went, in a sentence; "" of few, or where the largest part is
+    within its own error.
+    """
+    parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
+    shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
+    count = breakdown.ttft_ms.count
+    if count < FEW_REQUESTS or not shares or not is_certain(parts[max(shares, key=shares.__getitem__)]):
+        return ""
+    subject = f"Of the mean TTFT of the last {count:,} requests"
+    return _shared_out(subject, parts, shares, breakdown, count)
 
 
 def _subject(covered: Statistics) -> str:
@@ -102,19 +114,19 @@ def _shared_out(
     subject: str,
     parts: Mapping[str, TtftPart | E2ePart],
     shares: Mapping[str, float | None],
-    correlation: Correlation,
+    breakdown: Breakdown,
+    requests: int,
 ) -> str:
     """Return the parts in words, the largest first, without those that are hardly worth a word.
 
     An estimate that is within its own error has no share.
     """
-    breakdown = correlation.breakdown
-    where = places(shares, breakdown.merged, correlation.requests)
+    where = places(shares, breakdown.merged, requests)
     for part, place in (
         (breakdown.engine_frontend_ms, "in the engine's API server"),
         (breakdown.scheduler_intake_ms, "waiting for the engine's scheduler to take requests in"),
     ):
-        if (part.share_of_ttft or 0.0) > MOSTLY * (shares["other"] or 0.0) > 0:
+        if (part.share_of_ttft or 0.0) > MOSTLY * (shares.get("other") or 0.0) > 0:
             where["other"] = place
     ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
     known = [(share, name) for share, name in ranking if is_certain(parts[name])]

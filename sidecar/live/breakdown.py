@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from correlator.breakdown import Parts, break_down
-from correlator.estimate.table import nothing
+from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import join
 from correlator.exact.spans import bearing_id, same_id
 from correlator.exact.table import unjoined
@@ -24,12 +24,16 @@ from correlator.live.traces import own_copy
 from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
+from exporter.report.conclusion import where_it_goes
+from exporter.summary.breakdown import Explained, group
 from loadgen.requests.table import RequestLog
 from rundir.columns import Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
+
+LATEST = 1000  # requests: what is said of them costs some milliseconds each time
 
 
 class LiveParts:
@@ -44,6 +48,7 @@ class LiveParts:
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
         self._released: list[tuple[Ints, Parts]] = []
+        self._latest: deque[tuple[Parts, Attribution]] = deque()
 
     @property
     def pending(self) -> int:
@@ -62,6 +67,15 @@ class LiveParts:
         for (part, _), observed in self.counts.ttft.items():
             means_ms[part] += 1e3 * observed.sum_s / (self.broken_down or 1)
         return means_ms if self.broken_down else {}
+
+    @property
+    def cause(self) -> str:
+        """Return where the TTFT of the latest LATEST requests went, in a sentence; "" where too little is known."""
+        if not self._latest:
+            return ""
+        parts, attribution = (concat(list(columns)) for columns in zip(*self._latest, strict=True))
+        explained = Explained(parts=parts, attribution=attribution, clocks={})
+        return where_it_goes(group(explained, np.ones(len(parts), dtype=np.bool_)).breakdown)
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
@@ -91,7 +105,7 @@ class LiveParts:
         if due:
             self._join(concat(due), now_ns)
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self._count(estimated.requests, estimated.parts)
+            self._count(estimated.requests, estimated.parts, estimated.attribution)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
@@ -102,9 +116,14 @@ class LiveParts:
         released, self._released = self._released, []
         return released
 
-    def _count(self, requests: RequestColumns, parts: Parts) -> None:
+    def _count(self, requests: RequestColumns, parts: Parts, attribution: Attribution) -> None:
         self.counts = counted(self.counts, parts, requests=requests)
         self._released.append((requests.index, parts))
+        if parts.covered.any():
+            self._latest.append((take(parts, parts.covered), take(attribution, parts.covered)))
+        excess = sum(len(batch) for batch, _ in self._latest) - LATEST
+        while self._latest and excess >= len(self._latest[0][0]):
+            excess -= len(self._latest.popleft()[0])
 
     def _has_come(self, log: RequestLog) -> bool:
         """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
@@ -137,7 +156,7 @@ class LiveParts:
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
-            self._count(take(log, known), take(exact, known[may]))
+            self._count(take(log, known), take(exact, known[may]), nothing(int(known.sum()), ""))
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~known & ~waits)
         if len(rest):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts, add
+from rundir.clock import iso_ms
 from rundir.columns import Floats, Indices
 from rundir.stats import Missing
 from scraper import engines, gateways
@@ -67,13 +68,14 @@ class EngineView:
         self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
 
     def silence(self, stale_s: float, now_ns: int | None = None) -> str:
-        """Return why there has been no page for longer than `stale_s`, by now or else by the last scrape; empty while
-        there are pages.
+        """Return since when and why there has been no page for longer than `stale_s`, by now or else by the last
+        scrape; empty while there are pages.
         """
         if self.answered_ns is None or not self.failure:
             return ""
         until_ns = self.failed_ns if now_ns is None else now_ns
-        return self.failure if until_ns - self.answered_ns > stale_s * 1e9 else ""
+        is_silent = until_ns - self.answered_ns > stale_s * 1e9
+        return f"since {iso_ms(self.answered_ns)[11:19]} UTC: {self.failure}" if is_silent else ""
 
     def _take_page(self, record: Row) -> None:
         if record.series is not self.known.layout:

@@ -24,6 +24,7 @@ from exporter.prometheus.snapshot import (
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
 from loadgen.requests.slo import Slo, SloResult, SloTally
 from loadgen.requests.table import FirstToken, RequestLog
+from rundir.clock import iso_ms
 from rundir.columns import Floats, Ints, Texts
 from rundir.stats import Missing
 
@@ -37,6 +38,7 @@ LATENCIES = ("ttft", "time_per_output_token", "e2e_latency")
 LATENESS = "schedule_lateness"
 OF_CLASSES = ("ttft", "e2e_latency")
 MOST_CLASSES = 20
+FAILING = 5  # requests one after another
 # What is counted of rates on the page, by the report's names.
 RATES = {
     "offered": "offered_requests_per_s",
@@ -97,6 +99,8 @@ class Tally:
     objectives: SloTally | None = None
     _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
     _ok_tokens: int = 0
+    _ok_ns: int = 0  # when the last request ended ok
+    _failed: int = 0  # requests since then
     _begun_s: dict[int, float] = field(default_factory=dict)  # TTFT of requests in flight, by index
 
     def __post_init__(self) -> None:
@@ -142,11 +146,27 @@ class Tally:
             passing_s = self._begun_s.values() if name == "ttft" else ()
             self.samples[name].add(values_ms[log.status == "ok"] / 1e3, self.stale_ratio, passing_s=passing_s)
         self._count_classes(log, times_ms)
+        self._count_failures(log)
         if self.objectives is not None:
             self.objectives.add(log, metrics)
             tokens = log.output_tokens[log.status == "ok"]
             self._uncounted += int((tokens < 0).sum())
             self._ok_tokens += int(tokens[tokens >= 0].sum())
+
+    @property
+    def failing(self) -> str:
+        """Return since when every request has failed, in a sentence; "" where that is of fewer than FAILING."""
+        if self._failed < FAILING:
+            return ""
+        since = f" since {iso_ms(self._ok_ns)[11:19]} UTC" if self._ok_ns else ""
+        return f"No request has succeeded{since}: {self._failed:,} failed."
+
+    def _count_failures(self, log: RequestLog) -> None:
+        ok = log.status == "ok"
+        if ok.any():
+            self._ok_ns, self._failed = max(self._ok_ns, int(log.end_ns[ok].max())), 0
+        has_failed = (log.status == "failed") | (log.status == "refused")
+        self._failed += int((has_failed & (log.end_ns > self._ok_ns)).sum())
 
     def _count_classes(self, log: RequestLog, times_ms: Mapping[str, Floats]) -> None:
         """Add what is shown of requests by their class, of the first classes that come."""

@@ -185,6 +185,7 @@ class LiveRun:
             lateness_p99_ms=None if lateness_s is None else 1e3 * lateness_s,
             ttft_parts_ms={} if parts is None else parts.mean_ms,
             broken_down=0 if parts is None else parts.broken_down,
+            cause=tally.failing or ("" if parts is None else parts.cause),
             waiting_lately=self._waiting.take(now_ns / 1e9, waiting),
             objectives=[
                 Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)

@@ -158,7 +158,7 @@ class Progress:
     def _warn_of_silence(self, silent: Mapping[str, str]) -> None:
         for url, reason in silent.items():
             if url not in self._silent:
-                self.warn(f"{url} does not answer: {reason}")
+                self.warn(f"{url} has not answered {reason}")
         for url in self._silent:
             if url not in silent:
                 self.warn(f"{url} answers again")

@@ -14,6 +14,7 @@ from rundir.printable import printable, sparkline
 
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
+SENTENCE = 150  # letters of the usual sentence
 BAR = 4 * CELL  # columns of bars and of sparklines
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 # The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.
@@ -41,8 +42,9 @@ class View:
     """The numbers of one moment of a run; None is shown as a dash. Without load of our own only the engine is shown.
 
     Rates are of the last seconds; `offered_per_s` is that of the schedule, of a closed loop what was sent. The means of
-    TTFT's parts are of the `broken_down` requests of the measured phase. `waiting_lately` has the most that waited in
-    each of the last stretches of time. `silent` are the metrics pages that no longer answer, each with the reason.
+    TTFT's parts are of the `broken_down` requests of the measured phase. `cause` is a sentence on the latest, "" where
+    too little is known. `waiting_lately` has the most that waited in each of the last stretches of time. `silent` are
+    the metrics pages that no longer answer, each with since when and why.
     """
 
     phase: str
@@ -64,6 +66,7 @@ class View:
     lateness_p99_ms: float | None = None
     ttft_parts_ms: Mapping[str, float] = field(default_factory=dict)
     broken_down: int = 0
+    cause: str = ""
     waiting_lately: list[float | None] = field(default_factory=list)
     objectives: list[Standing] = field(default_factory=list)
     silent: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +86,18 @@ class Line:
             ends = [gap.start() for gap in _GAPS.finditer(shown.plain) if gap.start() < options.max_width]
             shown = Text.assemble(shown[: max(ends, default=options.max_width - 1)], ("…", "dim"))
         yield shown
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A text over as many lines as it takes, with those of a usual one kept free for it before it is known."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = list(self.text.wrap(console, options.max_width))
+        yield from lines
+        yield from [Text("")] * (SENTENCE // options.max_width + 1 - len(lines))
 
 
 def line(view: View) -> str:
@@ -106,6 +121,8 @@ def panel(view: View) -> Panel:
     if view.lateness_p99_ms is not None:
         heading.append(f"   requests leave up to {_ms(view.lateness_p99_ms)} late (p99)", style="dim")
     rows = [*(map(Line, _client(view)) if view.loaded else ()), *_engine(view)]
+    if view.loaded:
+        rows.append(Sentence(Text(printable(view.cause), style="bold")))
     return Panel(Group(Line(heading), *rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
 
 
@@ -144,6 +161,11 @@ def _engine(view: View) -> Iterator[RenderableType]:
         cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
         cell("KV cache", _percent(view.kv_cache_usage_ratio)),
     )
+    if view.silent and view.running is None and view.waiting is None:
+        why = printable(next(iter(view.silent.values())))
+        gauges = _row("engine", Text(f"no answer {why}", style="bold red"))
+    elif view.silent:
+        gauges.append_text(Text.assemble("  ", cell("silent pages", f"{len(view.silent)}", "red")))
     yield Line(gauges)
     yield waiting_row(view.waiting_lately)
 

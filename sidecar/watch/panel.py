@@ -15,6 +15,7 @@ from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
 from correlator.live.reasons import EXPLANATIONS
+from exporter.report.conclusion import where_it_goes
 from exporter.report.format import duration, percent, spoken
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
@@ -108,7 +109,7 @@ def _engine(engine: EngineState) -> Line:
     ago = "" if engine.restarted_s is None else f"restarted {_time(engine.restarted_s)} ago"
     restarted = (Text(ago, style="bold yellow"),) if ago else ()
     if engine.silence:
-        state = (Text(printable(f"{page} does not answer: {engine.silence}"), style="bold red"),)
+        state = (Text(printable(f"{page} has not answered {engine.silence}"), style="bold red"),)
     else:
         state = (
             cell("running", number(engine.running)),
@@ -128,6 +129,8 @@ def _breakdown(recent: Recent) -> Iterator[RenderableType]:
     breakdown = recent.group.breakdown
     title = f"Where the TTFT went: {_requests(breakdown.ttft_ms.count)} in {_time(recent.window_s)}"
     yield breakdown_table(breakdown, title=title, tail="p95", inner=False, kept_in="")
+    if cause := where_it_goes(breakdown):
+        yield Text(printable(cause), style="bold")
     for request in recent.slowest:
         yield _slow(request, breakdown)
 

@@ -46,6 +46,10 @@ VIEW = View(
 )
 _NUMBERS = re.compile(r"\d[\d.,]*(?: [%a-zA-Z]+)?")
 UNKNOWN = {field.name for field in dataclasses.fields(View) if str(field.type).endswith("| None")}
+CAUSE = (
+    "Of the mean TTFT of the last 1,000 requests, 68 % was spent in the engine's queue, 24 % in prefill and 7 % in the "
+    "engine outside queue and prefill."
+)
 BARE = dataclasses.replace(VIEW, **dict.fromkeys(UNKNOWN))
 
 
@@ -105,6 +109,9 @@ def moments() -> Iterator[View]:
     yield dataclasses.replace(BARE, ttft_parts_ms={}, waiting_lately=[], broken_down=0)
     yield BARE
     yield VIEW
+    yield dataclasses.replace(VIEW, cause=CAUSE)
+    yield dataclasses.replace(BARE, silent={"http://e/metrics": "since 12:00:00 UTC: connect: Connection refused"})
+    yield dataclasses.replace(VIEW, silent={"http://e/metrics": "since 12:00:00 UTC: timeout"})
     yield dataclasses.replace(
         VIEW, elapsed_s=3600.0, planned_s=10.0, sent=12_345_678, ok=9_876_543, failed=12_345, in_flight=4321,
         output_tokens_per_s=123_456.7, ttft_p50_ms=123_456.0, ttft_p99_ms=9_999.0, running=4096.0, waiting=65_536.0,
@@ -269,13 +276,13 @@ def test_a_new_phase_is_said_at_once(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("mode", ["lines", "panel", "quiet"])
 def test_a_page_that_falls_silent_is_said_once_and_so_is_its_return(capsys: pytest.CaptureFixture[str], mode: Mode):
     """In a line each, whatever else is shown."""
-    down = dataclasses.replace(VIEW, silent={"http://e/metrics": "connect: Connection refused"})
+    down = dataclasses.replace(VIEW, silent={"http://e/metrics": "since 12:00:00 UTC: connect: Connection refused"})
     with Progress(mode) as progress:
         for view in (VIEW, down, down, VIEW, VIEW):
             progress.update(view)
     said = [row for row in capsys.readouterr().err.splitlines() if row.startswith("!")]
     assert [
-        "! http://e/metrics does not answer: connect: Connection refused",
+        "! http://e/metrics has not answered since 12:00:00 UTC: connect: Connection refused",
         "! http://e/metrics answers again",
     ] == said
 

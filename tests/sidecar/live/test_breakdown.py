@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,12 @@ from recordings import Case
 from sent_spans import S, engine, export
 
 from loadgen.requests.table import RequestLog
+from rundir.clock import iso_ms
 from rundir.columns import take
 from scraper.series.log import Row
 from scraper.spans.log import ExportRecord
 from sidecar.live.breakdown import LiveParts
+from sidecar.live.tally import Tally
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +83,33 @@ def test_requests_are_estimated_as_they_end(case: Case):
     passed(log, parts, pages_of(case), {})
     assert {"trace": 0, "response": 0, "histogram": 161, "none": 0} == parts.counts.requests
     assert float((log.first_token_ns - log.submit_ns).sum() / 1e9) == pytest.approx(sum_s(parts, "histogram"))
+    assert re.fullmatch(
+        r"Of the mean TTFT of the last 161 requests, \d+ % was spent in the engine's queue.*", parts.cause
+    )
     queue_s = parts.counts.ttft["queue", "histogram"].sum_s
     assert float(case.queue_s.sum()) == pytest.approx(queue_s, rel=0.01)
+
+
+def test_of_few_requests_no_cause_is_named(case: Case):
+    """Nor of none: fewer than twenty have no share that the next would not change."""
+    parts = LiveParts()
+    assert parts.cause == ""
+    passed(take(case.requests, np.arange(19)), parts, pages_of(case), {})
+    assert (19, "") == (parts.broken_down, parts.cause)
+
+
+def test_requests_that_all_fail_are_said_since_when(case: Case):
+    """Five in a row, by when the last one succeeded; and no longer once one does again."""
+    tally, ended = Tally(), take(case.requests, np.argsort(case.requests.end_ns))
+    failed = np.full(len(ended), "failed", dtype=np.object_)
+    said = []
+    for begin, end, goes in ((0, 50, True), (50, 54, False), (54, 60, False), (60, 61, True)):
+        rows = np.arange(begin, end)
+        tally.count(take(ended if goes else replace(ended, status=failed), rows))
+        said.append(tally.failing)
+    assert [""] * 2 == said[:2]
+    last_ok = iso_ms(int(ended.end_ns[49]))[11:19]
+    assert [f"No request has succeeded since {last_ok} UTC: 10 failed.", ""] == said[2:]
 
 
 def test_estimates_flow_out_as_evenly_as_requests_end(case: Case):

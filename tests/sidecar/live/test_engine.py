@@ -118,4 +118,4 @@ def test_a_page_is_silent_when_scrapes_have_failed_for_long():
     ):
         view.take(row)
         said.append(view.silence(5.0))
-    assert [""] * 6 + ["gone"] * 3 + [""] == said
+    assert [""] * 6 + ["since 00:00:00 UTC: gone"] * 3 + [""] == said

@@ -42,7 +42,7 @@ def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(
             view = live.view()
             seen.append((dict(view.silent), view.running))
     log.close()
-    assert [({}, 7.0)] * 3 + [({URL: "refused"}, None), ({}, 7.0)] == seen
+    assert [({}, 7.0)] * 3 + [({URL: "since 00:00:00 UTC: refused"}, None), ({}, 7.0)] == seen
 
 
 def test_what_cannot_be_read_or_counted_is_counted_as_an_error_and_the_rest_is_shown(

@@ -156,7 +156,7 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
         before = words(shown(looked(view, NOON + 4 * S), width=120))
         after = words(shown(looked(view, NOON + 7 * S), width=120))
     assert "vllm running 7 waiting 3 KV cache 21 % restarted 3 s ago 127.0.0.1:8000" in before
-    assert "vllm 127.0.0.1:8000 does not answer: refused" in after
+    assert "vllm 127.0.0.1:8000 has not answered since 22:13:21 UTC: refused" in after
 
 
 def state_of(**changes: object) -> WatchState:
@@ -173,11 +173,11 @@ FOREIGN = EngineState(
 
 def test_what_others_wrote_does_not_control_the_terminal():
     """Controls are escaped, markup is text; what is not known is a dash."""
-    silent = replace(FOREIGN, silence="connect: \x1b]0;owned\x07[/red]")
+    silent = replace(FOREIGN, silence="since 12:00:00 UTC: \x1b]0;owned\x07[/red]")
     text = shown(state_of(engines=[FOREIGN, silent], receiver_down="the receiver is down"), width=120)
     assert "\x1b" not in text
     assert r"vllm \x1b[2J[red]1   running -   waiting -   KV cache -" in text
-    assert r"127.0.0.1:8000 does not answer: connect: \x1b]0;owned\x07[/red]" in text
+    assert r"127.0.0.1:8000 has not answered since 12:00:00 UTC: \x1b]0;owned\x07[/red]" in text
     assert "! the receiver is down" in text
 
 
