@@ -282,8 +282,9 @@ def _estimates(ok: RequestLog) -> Iterator[str]:
 
 
 def _unlimited(ok: RequestLog) -> Iterator[str]:
-    """Yield how many replies are longer than they may be."""
-    limit = np.where(ok.max_tokens >= 0, ok.max_tokens * np.maximum(ok.choices, 1), np.inf)
+    """Yield how many replies are longer than they may be; what is estimated is evidence of nothing."""
+    limited = (ok.max_tokens >= 0) & (ok.output_tokens_source != "estimate")
+    limit = np.where(limited, ok.max_tokens * np.maximum(ok.choices, 1), np.inf)
     if len(longer := np.flatnonzero(ok.output_tokens > limit)):
         yield (
             f"{len(longer)} of {len(ok)} replies are longer than max_tokens allows, such as "

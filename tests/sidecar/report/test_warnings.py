@@ -291,8 +291,11 @@ def test_a_usage_that_replies_contradict_is_said_behind_failures():
 
 
 def test_replies_longer_than_asked_are_said():
-    """Of several choices, each may be so long."""
-    rows = [{**REPLY, "phase": "measure", "output": 9, "max_tokens": 5, "choices": choices} for choices in (1, 2)]
+    """Of several choices, each may be so long; and long words make an estimate too large."""
+    long = {**REPLY, "phase": "measure", "output": 9, "max_tokens": 5}
+    rows = [{**long, "choices": 1}, {**long, "choices": 2}]
+    estimated = {**long, "choices": 1, "output_tokens_source": "estimate"}
+    assert not [line for line in said({}, sent=[estimated]) if "longer than max_tokens" in line]
     assert ["1 of 2 replies are longer than max_tokens allows"] == [
         line.partition(",")[0] for line in said({}, sent=rows)
     ]
