@@ -5,6 +5,7 @@ Every text is escaped: what a server or a directory of others says is never mark
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape as without_markup
 
@@ -16,7 +17,16 @@ from exporter.report.format import Prose, plain, shown_columns
 from rundir.printable import printable_lines
 
 # What is drawn of characters in a colour alone is drawn in that of the charts' part.
+TITLES = {
+    "other": "in the engine, outside queue and prefill: its API server, and what no source tells apart",
+    "phase": "measure: the load that counts; what came before it warmed the engine up",
+    "seats": "requests that the engine runs at once",
+    "blank output": "tokens without visible text, before the first that shows",
+}
 PARTS = {"blue": "network", "magenta": "gateway", "yellow": "queue", "green": "prefill", "cyan": "other"}
+
+
+_CODE = re.compile(r"`([^`<]+)`")
 
 
 def escape(text: str) -> str:
@@ -58,10 +68,11 @@ def _line(text: Text) -> str:
     edges = sorted({edge for span in text.spans for edge in (span.start, span.end)})
     pieces = text.divide(edges) if edges else [text]
     styles = (_span_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)
-    return "".join(
+    line = "".join(
         f"<span{style}>{escape(piece.plain)}</span>" if style else escape(piece.plain)
         for piece, style in zip(pieces, styles, strict=True)
     )
+    return _CODE.sub(r"<code>\1</code>", line)
 
 
 def _span_class(style: str) -> str:
@@ -101,7 +112,8 @@ def _table(table: Table) -> str:
 
 
 def _heading_cell(scope: str, text: str, attributes: str = "") -> str:
-    return f'<th scope="{scope}"{attributes}>{text}</th>' if text else "<td></td>"
+    title = f' title="{TITLES[text]}"' if text in TITLES else ""
+    return f'<th scope="{scope}"{attributes}{title}>{text}</th>' if text else "<td></td>"
 
 
 def _class(style: object) -> str:

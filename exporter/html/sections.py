@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from exporter.comparison import INTERVALS, Compared, answer, configuration_table, difference_tables, runs_table
+from exporter.html.first_screen import bar, figures
 from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks, escape, page_header
 from exporter.html.slices import slices_table
@@ -35,7 +36,7 @@ def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     correlation = summary.correlation
     yield page_header(heading(summary)) + NO_SCRIPT
-    yield section("answer", "", _answer(summary))
+    yield section("answer", "", _state(summary), _answer(summary))
     if summary.client.requests.sent:
         trust = blocks([*_prose(how_sure(summary)), *_prose(method(summary))])
         trust += "" if summary.watch else f"\n{blocks([generator_table(summary.self_check)])}"
@@ -72,32 +73,41 @@ def live_sections() -> Iterator[str]:
     """Yield the sections of the live page, which its script fills."""
     yield "<header></header>"
     yield section("answer", "", [Text("This page needs JavaScript: its charts are drawn as requests end.")])
-    yield section("time", "The last 15 minutes")
+    yield section("time", "Over time, at most the last 15 minutes")
     yield section("requests", "Every request that ended")
     differs = "These are of requests that ended; p50 and p99 at the top of a run count each first token as it comes, "
     differs += "the mean those whose parts are known, and a watch has its last minutes there."
     yield section("spread", "How times are spread", [Prose(differs, "dim")])
 
 
-def _answer(summary: Summary) -> Iterator[RenderableType]:
-    """Yield what the report for terminals begins with, and the rates."""
+def _state(summary: Summary) -> Iterator[RenderableType]:
+    """Yield what a reader must know first, the objectives, and four figures."""
     yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))
     yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
     if summary.client.requests.sent:
         yield from objectives(summary)
-        yield from (Prose(line, "bold") for line in conclusion(summary))
-        yield from (Prose(line) for line in rate_lines(summary))
+        yield figures(summary)
+
+
+def _answer(summary: Summary) -> str:
+    """Return the parts of the TTFT in a picture and in words, and the rates."""
+    if not summary.client.requests.sent:
+        return ""
+    words = [Prose(line, "bold") for line in conclusion(summary)]
+    return f"{bar(summary.correlation)}\n{blocks([*words, *_prose(rate_lines(summary))])}"
 
 
 def section(
     name: str,
     title: str,
     content: Iterable[RenderableType] = (),
+    below: str = "",
+    *,
     behind: tuple[str, Iterable[RenderableType]] | None = None,
 ) -> str:
-    """Return a section; the tables `behind` its charts stand open, and are closed by the script that draws them."""
+    """Return a section with markup `below` its text; tables `behind` its charts are closed by the script that draws."""
     pieces = [f"<h2>{escape(title)}</h2>"] if title else []
-    pieces += ['<div class="charts"></div>', blocks(content)]
+    pieces += ['<div class="charts"></div>', blocks(content), below]
     if behind is not None:
         pieces.append(f"<details open><summary>{escape(behind[0])}</summary>\n{blocks(behind[1])}\n</details>")
     inside = "\n".join(filter(None, pieces))

@@ -200,7 +200,8 @@ def _outside(summary: Summary) -> Advice | None:
         return Advice(
             seen=(
                 f"Of {spoken(outside_ms)} outside the engine, up to "
-                f"{spoken(min(room_ms, outside_ms), outside_ms)} passed in gateway {service or 'without a service.name'} or between it and the engine"
+                f"{spoken(min(room_ms, outside_ms), outside_ms)} passed in gateway "
+                f"{service or 'without a service.name'} or between it and the engine"
             ),
             cure="look at that gateway first, and at what it calls the engine through; its spans say no more",
         )

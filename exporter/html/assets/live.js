@@ -14,7 +14,7 @@ async function follow() {
   const plan = () => {
     if (!planned && !document.hidden) planned = setTimeout(() => requestAnimationFrame(() => draw().catch(fail)), Math.max(REDRAW_MS, spent / SHARE_OF_TIME));
   };
-  const fail = (error) => { notice.textContent = `The charts cannot be drawn (${error.message}): load the page again to try anew.`; };
+  const fail = (error) => { notice.textContent = `The charts cannot be drawn (${error.message}): load the page again.`; };
   const draw = async () => {
     const began = performance.now();
     const fresh = DATA.parts && await takeIn(DATA, arrived.splice(0));
@@ -58,7 +58,7 @@ async function follow() {
   source.addEventListener("error", () => {
     if (notice.textContent) return;
     notice.textContent = `No connection to Sidelight since ${new Date().toLocaleTimeString()}: what stands below is of then. `
-      + (source.readyState === EventSource.CLOSED ? "Load the page again to try anew." : "It is tried again.");
+      + (source.readyState === EventSource.CLOSED ? "Load the page again." : "It is tried again.");
   });
   document.addEventListener("visibilitychange", plan);
 }

@@ -22,11 +22,11 @@ const cell = (value) =>
   !Number.isFinite(value) ? "-" : Number.isInteger(value) ? grouped(value, 0) : grouped(value, Math.abs(value) >= 10 ? 1 : 2);
 
 /* Milliseconds on an axis: seconds from 1 s on. */
-function axisMs(value, step) {
+function axisMs(value, step, finer = 1) {
   const seconds = step >= 100 || value >= 10000;
   const shown = seconds ? value / 1000 : value;
   const apart = seconds ? step / 1000 : step;
-  return `${grouped(shown, digitsOf(apart))} ${seconds ? "s" : "ms"}`;
+  return Number.isFinite(value) ? `${grouped(shown, digitsOf(apart / finer))} ${seconds ? "s" : "ms"}` : "-";
 }
 
 /* As many digits as tell places apart that are so far from each other. */
@@ -79,6 +79,7 @@ function axes(context, box, x, y) {
   context.lineWidth = 1;
   for (const [axis, along, vertical] of [[x, across, false], [y, up, true]]) {
     const { step, places } = axis.log ? decades(axis) : ticks(axis.low, axis.high, axis.ticks || 6);
+    let free = 0;
     for (const value of places) {
       const at = Math.round(along(value)) + 0.5;
       context.beginPath();
@@ -88,7 +89,9 @@ function axes(context, box, x, y) {
       const text = axis.text ? axis.text(value, axis.log ? value : step) : cell(Number(value.toPrecision(6)));
       context.textAlign = vertical ? "right" : "center";
       context.textBaseline = vertical ? "middle" : "top";
-      context.fillText(text, vertical ? box.left - 6 : at, vertical ? at : box.bottom + 4);
+      const half = context.measureText(text).width / 2;
+      if (vertical) context.fillText(text, box.left - 6, at);
+      else if (at - half > free) context.fillText(text, at, box.bottom + 4), free = at + half + 4;
     }
   }
   context.textAlign = "right";

@@ -60,7 +60,7 @@ function distribution(place, caption, all) {
     const low = Math.max(0.1, Math.min(...shown.map(({ values }) => values.find((value) => value > 0) ?? 1)));
     const high = Math.max(...shown.map(({ values }) => values.at(-1)), ...shown.flatMap((curve) => Object.values(engineOf(curve)).flat())) * 1.1;
     const box = { left: PAD.left, right: width - PAD.right, top: PAD.top, bottom: height - PAD.bottom };
-    const { across, up } = axes(context, box, { low: Math.min(low, high / 10), high, log: true, text: axisMs },
+    const { across, up } = axes(context, box, { low: Math.min(low, high / 10), high, log: true, text: cell },
       { low: 0, high: 1.05, ticks: 5, text: (value) => `${grouped(100 * value, 0)} %` });
     for (const curve of shown) {
       context.strokeStyle = colour(curve.hue);
@@ -105,7 +105,7 @@ function drawMark(context, across, y, aside, at, low, high, radius) {
   context.fill();
 }
 
-/* At most a step a pixel: with more requests than that, every step stands for several. */
+/* At most a step a pixel: of more requests, every step stands for several. */
 function drawSteps(context, values, across, up) {
   const every = Math.max(1, Math.floor(values.length / 2000));
   context.beginPath();

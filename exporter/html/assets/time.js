@@ -154,7 +154,8 @@ function timeChart(place, height, rows, show, draw) {
   const order = [...[...stacked].reverse(), ...rows.filter((row) => !row.stacked)];
   const grid = { stroke: () => colour("faint"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line") } };
   const width = () => Math.max(200, place.clientWidth);
-  let shown = {}, isEmpty = false, top = 1;
+  let shown = {}, isEmpty = false, top = 1, step = 1;
+  const said = (row, value) => (row.text === ms ? axisMs(value, step, 100) : row.text(value));
   const chart = new uPlot({
     width: width(), height,
     legend: { markers: { width: 2, stroke: (_, at) => `var(--${order[at - 1].name})`, dash: (_, at) => (order[at - 1].dash ? "dashed" : "solid"),
@@ -164,13 +165,13 @@ function timeChart(place, height, rows, show, draw) {
     axes: [
       { ...grid, size: 34, space: 90, values: (_, values) => values.map((value) => moment(value, values[1] - values[0] || 1)), ...(DATA.byClock && { incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300] }) },
       { ...grid, size: 70, space: height > 150 ? 26 : 16, ...(rows[0].text === cell && { incrs: COUNTS }),
-        values: (_, values) => values.map((value) => (isEmpty ? "" : rows[0].text === ms ? axisMs(value, values[1] - values[0] || 1) : rows[0].text(value))) },
+        values: (_, values) => ((step = values[1] - values[0] || 1), values.map((value) => (isEmpty ? "" : rows[0].text === ms ? axisMs(value, step) : rows[0].text(value)))) },
     ],
     series: [{ label: " ", value: (u, _, series, edge) => (edge ? `${between(u.data[0][edge - 1], u.data[0][edge], u.data[0][edge] - u.data[0][edge - 1])} ${DATA.byClock ? "UTC" : "after the start"}` : "") }, ...order.map((row) => ({
       label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
       fill: row.stacked ? () => colour(row.name) : undefined, points: { show: false },
       paths: row.stacked ? uPlot.paths.bars({ size: [1], align: -1 }) : uPlot.paths.stepped({ align: -1 }),
-      value: (_, value, series, edge) => (edge ? row.text(shown[row.label][edge - 1]) : ""),
+      value: (_, value, series, edge) => (edge ? said(row, shown[row.label][edge - 1]) : ""),
     }))],
     hooks: {
       setSelect: [(u) => {
@@ -195,7 +196,7 @@ function timeChart(place, height, rows, show, draw) {
       shown = Object.fromEntries(rows.map((row) => [row.label, row.at(steps)]));
       isEmpty = rows.every((row) => shown[row.label].every((value) => value === null));
       place.firstChild.textContent = isEmpty ? `${caption}: ${rows[0].mean ? (requests ? "no TTFT" : "no requests") : "not known"} here` : caption;
-      const most = rows.map((row) => `${row.label} up to ${row.text(shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
+      const most = rows.map((row) => `${row.label} up to ${said(row, shown[row.label].reduce((high, value) => Math.max(high, value), 0))}`);
       drawing.setAttribute("aria-label", `${caption}, ${between(from / 1000, to / 1000)}: ${most.join(", ")}.${DATA.live ? "" : " The table below has the numbers."}`);
       const sums = new Float64Array(steps.count);
       const tops = new Map(stacked.map((row) => [row.label, shown[row.label].map((value, step) => (value === null ? null : (sums[step] += Math.max(0, value))))]));

@@ -1,5 +1,5 @@
 "use strict";
-/* Every request as one bar in the colours of its parts: filtered, sorted, scrolled; one of them in full beside. */
+/* Every request as one bar in the colours of its parts: filtered, sorted, scrolled; one in full beside. */
 
 const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX = 8;
 const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
@@ -94,7 +94,7 @@ function partsLegend(run) {
   const rows = [...columns.sent.values.keys()], errors = ascending(rows, (row) => valueOf(columns, "error", row) || NaN);
   if (rows.some((row) => !isCovered(columns, row))) entries.push(["rest", run.live ? "no breakdown, or not yet" : "no breakdown"]);
   entries.push(["decode", "after the first token (by the clock)"]);
-  if (errors.length) entries.push(["ink", `line with ends: how far an estimated bound of the parts may be off (its standard error, ${ms(quantile(errors, 0.5))} ms in the median)`]);
+  if (errors.length) entries.push(["line", `pale: within the standard error of an estimated bound (${ms(quantile(errors, 0.5))} ms in the median)`]);
   if (rows.some((row) => isFailed(columns, row))) entries.push(["alarm", "red end: did not succeed"]);
   return legend(entries);
 }
@@ -156,7 +156,7 @@ function rangeOf(rows, columns, clock) {
   return { low: Number.isFinite(low) ? low : 0, high };
 }
 
-/* One request: its parts in their order, a whisker for the error of an estimate, red for one that failed. */
+/* One request: its parts in order, pale within an estimate's error, red where it failed. */
 function drawBar(context, run, row, begin, place, y, tall, clock) {
   const { columns, parts } = run;
   const ttft = valueOf(columns, "ttft", row), e2e = valueOf(columns, "e2e", row);
@@ -176,12 +176,9 @@ function drawBar(context, run, row, begin, place, y, tall, clock) {
   if (clock && e2e > ttft) bar(ttft, e2e, "decode");
   const error = valueOf(columns, "error", row);
   if (error > 0) {
-    const left = place(begin + Math.max(0, known - error)), right = place(begin + known + error), middle = y + tall / 2;
-    context.fillStyle = colour("paper");
-    context.fillRect(left, middle - 1.5, right - left, 3);
-    context.fillStyle = colour("ink");
-    context.fillRect(left, middle - 0.5, right - left, 1);
-    for (const end of [left, right]) context.fillRect(end - 0.5, y, 1, tall);
+    context.globalAlpha = 0.5;
+    bar(Math.max(0, known - error), Math.min(ttft, known + error), "paper");
+    context.globalAlpha = 1;
   }
   if (isFailed(columns, row)) {
     context.fillStyle = colour("alarm");

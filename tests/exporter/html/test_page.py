@@ -20,6 +20,7 @@ from packed_columns import read
 
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
+from exporter.html.first_screen import bar
 from exporter.report import as_text
 from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
@@ -200,3 +201,26 @@ def test_the_kv_cache_is_in_percent_in_every_table(tmp_path: Path):
     by_time = [row[column] for row in rows if row[0].startswith("from ")]
     assert by_time
     assert all(text == "-" or text.endswith(" %") for text in by_time)
+
+
+def test_the_first_screen_is_figures_and_a_bar(tmp_path: Path):
+    """Before any sentence; the parts of the bar make up the whole, and one within its own error has no share."""
+    run = derived("vllm_spans", tmp_path)
+    whole = (run.run.path / "report.html").read_text(encoding="utf-8")
+    figures, picture, answer = (whole.index(text) for text in (" · TTFT p50 ", '<svg class="parts"', "TTFT was "))
+    assert figures < picture < answer
+    widths = re.findall(r'<rect x="[\d.]+%" width="([\d.]+)%"', whole)
+    assert sum(map(float, widths)) == pytest.approx(100, abs=0.1)
+    queue = run.summary.correlation.breakdown.queue_ms
+    unsure = msgspec.structs.replace(queue, error_ms=2 * (queue.mean or 0.0))
+    breakdown = msgspec.structs.replace(run.summary.correlation.breakdown, queue_ms=unsure)
+    shown = bar(msgspec.structs.replace(run.summary.correlation, breakdown=breakdown))
+    assert "queue (within its own error)" in shown
+    assert shown.count("opacity") == 2
+
+
+def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):
+    whole = (derived("vllm_spans", tmp_path).run.path / "report.html").read_text(encoding="utf-8")
+    sections = whole[: whole.index("<script")]
+    assert re.search(r'<th scope="row" title="[^"]+">other</th>', sections)
+    assert "`" not in sections[sections.index("<main>") :]

@@ -1,0 +1,47 @@
+"""What the page says before any sentence: four figures, and the mean TTFT as one bar of its parts."""
+
+from __future__ import annotations
+
+from correlator.breakdown import TTFT_PARTS
+from exporter.html.markup import escape
+from exporter.report.format import Prose, cell, percent, spoken_together
+from exporter.report.load import served_in_load
+from exporter.summary.breakdown import is_certain, json_name, label_of
+from exporter.summary.correlation import Correlation
+from exporter.summary.result import Summary
+
+UNSURE = 0.35  # opacity of a part within its own error
+
+
+def figures(summary: Summary) -> Prose:
+    """Return what was offered and served, the TTFT and the failures, in a line; what is missing is a dash."""
+    client = summary.client
+    rates, requests, ttft = client.rates, client.requests, client.ttft_ms
+    offered = rates.offered_requests_per_s or rates.realised_requests_per_s
+    growing = summary.methodology.stability.verdict == "growing"
+    served = summary.methodology.stability.capacity_per_s if growing else served_in_load(summary)
+    if summary.watch or offered is None:
+        flow = f"{cell(client.throughput.requests_per_s)} requests/s"
+    else:
+        flow = f"{cell(offered)} requests/s offered" + ("" if served is None else f", {cell(served)} served")
+    p50, p99 = spoken_together(ttft.p50, ttft.p99)
+    failed = f"{requests.sent - requests.ok:,} of {requests.sent:,} without success"
+    return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "bold")
+
+
+def bar(correlation: Correlation) -> str:
+    """Return the parts of the mean TTFT beside each other, pale within their own error; "" without a breakdown."""
+    if correlation.missing:
+        return ""
+    parts = [(part, getattr(correlation.breakdown, json_name(part))) for part in TTFT_PARTS]
+    known = [(part, described) for part, described in parts if (described.mean or 0.0) > 0]
+    whole, left, pieces, words = sum(described.mean for _, described in known), 0.0, [], []
+    for part, described in known:
+        ratio, sure = described.mean / whole, is_certain(described)
+        text = f"{escape(label_of(part, correlation.breakdown))} {percent(ratio) if sure else '(within its own error)'}"
+        fill = f'height="100%" fill="var(--{part.name})"' + ("" if sure else f' opacity="{UNSURE}"')
+        pieces.append(f'<rect x="{100 * left:.2f}%" width="{100 * ratio:.2f}%" {fill}><title>{text}</title></rect>')
+        words.append(f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>&nbsp;{text}')
+        left += ratio
+    picture = f'<svg class="parts" role="img" aria-label="Mean TTFT by part">{"".join(pieces)}</svg>'
+    return f"{picture}\n<p>Mean TTFT: {', '.join(words)}</p>" if known else ""
