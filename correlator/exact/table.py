@@ -119,7 +119,8 @@ def put(
 
     No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
     first token, `ttft_s`, and with the decode within all that it waited. A decode beyond that is left out, and a
-    scheduler's intake beyond the first token. What lasts longer than a whole reply, `whole_s`, is not of that request.
+    scheduler's intake beyond the first token. Nor do they outlast what they are of, a span or a record, and what lasts
+    longer than a whole reply, `whole_s`, is not of that request.
     """
     states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
@@ -129,7 +130,10 @@ def put(
         return Refusal(f"its {states} tells longer times than the client waited")
     if sum(parts_s) > ttft_s + SLACK_S:
         return Refusal(f"its {states} tells a queue and prefill longer than the client's TTFT")
-    if times.end_ns >= 0 and (times.end_ns - times.arrival_ns) / 1e9 > whole_s + SLACK_S:
+    lasts_s = (times.end_ns - times.arrival_ns) / 1e9 if times.end_ns >= 0 else np.nan
+    if sum(parts_s) > lasts_s + SLACK_S:
+        return Refusal(f"its {states} tells a queue and prefill longer than it lasts")
+    if lasts_s > whole_s + SLACK_S:
         return Refusal(f"its {states} lasts longer than the whole reply")
     table.source[row] = source
     for name in ALL_TIMES:

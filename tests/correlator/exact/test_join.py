@@ -230,7 +230,8 @@ def test_a_span_with_impossible_times_is_not_used(span: dict[str, float], reason
     assert f"{reason}; its reply tells neither queue nor prefill" == join(requests(silent), spans).reason[0]
     assert "response" == join(requests(telling), spans).source[0]
     believed = join(
-        requests({"trace_id": "t", "end_ns": -1}), engine({"trace_id": "t", "queue_ms": 9e9, "prefill_ms": 1})
+        requests({"trace_id": "t", "end_ns": -1}),
+        engine({"trace_id": "t", "queue_ms": 9e9, "prefill_ms": 1, "end_ns": 10**16}),
     )
     assert "trace" == believed.source[0]
 
@@ -238,6 +239,16 @@ def test_a_span_with_impossible_times_is_not_used(span: dict[str, float], reason
 @pytest.mark.parametrize(
     ("span", "reply", "reason"),
     [
+        (
+            {"queue_ms": 50.0, "prefill_ms": 150.0, "end_ns": 1110 * MS},
+            {},
+            "span tells a queue and prefill longer than it",
+        ),
+        (
+            {"queue_ms": 50.0, "prefill_ms": 150.0, "end_ns": 1010 * MS},
+            {},
+            "span tells a queue and prefill longer than it",
+        ),
         ({"queue_ms": 480.0, "prefill_ms": 40.0}, {}, "span tells a queue and prefill longer than the client's TTFT"),
         ({}, {"queue": 2276.9, "prefill": 6.0}, "reply tells longer times than the client waited"),
         ({}, {"queue": 1276.9, "prefill": 6.0}, "reply tells a queue and prefill longer than the client's TTFT"),
