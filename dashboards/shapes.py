@@ -16,6 +16,7 @@ DATASOURCE = common_model.DataSourceRef(type_val="prometheus", uid="${datasource
 MIN_INTERVAL = "5s"
 # The legend of more series stands beside the graph, where all its rows have room, but for narrow panels.
 MOST_BELOW, NARROW = 2, 8
+TITLE_PX, VALUE_PX = 12, {"value": 28, "value_and_name": 22, "name": 18}
 HIDDEN = {"legend": True, "tooltip": True, "viz": True}
 NO_YES: Steps = ((None, "red"), (1.0, "green"))
 # Labels that a table does not show.
@@ -68,8 +69,11 @@ def _target(panel: Panel, ref_id: str, legend: str, expr: str) -> prometheus.Dat
 
 
 def _tile(panel: Panel) -> stat.Panel:
+    # Sizes that Grafana chooses itself run out of narrow tiles, and of those of several values.
+    sizes = common.VizTextDisplayOptions().title_size(TITLE_PX).value_size(VALUE_PX[panel.shows])
     return (
         stat.Panel()
+        .text(sizes)
         .text_mode(common_model.BigValueTextMode(panel.shows))
         .color_mode(common_model.BigValueColorMode.VALUE)
         .graph_mode(common_model.BigValueGraphMode.NONE)

@@ -91,8 +91,6 @@ class WatchView:
         self._quantiles = QuantileView()
         self._client = ClientCounts(
             requests={"ok": 0, "failed": 0},
-            input_tokens=0,
-            output_tokens=0,
             ttft=bucketize([], LATENCY_BOUNDS_S),
             e2e=bucketize([], LATENCY_BOUNDS_S),
         )

@@ -40,6 +40,8 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(tmp_path: Path):
     assert shown.watch is not None
     assert 2 == shown.watch.errors
     assert [{"requests_running": 7.0}] == [engine.gauges for engine in shown.engines]
+    assert shown.client is not None
+    assert (None, None) == (shown.client.input_tokens, shown.client.output_tokens)
 
 
 def test_a_view_that_is_behind_ends_no_request_early(tmp_path: Path):
