@@ -20,7 +20,7 @@ from sidecar.cli.peers import (
     VALUES,
 )
 from sidecar.errors import ConfigurationError
-from sidecar.options.fields import flag_of
+from sidecar.options.fields import HOST_PORT, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
@@ -38,6 +38,7 @@ _COMMANDS: dict[str, tuple[type, str]] = {
 # Options that take all values up to the next option.
 _SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
 _PAIRS = ("--listen-tls",)  # options of two values
+_HTTP = re.compile("https?://")
 _PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 
@@ -176,8 +177,6 @@ class Translation:
     def take_urls(self, command: str, option: str) -> None:
         """Make URLs that stand alone the option's. Raises ConfigurationError for anything else that does."""
         for word in self.words:
-            if re.fullmatch(r"[\w.-]+:\d+(/[\w./-]*)?", word):
-                raise ConfigurationError(f"{word}: begin the URL with its scheme, as in http://{word}")
             if not _is_url(word):
                 raise ConfigurationError(unused(word, f"sidelight {command}"))
             self.arguments += [option, word]
@@ -228,7 +227,7 @@ def _options(arguments: Sequence[str]) -> Iterator[_Option]:
 
 def _own_values(values: Sequence[str]) -> int:
     """Return how many of the values behind an option that takes several are its own: those before a URL."""
-    return 1 + next((at for at, value in enumerate(values[1:]) if _is_url(value)), len(values) - 1)
+    return 1 + next((at for at, value in enumerate(values[1:]) if _HTTP.match(value)), len(values) - 1)
 
 
 def _json(text: str) -> object:
@@ -245,4 +244,4 @@ def _has(arguments: Sequence[str], pair: list[str]) -> bool:
 
 
 def _is_url(value: str) -> bool:
-    return value.startswith(("http://", "https://"))
+    return _HTTP.match(value) is not None or HOST_PORT.fullmatch(value) is not None

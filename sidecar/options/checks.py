@@ -18,11 +18,11 @@ from loadgen.plan import workloads
 from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
 from loadgen.protocols import PROTOCOLS, split_endpoint
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.slo import parse_typed_slo
 from rundir.access import masked
 from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
-from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url
+from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
 from sidecar.options.spans import SpanOptions, check_exports, check_spans
 
@@ -67,9 +67,10 @@ def check_run(options: RunOptions) -> RunOptions:
     check_trace_url(options.trace_url)
     check_tags(options.tag)
     _ = options.reply_bytes, options.kept_bytes  # which raise
-    if (options.rate or 0) * (options.duration or 0) > MOST_REQUESTS:
+    rate, duration_s = options.rate or 0, options.duration or 0
+    if rate * duration_s > MOST_REQUESTS:
         raise ConfigurationError(
-            f"--rate {options.rate:g} --duration {options.duration:g}: more than {MOST_REQUESTS:,} requests; lower one"
+            f"--rate {plain(rate)} --duration {plain(duration_s)}: more than {MOST_REQUESTS:,} requests; lower one"
         )
     scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
     files = (options.trace, options.replay_requests, options.prompts)
@@ -107,13 +108,13 @@ def _without_endless_rate(options: RunOptions) -> RunOptions:
 def check_doctor(options: DoctorOptions) -> DoctorOptions:
     """Return the options of an examination. Raises ConfigurationError as `check_run` does."""
     if options.gateway is not None:
-        http_url("--gateway", options.gateway)
+        gateway = http_url("--gateway", options.gateway)
         if options.otlp_listen is None:
             raise ConfigurationError(
                 f"--gateway {options.gateway}: needs --otlp-listen HOST:PORT, to which the gateway and the engine send "
                 "their spans, e.g. --otlp-listen 127.0.0.1:4317"
             )
-        options = replace(options, gateway=base_url(options.gateway, options.endpoint, "--gateway"))
+        options = replace(options, gateway=base_url(gateway, options.endpoint, "--gateway"))
     check_spans(SpanOptions(otlp_listen=options.otlp_listen, listen_open=options.listen_open))
     options = _check_target(options, is_optional=options.gateway is not None)
     check_bounds(options)
@@ -125,12 +126,10 @@ def _check_target(options: C, *, is_optional: bool = False) -> C:
     """Return the options with base URLs. Raises ConfigurationError where an address or its access cannot be used."""
     if not options.url and not is_optional:
         raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
-    for url in options.url:
-        http_url("--url", url)
-    for url in options.metrics:
-        http_url("--metrics", url, user=True)
+    urls = [http_url("--url", url) for url in options.url]
+    pages = tuple(http_url("--metrics", url, user=True) for url in options.metrics)
     check_access(options)
-    return replace(options, url=tuple(base_url(url, options.endpoint) for url in options.url))
+    return replace(options, url=tuple(base_url(url, options.endpoint) for url in urls), metrics=pages)
 
 
 def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
@@ -177,7 +176,7 @@ def _check_load(options: RunOptions) -> None:
     try:
         workloads.check(options.workload, dataset=options.dataset, trace=options.trace, lengths=lengths_of(options))
         if options.slo is not None:
-            parse_slo(options.slo)
+            parse_typed_slo(options.slo)
     except ValueError as error:
         raise ConfigurationError(named("--workload", options.workload, str(error))) from error
     for flag, path in (
@@ -272,8 +271,8 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
         )
     if options.think_time and not options.sessions and options.prompts is None:
         yield (
-            f"--think-time {options.think_time:g}: needs --sessions or --prompts; a workload file sets think_time_s "
-            "itself"
+            f"--think-time {plain(options.think_time)}: needs --sessions or --prompts; a workload file sets "
+            "think_time_s itself"
         )
 
 
@@ -306,15 +305,16 @@ def _contradicting_arrivals(options: RunOptions) -> Iterator[str]:
     for name, kinds in _SHAPES.items():
         if name in given and options.arrival not in kinds:
             needed = " or ".join(kinds)
-            yield f"{flag_of(name)} {getattr(options, name):g}: needs --arrival {needed}, not {options.arrival}"
+            yield f"{flag_of(name)} {plain(getattr(options, name))}: needs --arrival {needed}, not {options.arrival}"
     if "replay_speed" in given and "rate" in given:
-        yield f"--replay-speed {options.replay_speed:g} and --rate {options.rate:g} exclude each other; leave one out"
+        both = f"--replay-speed {plain(options.replay_speed)} and --rate {plain(options.rate or 0)}"
+        yield f"{both} exclude each other; leave one out"
     if (options.arrival == "replay") != (options.trace is not None):
         yield "--arrival replay and --trace FILE need each other: the file holds the arrival times"
     if (options.ramp == "none") != (options.ramp_to is None):
         yield "--ramp and --ramp-to need each other: the shape (linear or exponential) and the final rate"
     if options.ramp == "none" and options.ramp_duration is not None:
-        yield f"--ramp-duration {options.ramp_duration:g}: needs --ramp linear or exponential"
+        yield f"--ramp-duration {plain(options.ramp_duration)}: needs --ramp linear or exponential"
 
 
 def read_arrivals(path: Path | None) -> Trace | None:

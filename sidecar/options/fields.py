@@ -31,6 +31,8 @@ Pause = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 Interval = Annotated[float, Meta(ge=0.01, le=3600.0)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
+HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):\d{1,5}(/[^\s@]*)?")  # a URL without its scheme
+
 D = TypeVar("D")
 
 UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -284,10 +286,15 @@ def check_bounds(options: object) -> None:
         if value is None or isinstance(value, str) or least <= value <= most:
             continue
         if value > most:
-            raise ConfigurationError(f"{flag_of(name)} {value:g}: must be at most {most:g}")
+            raise ConfigurationError(f"{flag_of(name)} {plain(value)}: must be at most {plain(most)}")
         positive = isinstance(value, float) and least > 0 and not value > 0
-        need = "greater than 0" if positive else f"at least {least:g}"
-        raise ConfigurationError(f"{flag_of(name)} {value:g}: must be {need}")
+        need = "greater than 0" if positive else f"at least {plain(least)}"
+        raise ConfigurationError(f"{flag_of(name)} {plain(value)}: must be {need}")
+
+
+def plain(value: float) -> str:
+    """Return a number as people type it: all digits, an exponent as in 1e20."""
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.15g}")
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -313,9 +320,16 @@ def listen_address(listen: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
-def http_url(name: str, url: str, *, user: bool = False, example: str = "http://127.0.0.1:8000") -> None:
-    """Raise ConfigurationError unless the URL is http(s) with a host; a password in it only with `user`."""
+def http_url(
+    name: str, url: str, *, user: bool = False, bare: bool = True, example: str = "http://127.0.0.1:8000"
+) -> str:
+    """Return the URL, with `bare` that of http:// for a HOST:PORT.
+
+    Raises ConfigurationError unless it is http(s) with a host; a password in it only with `user`.
+    """
     secret = False
+    if bare and HOST_PORT.fullmatch(url):
+        url = f"http://{url}"
     try:
         parts = urlsplit(url)
         secret = bool(parts.username or parts.password)
@@ -330,3 +344,4 @@ def http_url(name: str, url: str, *, user: bool = False, example: str = "http://
         )
     if not usable:
         raise ConfigurationError(f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. {example}")
+    return url

@@ -146,7 +146,7 @@ def check_remote_write(options: RemoteWriteOptions) -> None:
     """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
     if options.prometheus_write is not None:
         example = "http://127.0.0.1:9090/api/v1/write"
-        http_url("--prometheus-write", options.prometheus_write, user=True, example=example)
+        http_url("--prometheus-write", options.prometheus_write, user=True, bare=False, example=example)
     require_headers("--prometheus-header", options.prometheus_header)
 
 

@@ -75,15 +75,13 @@ def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
     if options.url is None and not options.metrics and options.otlp_listen is None:
         raise ConfigurationError("--metrics is missing; give a Prometheus URL, or --url to have it discovered")
-    if options.url is not None:
-        http_url("--url", options.url)
-    for url in options.metrics:
-        http_url("--metrics", url, user=True)
+    url = None if options.url is None else http_url("--url", options.url)
+    pages = tuple(http_url("--metrics", url, user=True) for url in options.metrics)
     check_access(options)
     check_spans(options)
     check_bounds(options)
     check_formats(options.formats)
-    return options
+    return replace(options, url=url, metrics=pages)
 
 
 @Parameter(name="*")
@@ -152,8 +150,7 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
 
 def check_watch(options: WatchOptions) -> WatchOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
-    for url in options.metrics:
-        http_url("--metrics", url, user=True)
+    options = replace(options, metrics=tuple(http_url("--metrics", url, user=True) for url in options.metrics))
     check_access(options)
     check_spans(options, listen=options.listen)
     check_remote_write(options)

@@ -72,7 +72,7 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
             if name in variants:
                 raise ConfigurationError(f"--variant {name}: given more than once; each configuration has its own name")
             try:
-                variants[name] = variant = msgspec.convert(declared, Variant)
+                variant = msgspec.convert(declared, Variant)
                 bounded = variant.before_s > 0
             except (msgspec.ValidationError, ValueError) as error:
                 raise ConfigurationError(f"--variant {name}: {error}") from error
@@ -80,8 +80,8 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
                 raise ConfigurationError(f"--variant {name}: before-timeout: must be greater than 0")
             before = (variant.before,) if isinstance(variant.before, str) else variant.before
             register_command(shlex.join(before))
-            for url in variant.urls:
-                http_url(f"--variant {name}", url)
+            urls = tuple(http_url(f"--variant {name}", url) for url in variant.urls)
+            variants[name] = msgspec.structs.replace(variant, url=urls)
     return variants
 
 

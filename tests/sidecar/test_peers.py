@@ -192,6 +192,9 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
         (f"run --input_tokens 512 --isl_stddev 64 {UNUSED}", f"run --input-tokens normal:512,64 --url {UNUSED}"),
         (f"watch --listen-tls c.pem k.pem {UNUSED}", f"watch --listen-tls c.pem k.pem --metrics {UNUSED}"),
         (f"run {UNUSED} --listen_tls=c.pem k.pem --quiet", f"run --listen-tls c.pem k.pem --quiet --url {UNUSED}"),
+        ("run localhost:8000", "run --url localhost:8000"),
+        ("run --header A:1 B:2 [::1]:80/v1", "run --header A:1 --header B:2 --header [::1]:80/v1"),
+        ("compare a=localhost:8000 b:80", "compare --variant a=localhost:8000 --variant B=b:80"),
         ("simulate --port 0", "simulate --port 0"),
         ("--help", "--help"),
     ],
@@ -199,3 +202,10 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
 def test_a_url_may_stand_alone(typed: str, ours: str):
     """It is the target of a load, and a page of a watch; other commands are left as they are."""
     assert ours.split() == translate(typed.split()).arguments
+
+
+@pytest.mark.parametrize("typed", ["run 127.0.0.1:9", "run --url 127.0.0.1:9", "doctor -u 127.0.0.1:9/v1"])
+def test_a_url_without_its_scheme_is_of_http(sidelight: Sidelight, typed: str):
+    """Behind an option as alone: the server is asked."""
+    ended = sidelight(*typed.split(), "--verbose")
+    assert (3, True) == (ended.code, "cannot connect to 127.0.0.1:9: " in ended.err + ended.out)

@@ -28,14 +28,24 @@ import msgspec
 import numpy as np
 
 from loadgen.requests.metrics import RequestMetrics, in_one_read, later_tokens, span_ms
-from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, subject_of
+from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, parse_typed_slo, subject_of
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats
 from rundir.fields import UNSET, Count, doc
 from rundir.fields import Missing as Why
 from rundir.stats import Missing, known
 
-__all__ = ["Goodput", "ObjectiveResult", "Slo", "SloResult", "SloTally", "goodput", "parse_slo", "slo_result"]
+__all__ = [
+    "Goodput",
+    "ObjectiveResult",
+    "Slo",
+    "SloResult",
+    "SloTally",
+    "goodput",
+    "parse_slo",
+    "parse_typed_slo",
+    "slo_result",
+]
 
 # The rates of a run that objectives bound, by their names in `throughput`.
 _THROUGHPUT: Mapping[str, str] = {

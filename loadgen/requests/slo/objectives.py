@@ -4,7 +4,8 @@ Several are separated by commas: `ttft_p99<500ms,tpot_p99<50ms,error_rate<1%`.
 
 METRIC[_STATISTIC]<BOUND, of a latency
     metric      ttft, tpot, itl (time between chunks where chunks are not tokens), e2e
-    statistic   p1 to p99.99, mean, max; none: every request, or every gap of an itl, is bound
+    statistic   p50 to p99.99, mean, max; none: every request, or every gap of an itl, is bound. Below p50 a
+                percentile has a decimal, as in p9.0: p9 is most often p90 or p99 with a digit left out
     bound       a number with its unit, ms or s, after `<` or `<=`
 METRIC<SHARE, METRIC>SHARE or METRIC>RATE, of the run as a whole (RUN_METRICS)
     error_rate<1%, goodput_ratio>95%                        a percentage, or a number from 0 to 1
@@ -50,6 +51,7 @@ _OF_GOOD = ("goodput", "goodput_ratio")
 _UNITS_MS = {"ms": 1.0, "s": 1000.0}
 _UNITS_RATIO = {"": 1.0, "%": 0.01}
 _SHARE_DECIMALS = 12
+_MEDIAN = 50
 _UNITS_PER_S = {"": 1.0, "/s": 1.0}
 _TERM = re.compile(r"([a-z0-9._]+)\s*(<=|<|>=|>)\s*([0-9.eE+-]+)\s*([a-z/%]*)")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:[._]\d{1,2})?)")
@@ -111,6 +113,19 @@ def parse_slo(text: str) -> Slo:
                 f"{term},ttft<500ms"
             )
     return Slo(text=",".join(objective.text for objective in objectives), objectives=objectives)
+
+
+def parse_typed_slo(text: str) -> Slo:
+    """Read objectives as people type them. Raises ValueError as `parse_slo`, and for p9: p90 or p99 may be meant."""
+    slo = parse_slo(text)
+    for objective in slo.objectives:
+        low = objective.statistic.removeprefix("p")
+        if low.isdecimal() and int(low) < _MEDIAN:
+            raise ValueError(
+                f"--slo: {objective.text!r}: p{low} lets {100 - int(low)} % of the requests be slower; choose p50, "
+                f"p90, p99, or write p{low}.0 if it is meant"
+            )
+    return slo
 
 
 def _objective(term: str) -> Objective:

@@ -26,6 +26,7 @@ THREE = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chu
         ("tpot_p50 <= 0.05s", "tpot", "p50", 0.5, 50, True),
         ("itl_p99.9<50ms", "itl", "p99.9", 0.999, 50, False),
         ("itl_p99_9<50ms", "itl", "p99.9", 0.999, 50, False),
+        ("ttft_p9.0<50ms", "ttft", "p9.0", 0.09, 50, False),
         ("e2e_mean<2s", "e2e", "mean", None, 2000, False),
         ("e2e_max<1e1s", "e2e", "max", None, 10_000, False),
         (" ttft<500ms ", "ttft", "every", None, 500, False),
@@ -118,6 +119,10 @@ def test_several_objectives_are_read_in_order():
         ("ttft_p99<1-2ms", "'ttft_p99<1-2ms': '1-2' is not a bound; write a number above zero, like 500ms"),
         ("ttft_p100<1s", "'ttft_p100<1s': unknown statistic 'p100'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft_p0<1s", "'ttft_p0<1s': unknown statistic 'p0'; choose p50, p99, p99.9, …, mean or max"),
+        (
+            "ttft_p9<1s",
+            "'ttft_p9<1s': p9 lets 91 % of the requests be slower; choose p50, p90, p99, or write p9.0 if it is meant",
+        ),
         ("ttft_avg<1s", "'ttft_avg<1s': unknown statistic 'avg'; choose p50, p99, p99.9, …, mean or max"),
         ("ttft<1s,ttft<2s", "'ttft<1s': ttft is bound twice; keep one of the bounds"),
         ("ttft<1s,", f"'' is not an objective; {LIKE}"),
@@ -126,7 +131,7 @@ def test_several_objectives_are_read_in_order():
 def test_what_is_no_objective_is_refused(text: str, message: str):
     """The term, what is wrong with it, and the cure."""
     with pytest.raises(ValueError, match="--slo") as caught:
-        slo.parse_slo(text)
+        slo.parse_typed_slo(text)
     assert f"--slo: {message}" == str(caught.value)
 
 

@@ -122,12 +122,12 @@ def test_what_must_be_positive_is(name: str, value: float):
         ({"warmup": -1}, "--warmup -1: must be at least 0"),
         ({"drain_timeout": -0.5}, "--drain-timeout -0.5: must be at least 0"),
         ({"seed": -1}, "--seed -1: must be at least 0"),
-        ({"rate": 1e7}, "--rate 1e+07: must be at most 1e+06"),
-        ({"drain_timeout": float("inf")}, "--drain-timeout inf: must be at most 1e+07"),
+        ({"rate": 1e7}, "--rate 10000000: must be at most 1000000"),
+        ({"drain_timeout": float("inf")}, "--drain-timeout inf: must be at most 10000000"),
         ({"slice_duration": 1e-10}, "--slice-duration 1e-10: must be at least 0.01"),
         ({"scrape_interval": 1e-3}, "--scrape-interval 0.001: must be at least 0.01"),
-        ({"concurrency": 10**9}, "--concurrency 1e+09: must be at most 100000"),
-        ({"rate": 1e6, "duration": 1e6}, "--rate 1e+06 --duration 1e+06: more than 10,000,000 requests; lower one"),
+        ({"concurrency": 10**9}, "--concurrency 1000000000: must be at most 100000"),
+        ({"rate": 1e6, "duration": 1e6}, "--rate 1000000 --duration 1000000: more than 10,000,000 requests; lower one"),
     ],
 )
 def test_what_no_machine_can_do_is_refused_before_the_run(options: dict[str, float], said: str):
@@ -143,7 +143,7 @@ def test_an_unknown_workload_lists_the_names_and_the_nearest():
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://[", "http://a..b"]
+    "url", ["127.0.0.1", "ftp://h", "http://", "http://h:port", "http://h:99999", "http://[", "http://a..b"]
 )
 def test_a_url_must_be_http_with_a_host(url: str):
     """For the target and for every metrics page alike."""
