@@ -35,6 +35,7 @@ class Page(HTMLParser):
         assert self.stack.pop() == tag, f"</{tag}> closes something else"
 
     def handle_data(self, data: str) -> None:
+        data = data.replace("\N{NO-BREAK SPACE}", " ")
         if self.stack and self.stack[-1] in ("td", "th"):
             self.rows[-1][-1] += data
         for tag in self.contents:

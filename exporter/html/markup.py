@@ -57,7 +57,7 @@ def _block(renderable: RenderableType) -> str:
 
 def _text(renderable: RenderableType) -> Text:
     if isinstance(renderable, Prose):
-        return Text(renderable.text, style=renderable.style)
+        return Text(renderable.unbroken(), style=renderable.style)
     # What a terminal cuts to its width has all of its text here.
     text = getattr(renderable, "text", renderable)
     return text if isinstance(text, Text) else Text(str(text))

@@ -114,9 +114,12 @@ class Prose:
     text: str
     style: str = ""
 
+    def unbroken(self) -> str:
+        """Return the text with a space that does not break between a number and its unit."""
+        return re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
+
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        text = re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
-        for line in textwrap.wrap(text, options.max_width, break_on_hyphens=False) or [""]:
+        for line in textwrap.wrap(self.unbroken(), options.max_width, break_on_hyphens=False) or [""]:
             yield Text(line.replace("\N{NO-BREAK SPACE}", " "), style=self.style)
 
 

@@ -168,7 +168,7 @@ def test_what_servers_said_stays_text():
 def test_what_is_left_out_is_said():
     """Where more requests ended than are kept for a browser."""
     state = data_of(state_event("t", ["line"], {}, kept_s=123.0))
-    assert "Only the last 2 min 3 s are shown" in state["html"]
+    assert "Only the last 2 min 3 s are shown" in state["html"].replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_live_page_connects_to_nothing_but_its_own_server():

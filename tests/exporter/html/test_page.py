@@ -224,3 +224,11 @@ def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):
     sections = whole[: whole.index("<script")]
     assert re.search(r'<th scope="row" title="[^"]+">other</th>', sections)
     assert "`" not in sections[sections.index("<main>") :]
+
+
+def test_a_number_keeps_its_unit_on_its_line(tmp_path: Path):
+    """As in a terminal: a browser breaks at any space that may break."""
+    whole = (derived("vllm_spans", tmp_path).run.path / "report.html").read_text(encoding="utf-8")
+    paragraphs = re.findall("<p.*?</p>", whole[: whole.index('<section id="about"')])
+    assert any(re.search("\\d\N{NO-BREAK SPACE}%", text) for text in paragraphs)
+    assert not any(re.search(r"\d %", text) for text in paragraphs)
