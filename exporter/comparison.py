@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS, Parts
-from exporter.report.alerts import alerts, damage_lines
+from exporter.report.alerts import alerts, severe_lines
 from exporter.report.format import Prose, cell, ms, setting, spoken, table
-from exporter.report.load import overload, served_in_load, sustained
+from exporter.report.load import served_in_load, sustained
 from exporter.report.method import generator_verdict, slowed_engine
 from exporter.report.tables.client import CLIENT_ROWS
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
@@ -84,7 +84,7 @@ def answer(runs: Sequence[Compared]) -> Iterator[RenderableType]:
     """Yield by how much the TTFT differs and which parts make that, and whether each run is to be trusted."""
     for run in runs:
         summary = run.summary
-        severe = (*damage_lines(summary.integrity), *overload(summary))
+        severe = list(severe_lines(summary))
         yield from (Prose(f"! {run.label}: {line}", "red") for line in severe)
         yield from (Prose(f"! {run.label}: {line}", "yellow") for line in alerts(summary))
     first, *others = runs

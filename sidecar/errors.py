@@ -4,7 +4,7 @@
   + ConfigurationError      2  an option, a configuration file or a run directory is not usable as given
   + TargetUnreachable       3  nothing answers at the address
   + TargetIncompatible      3  a server answers, but does not offer the API that was asked for
-  + TargetNotMeasured       3  the target was loaded, but no request succeeded
+  + TargetNotMeasured       3  the target was loaded, but no request succeeded, or none any more
   + CannotWrite             3  a file of the run directory cannot be written
   + DamagedRun              3  records are missing of a run that ended by itself; its results are written all the same
   + WorkerDied              3  one of our own processes ended before its work was done

@@ -11,11 +11,12 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from exporter.report import without_controls
-from exporter.report.alerts import damage_lines
+from exporter.report.alerts import damage_lines, failure_lines
 from exporter.report.objectives import evidence
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult
 
+ANSWERED = "the server answered until the end of the load"
 TRUST, ENDED = "the load generator's own error is within its limits", "the run ended and its records are whole"
 
 
@@ -24,6 +25,7 @@ def as_junit(summary: Summary) -> str:
     summary = without_controls(summary)
     cases = [
         _ended(summary),
+        _answered(summary),
         *map(_objective, summary.client.slo.objectives if summary.client.slo else ()),
         _trust(summary),
     ]
@@ -61,6 +63,12 @@ def _ended(summary: Summary) -> ET.Element:
     damage = list(damage_lines(summary.integrity))
     sound = summary.status == "complete" and not damage
     return _case(ENDED, "" if sound else "error", "; ".join([*damage, f"the run is {summary.status}"]))
+
+
+def _answered(summary: Summary) -> ET.Element:
+    requests, lines = summary.client.requests, list(failure_lines(summary))
+    ended = f"{requests.ok:,} of {requests.sent:,} requests ended ok"
+    return _case(ANSWERED, "error" if lines else "", "; ".join([*lines, ended]))
 
 
 def _case(name: str, outcome: str, message: str) -> ET.Element:

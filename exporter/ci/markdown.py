@@ -22,11 +22,11 @@ from exporter.comparison import (
     same_requests,
 )
 from exporter.report import without_controls
-from exporter.report.alerts import alerts, damage_lines
+from exporter.report.alerts import alerts, severe_lines
 from exporter.report.conclusion import conclusion
 from exporter.report.format import plain, shown_columns
 from exporter.report.heading import heading
-from exporter.report.load import overload, rate_lines
+from exporter.report.load import rate_lines
 from exporter.report.objectives import evidence
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
@@ -55,7 +55,7 @@ def as_markdown(summary: Summary, *, against_base: tuple[Compared, Compared] | N
 
 def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) -> Iterator[str]:
     loaded = bool(summary.client.requests.sent)
-    yield from (f"**{_escaped(line)}**" for line in (*damage_lines(summary.integrity), *overload(summary)))
+    yield from (f"**{_escaped(line)}**" for line in severe_lines(summary))
     if summary.client.slo:
         yield from _objectives(summary.client.slo.objectives)
     yield "\n".join(f"- ! {_escaped(alert)}" for alert in alerts(summary))
@@ -81,7 +81,10 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
 def _change(base: Compared, run: Compared) -> Iterator[str]:
     """Yield by how much the run's times differ from those of another, and what else does."""
     yield f"**Change against run {_escaped(base.summary.run_id)}**"
-    doubts = (*damage_lines(base.summary.integrity), *overload(base.summary), *alerts(base.summary))
+    doubts = (
+        *severe_lines(base.summary),
+        *alerts(base.summary),
+    )
     yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
     yield _escaped(" ".join(against(base, run)))
     yield _escaped(f"{same_requests((base, run))} In bold: the interval does not hold zero. {CAUTION}")

@@ -88,6 +88,8 @@ def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: 
     """Return what the client knows of requests, in the order in which they were sent; their ids where asked for."""
     metrics = request_metrics(log)
     times = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms, "late": schedule_lateness_ms(log)}
+    ended_ms = np.where(log.end_ns >= 0, (log.end_ns - sent_ns) / 1e6, np.nan)
+    times["ended"] = np.where(np.isnan(metrics.e2e_ms), ended_ms, np.nan)
     texts = {
         "phase": log.phase, "class": log.workload_class, "address": log.endpoint_url, "status": log.status,
         "message": log.error, "finish": log.finish_reason,

@@ -12,11 +12,11 @@ from exporter.html.first_screen import bar, figures
 from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks, escape, page_header
 from exporter.html.slices import slices_table
-from exporter.report.alerts import alerts, damage_lines
+from exporter.report.alerts import alerts, severe_lines
 from exporter.report.conclusion import conclusion
 from exporter.report.format import Prose, setting, table
 from exporter.report.heading import heading
-from exporter.report.load import overload, rate_lines
+from exporter.report.load import rate_lines
 from exporter.report.method import method
 from exporter.report.objectives import objectives
 from exporter.report.tables.association import association_line
@@ -82,7 +82,7 @@ def live_sections() -> Iterator[str]:
 
 def _state(summary: Summary) -> Iterator[RenderableType]:
     """Yield what a reader must know first, the objectives, and four figures."""
-    yield from (Prose(f"! {line}", "red") for line in (*damage_lines(summary.integrity), *overload(summary)))
+    yield from (Prose(f"! {line}", "red") for line in severe_lines(summary))
     yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
     if summary.client.requests.sent:
         yield from objectives(summary)

@@ -14,11 +14,10 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from exporter.report.alerts import alerts, damage_lines
+from exporter.report.alerts import alerts, severe_lines
 from exporter.report.conclusion import conclusion
 from exporter.report.format import Prose
 from exporter.report.heading import heading
-from exporter.report.load import overload
 from exporter.report.method import method
 from exporter.report.objectives import objectives
 from exporter.report.tables.association import association_line
@@ -64,7 +63,7 @@ def without_controls(result: Result) -> Result:
 def _sections(summary: Summary) -> Iterator[RenderableType]:
     """Yield everything in the order in which it is read: what happened and why, then the numbers, then the method."""
     loaded, correlation = bool(summary.client.requests.sent), summary.correlation
-    yield from (Prose(f"! {line}", "bold red") for line in (*damage_lines(summary.integrity), *overload(summary)))
+    yield from (Prose(f"! {line}", "bold red") for line in severe_lines(summary))
     yield heading(summary)
     yield from (Prose(f"! {alert}", "yellow") for alert in alerts(summary))
     yield Text("")

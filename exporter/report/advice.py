@@ -11,6 +11,7 @@ from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 from exporter.report.format import cell, percent, spoken
 from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
+from loadgen.requests.summary import ClientSummary, too_many_failed
 from scraper.engines import Limits, catalogue
 from scraper.gateways import gateway
 
@@ -25,6 +26,17 @@ MEASURE_AGAIN = (
     "measure again before changing the system: the load generator was held up, and the line that begins with "
     "`! TTFT may be wrong` says what helps"
 )
+# What requests failed of, by the kind of error's beginning, and what to do about it.
+FAILED_OF = {
+    "connect": "find out why the server refuses connections: its log says whether it still runs",
+    "reset": "find out what closes connections in the middle of replies: the server, or a proxy or balancer before it; "
+    "the server's log says whether it ended",
+    "timeout": "find out why replies did not end in time: the server's log, its load, or a larger --timeout",
+    "http_429": "send less, or ask for a larger quota of this key: the server limits the rate (HTTP 429)",
+    "http_401": "check the key: the server refuses it (HTTP 401)",
+    "http_403": "check the key: the server refuses it (HTTP 403)",
+    "http_5": "look at the server's log: it answers with an error of its own",
+}
 CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
 
@@ -43,6 +55,9 @@ def advice(summary: Summary) -> Iterator[str]:
     TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
     """
     first = _before_any_change(summary)
+    if too_many_failed(summary.client.requests):
+        yield f"What to do: {first}."
+        return
     parts = [] if first not in ("", MEASURE_AGAIN) or summary.correlation.missing else _large_parts(summary)
     if first:  # What pages and spans of the engine say stands, however late the client was.
         parts = [part for part in parts if part != "network"]
@@ -63,11 +78,22 @@ def _before_any_change(summary: Summary) -> str:
         return "restore the recorded data, or measure again, before acting on what is left of them"
     if not client.requests.ok and not summary.correlation.requests:
         often = "".join(f"; most often: {error}" for error in list(client.errors)[:1])
-        return f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
-    if summary.self_check.error_ms.ttft.exceeded and not summary.watch:
+        return _of_failures(client) or (
+            f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
+        )
+    if too_many_failed(summary.client.requests):
+        often = next(iter(client.errors), "unknown")
+        return _of_failures(client) or f"find out why requests failed, most often: {often}"
+    if summary.self_check.error_ms.ttft.unusable and not summary.watch:
         return MEASURE_AGAIN
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
     return "nothing, every objective was met" if good_enough else ""
+
+
+def _of_failures(client: ClientSummary) -> str:
+    """Return what to do about the most frequent error, "" where nothing is known of it."""
+    kind = next(iter(client.errors), "")
+    return next((cure for begin, cure in FAILED_OF.items() if kind.startswith(begin)), "")
 
 
 def _without_evidence(summary: Summary) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET
+
+from exporter.report.load import overload
 from exporter.summary.result import Summary
 from rundir.integrity import Integrity, LogIntegrity
 from rundir.printable import first_of
 from scraper.window.summary import Gap
 
+_ENDED_AS = {"connect": "could not connect", "reset": "were broken off", "timeout": "timed out"}
 _SPANS_LOST = "spans that were sent meanwhile are lost unless their sender sent them again"
 
 
@@ -24,6 +28,24 @@ def alerts(summary: Summary) -> Iterator[str]:
     failures_first = summary.status != "complete" or counts.ok < counts.sent
     for text in contradictions + (warnings + distrust if failures_first else distrust + warnings):
         yield f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def severe_lines(summary: Summary) -> Iterator[str]:
+    """Yield what must be read before any number: data that are missing, a server that stopped answering, overload."""
+    yield from damage_lines(summary.integrity)
+    yield from failure_lines(summary)
+    yield from overload(summary)
+
+
+def failure_lines(summary: Summary) -> Iterator[str]:
+    """Yield since when the server answered nothing any more, and how requests ended from then on."""
+    outage = summary.client.outage
+    if outage is UNSET:
+        return
+    how = ", ".join(f"{count:,} {_ENDED_AS.get(kind, f'failed ({kind})')}" for kind, count in outage.errors.items())
+    never = f"The server answered none of {summary.client.requests.sent:,} requests"
+    begin = never if outage.at_s is None else f"The server stopped answering {outage.at_s:.1f} s into the load"
+    yield f"{begin}: {how}; look at its log."
 
 
 def torn_lines(integrity: Integrity) -> Iterator[str]:

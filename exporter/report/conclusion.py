@@ -12,7 +12,7 @@ from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain,
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
-from loadgen.requests.summary import ClientSummary
+from loadgen.requests.summary import ClientSummary, too_many_failed
 from rundir.stats import Statistics
 from scraper.gateways import can_state_more
 
@@ -31,9 +31,15 @@ CAUSES = {
 
 
 def conclusion(summary: Summary) -> Iterator[str]:
-    """Yield a few sentences, each paragraph a string: what happened, where the wait went, why, and what to do."""
+    """Yield a few sentences, each paragraph a string: what happened, where the wait went, why, and what to do.
+
+    Where too many requests failed, only what became of them and what to do about it: the others are not the service.
+    """
     correlation = summary.correlation
     yield _what_happened(summary.client)
+    if too_many_failed(summary.client.requests):
+        yield from advice(summary)
+        return
     if summary.client.requests.ok or correlation.requests:
         yield where_it_went(summary)
     yield from _gateways(correlation.gateways, correlation.requests)

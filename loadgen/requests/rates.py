@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, Ints
+from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
 
 # How long a request takes is read off those that found the system empty, before any queue.
@@ -21,6 +21,11 @@ EARLY_REQUESTS = 10
 RAMP_RESIDENCES = 2.0
 # Less of the load than that, behind the ramp, has no rate.
 LEAST_SHARE = 1 / 2
+# Of so many requests in a row no answer, which chance would bring in one run of a hundred, is an outage.
+UNANSWERED = ("connect", "reset", "timeout")
+LEAST_UNANSWERED, BY_CHANCE = 5, 0.01
+# From such a share of failures on, times are of what was left, and nothing is concluded from them.
+TOO_MANY_FAILED = 0.1
 CLOSED = "a closed loop offers no rate of its own: each request waits for another one to end"
 AT_ONCE = "all requests were sent at one moment"
 FEW = "fewer than two requests were sent"
@@ -94,6 +99,48 @@ class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
     mser5_left_out: Annotated[
         float | None, doc("share of the load that MSER-5 would leave out; null below 50 that ended", "ratio")
     ]
+
+
+class Outage(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that answered nothing any more until the load's end."""
+
+    at_s: Annotated[float | None, doc("its last answer, from the first dispatch; null where it never gave one", "s")]
+    errors: Annotated[
+        dict[str, Count], doc("requests that ended without an answer from then on, by the kind of error", "requests")
+    ]
+
+
+def outage(log: RequestLog) -> Outage | None:
+    """Return since when the server answered nothing any more; None where it did, or where chance explains it.
+
+    A refusal or an error that the server states is an answer. By chance as many are unanswered as were before, and one
+    more; what we ended ourselves counts as neither.
+    """
+    kinds = np.array([str(error).partition(":")[0] for error in log.error], dtype=object)
+    ended = (log.end_ns >= 0) & np.isin(log.status, ("ok", "refused", "failed"))
+    unanswered = ended & (log.status == "failed") & np.isin(kinds, UNANSWERED)
+    answered = ended & ~unanswered
+    last_ns = int(log.end_ns[answered].max(initial=-1))
+    after = unanswered & (log.end_ns > last_ns)
+    silent, before = int(after.sum()), int(unanswered.sum() - after.sum())
+    chance = (before + 1) / (before + int(answered.sum()) + 2)
+    if silent < LEAST_UNANSWERED or chance**silent > BY_CHANCE:
+        return None
+    at_s = (last_ns - int(log.dispatch_ns[log.dispatch_ns >= 0].min())) / 1e9 if answered.any() else None
+    return Outage(at_s=at_s, errors=errors_by_kind(take(log, after)))
+
+
+def failed_share(log: RequestLog) -> float:
+    """Return the share of requests that failed or were refused, of those that were sent."""
+    return float(np.isin(log.status, ("failed", "refused")).mean()) if len(log) else 0.0
+
+
+def errors_by_kind(log: RequestLog) -> dict[str, int]:
+    """Return the number of requests that did not succeed by the kind of error, most frequent first."""
+    texts = log.error[(log.status != "ok") & (log.error != "")]
+    kinds, numbers = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)
+    ranked = sorted(zip(kinds.tolist(), numbers.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return dict(ranked)
 
 
 def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:

@@ -25,7 +25,7 @@ from loadgen.requests.metrics import RequestMetrics, counts, in_one_read, reques
 from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
 from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
-from loadgen.requests.rates import Rates, SteadyThroughput, rates
+from loadgen.requests.rates import TOO_MANY_FAILED, Outage, Rates, SteadyThroughput, errors_by_kind, outage, rates
 from loadgen.requests.slo import Slo, SloResult, goodput, slo_result
 from loadgen.requests.table import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
@@ -164,6 +164,9 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     errors: Annotated[
         dict[str, Count], doc("requests that did not succeed, by the kind of error, most frequent first", "requests")
     ]
+    outage: Annotated[
+        Outage | UnsetType, doc("since when the server answered nothing any more; absent where it did to the end")
+    ] = UNSET
     ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
     tpot_ms: Annotated[
         Statistics,
@@ -296,11 +299,13 @@ def client_summary(
     gaps, single = describe(metrics.itl_ms, in_one or why), itl_option(ok) == "direct"
     why_tokens = CONTRADICTED if (ok.usage_contradiction != "").any() else why
     throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
+    exos = exo(log, concurrency=concurrency, barrier=barrier)
     return ClientSummary(
         window=RateWindow(start_ns=start_ns, end_ns=end_ns),
         requests=_counts(log),
         retried=int(log.retried.sum()),
         errors=errors_by_kind(log),
+        outage=outage(log) or UNSET,
         ttft_ms=describe(metrics.ttft_ms, why),
         tpot_ms=describe(metrics.tpot_ms, in_one or why_tokens),
         itl_ms=gaps if single else UNSET,
@@ -321,12 +326,13 @@ def client_summary(
         classes=by_class(log, start_ns, end_ns, slo),
         held_back=held,
         slo=None if slo is None else slo_result(slo, log, request_metrics(log), _rates(throughput), stopped=stopped),
-        other_benchmarks=OtherBenchmarks(
-            siclait=siclait(ok),
-            asiai=asiai(ok, power_watts=power_watts),
-            exo=exo(log, concurrency=concurrency, barrier=barrier),
-        ),
+        other_benchmarks=OtherBenchmarks(siclait=siclait(ok), asiai=asiai(ok, power_watts=power_watts), exo=exos),
     )
+
+
+def too_many_failed(requests: RequestCounts) -> bool:
+    """Whether so many requests failed or were refused that nothing is concluded from the times of the others."""
+    return requests.failed + requests.refused >= TOO_MANY_FAILED * max(requests.sent, 1)
 
 
 def held_back(log: RequestLog, *, cap: int, planned: int | Missing) -> HeldBack:
@@ -451,14 +457,6 @@ def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | Non
     if within.any() and good.unknown[within].all():
         return Missing(reason=f"no reply has what {slo.text} bounds")
     return int((within & good.met).sum())
-
-
-def errors_by_kind(log: RequestLog) -> dict[str, int]:
-    """Return the number of requests that did not succeed by the kind of error, most frequent first."""
-    texts = log.error[(log.status != "ok") & (log.error != "")]
-    kinds, numbers = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)
-    ranked = sorted(zip(kinds.tolist(), numbers.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
-    return dict(ranked)
 
 
 def _tail(values: Floats) -> float | None:

@@ -405,6 +405,10 @@ def _measured(
     if summary.workload.name and not requests.ok:
         raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} holds their errors")
     slo = summary.client.slo
+    if summary.client.outage and (slo is None or slo.met):
+        raise TargetNotMeasured(
+            f"the server stopped answering before the load ended; {path} holds what it did until then"
+        )
     # An objective that cannot be evaluated was not shown to be met.
     return 0 if slo is None or slo.met else MISSED
 

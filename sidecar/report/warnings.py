@@ -16,8 +16,9 @@ from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.delivery import first_reads
 from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
+from loadgen.requests.rates import errors_by_kind
 from loadgen.requests.self_check import SelfCheck
-from loadgen.requests.summary import ClientSummary, errors_by_kind
+from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue

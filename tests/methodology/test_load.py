@@ -69,3 +69,15 @@ def test_some_loads_are_not_judged(rows: tuple[dict[str, object], ...], closed_l
     """None was sent, or so many at most were in flight that no number of them could grow."""
     stability = stability_of(request_log(*rows), [], closed_loop=closed_loop)
     assert (stability.verdict, stability.reason) == (None, reason)
+
+
+def test_a_load_that_mostly_failed_was_not_shown_to_be_sustained():
+    """What fails at once does not pile up."""
+    queue = loaded(0.5, seconds=60)
+    refused = {"status": "failed", "error": "connect: Connection refused"}
+    rows = [
+        {"dispatch": 1e3 * due, "end": 1e3 * end} | (refused if n % 5 == 0 else {})
+        for n, (due, end) in enumerate(zip(queue.arrived_s, queue.ended_s, strict=True))
+    ]
+    judgement = stability_of(request_log(*rows), [], closed_loop=False)
+    assert (None, "20% of the requests failed") == (judgement.verdict, judgement.reason)

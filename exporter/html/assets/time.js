@@ -60,7 +60,7 @@ function zoomControls(view, show) {
     element("span", { class: "note" }, `or drag over a chart; a double click shows ${DATA.live ? "all, and goes on" : "the whole run"}`));
 }
 
-/* Rows to draw: a name for the colour, a label, `at(steps)` giving the value of each step, and whether it is stacked. */
+/* Rows to draw: a name for the colour, a label, `at(steps)` their values, whether stacked. */
 function partRows(run) {
   const mean = (name) => (steps) => meansOf(run, steps)[name];
   const rows = partsOf(run).map(({ name, label }) => ({ name, label, at: mean(name), text: ms, mean: true, stacked: true }));
@@ -99,11 +99,11 @@ function roundSteps(from, to, most, least) {
 }
 
 function loadRows(run) {
-  const ends = ({ columns }) => once(columns, "ends", () => Float64Array.from(columns.sent.values, (value, row) => value + valueOf(columns, "e2e", row))
-    .filter((value) => value === value).sort());
+  const ends = ({ columns }) => once(columns, "ends", () => Float64Array.from(columns.sent.values, (at, row) => at + (valueOf(columns, "e2e", row) || valueOf(columns, "ended", row)))
+    .filter((at) => at === at).sort());
   const open = (at) => placeOf(run.columns.sent.values, at) - placeOf(ends(run), at);
   const add = (gauge, name) => gaugeRows(run, gauge, name, gauge, cell, (a, b) => a + b);
-  // Of what is in flight while a run goes, columns know nothing.
+  // While a run goes, columns lack what is in flight.
   const rows = run.live ? add("in flight", "ink") : [{ name: "ink", label: "in flight", text: cell, at: (steps) => highest(steps, run.columns.sent.values, open, open) }];
   for (const [gauge, name] of [["running", "decode"], ["waiting", "queue"]]) rows.push(...add(gauge, name));
   return rows;

@@ -12,9 +12,10 @@ import summaries
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.ci.junit import ENDED, TRUST, as_junit
+from exporter.ci.junit import ANSWERED, ENDED, TRUST, as_junit
 from exporter.ci.markdown import as_markdown
 from exporter.summary.result import Summary
+from loadgen.requests.rates import Outage
 from loadgen.requests.slo import ObjectiveResult, SloResult
 
 ATTACK = "a|b <img src=x> [x](http://y) **c**\x1b[2J\x00"
@@ -57,6 +58,7 @@ def test_each_objective_is_a_case_and_so_is_trust():
     read = cases(summary(True, False, None))
     assert {
         ENDED: ("system-out", "the run is complete"),
+        ANSWERED: ("system-out", "100 of 100 requests ended ok"),
         "ttft_p90<1ms": ("system-out", "24.0 ms over 4 requests"),
         "ttft_p91<1ms": ("failure", "24.0 ms over 4 requests"),
         "ttft_p92<1ms": ("skipped", "nothing was measured"),
@@ -70,7 +72,16 @@ def test_a_run_that_was_cut_short_is_an_error():
         summary().self_check, trusted=False, first_line="TTFT may be wrong by up to 40 ms"
     )
     read = cases(summary(status="crashed", self_check=doubted))
+    del read[ANSWERED]
     assert {ENDED: ("error", "the run is crashed"), TRUST: ("skipped", "TTFT may be wrong by up to 40 ms")} == read
+
+
+def test_a_server_that_stopped_answering_is_an_error():
+    """A green file for a server that died half-way would pass what it never did."""
+    whole = summary()
+    client = msgspec.structs.replace(whole.client, outage=Outage(at_s=2.0, errors={"connect": 9}))
+    tag, message = cases(msgspec.structs.replace(whole, client=client))[ANSWERED]
+    assert ("error", True) == (tag, "9 could not connect" in message)
 
 
 @given(st.text())

@@ -103,6 +103,23 @@ def test_a_peak_within_a_step_is_drawn():
     assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == [1, 7, None, None]
 
 
+def test_a_request_that_failed_is_in_flight_until_it_ended():
+    """And one without an end for as long as the chart goes on."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    assets = resources.files("exporter.html") / "assets"
+    script = "".join((assets / name).read_text(encoding="utf-8") for name in ("data.js", "plot.js", "time.js"))
+    columns = ", ".join(
+        f"{name}: {{ values: Float64Array.of({values}) }}"
+        for name, values in {"sent": "0, 1, 2", "e2e": "25, NaN, NaN", "ended": "NaN, 12, NaN"}.items()
+    )
+    shown = f"; const [row] = loadRows({{ columns: {{ {columns} }}, gauges: [] }})"
+    shown += "; process.stdout.write(JSON.stringify(row.at(stepsOf(0, 40, 4))))"
+    data = "globalThis.DATA = {}; globalThis.document = { getElementById: () => ({ textContent: '{}' }) };"
+    command = [NODE, "-e", data + script.replace('"use strict";', "") + shown]
+    assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == [3, 3, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("expression", "value"),
     [

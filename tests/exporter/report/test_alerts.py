@@ -6,7 +6,9 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.alerts import alerts
+from exporter.report.alerts import alerts, severe_lines
+from exporter.report.conclusion import conclusion
+from loadgen.requests.rates import Outage
 from methodology.compliance.runs import RunStatement
 
 replace = msgspec.structs.replace
@@ -47,3 +49,31 @@ def test_what_the_server_contradicts_of_the_declaration_stands_first():
     whole = replace(whole, warnings=["what happened"], methodology=methodology)
     first = "Prefix caching is declared off, but is on in this run by its page."
     assert [first, "What happened."] == list(alerts(whole))[:2]
+
+
+@pytest.mark.parametrize(
+    ("failed", "kind", "concluded"),
+    [(9, "reset", True), (10, "reset", False), (10, "connect", False), (10, "http_429", False), (10, "odd", False)],
+)
+def test_nothing_is_concluded_where_too_many_failed(failed: int, kind: str, concluded: bool):
+    """From a tenth on: where the wait of the others went is not the service's, and the advice is of the failures."""
+    whole = summaries.summary(summaries.correlated())
+    requests = replace(whole.client.requests, sent=100, ok=100 - failed, failed=failed)
+    client = replace(whole.client, requests=requests, errors={kind: failed})
+    whole_text = " ".join(conclusion(replace(whole, client=client)))
+    assert concluded == ("was spent" in whole_text)
+    assert concluded == ("find out" not in whole_text and "send less" not in whole_text)
+
+
+def test_a_server_that_stopped_answering_comes_first():
+    """When, and how requests ended from then on; before damage nothing stands but what is damaged."""
+    whole = summaries.summary(summaries.correlated())
+    outage = Outage(at_s=12.04, errors={"connect": 48, "reset": 6})
+    (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
+    assert line == (
+        "The server stopped answering 12.0 s into the load: 48 could not connect, 6 were broken off; look at its log."
+    )
+    outage = Outage(at_s=None, errors={"timeout": 8})
+    (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
+    assert line.endswith("requests: 8 timed out; look at its log.")
+    assert [] == list(severe_lines(whole))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from logs import request_log
 
-from loadgen.requests.rates import CLOSED, rates
+from loadgen.requests.rates import CLOSED, failed_share, outage, rates
 from loadgen.requests.table import RequestLog
 
 SECOND = 10**9
@@ -80,3 +82,51 @@ def test_requests_of_one_instant_have_no_rate():
     assert (load.load_s, load.offered_requests_per_s, load.served_requests_per_s) == (0.0, None, None)
     assert isinstance(load.missing, dict)
     assert load.missing["realised_requests_per_s"] == "all requests were sent at one moment"
+
+
+CONNECT: dict[str, Any] = {"status": "failed", "error": "connect: Connection refused"}
+RESET: dict[str, Any] = {"status": "failed", "error": "reset: Connection reset by peer"}
+LIMITED: dict[str, Any] = {"status": "refused", "error": "http_429: slow down"}
+
+
+def ended_as(*kinds: dict[str, Any]) -> RequestLog:
+    """A request each half second that takes a second, each of which ends as it is said."""
+    return request_log(*({"dispatch": 500 * n, "end": 500 * n + 1000, **kind} for n, kind in enumerate(kinds)))
+
+
+def test_a_server_that_answers_nothing_any_more_is_an_outage():
+    """20 replies, the last 10.5 s into the load; then 3 are broken off, and 12 find no server."""
+    log = ended_as(*[{}] * 20, *[RESET] * 3, *[CONNECT] * 12)
+    seen = outage(log)
+    assert seen is not None
+    assert (10.5, {"connect": 12, "reset": 3}) == (pytest.approx(seen.at_s), seen.errors)
+    assert failed_share(log) == pytest.approx(15 / 35)
+
+
+def test_a_server_that_never_answered_has_no_last_answer():
+    """As one that ended while requests were prepared."""
+    seen = outage(ended_as(*[CONNECT] * 8))
+    assert seen is not None
+    assert (None, {"connect": 8}) == (seen.at_s, seen.errors)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [{}] * 20,
+        [{}] * 20 + [RESET] * 4,
+        [{}] * 20 + [LIMITED] * 20,
+        [{}] * 20 + [CONNECT] * 20 + [{}],
+        ([RESET] * 4 + [{}]) * 5 + [RESET] * 5,
+        [{}] * 20 + [{"status": "cancelled", "error": "cancelled: stopped"}] * 20,
+    ],
+    ids=["all-well", "few", "limits-rate", "came-back", "always-bad", "ended-by-us"],
+)
+def test_failures_that_are_no_outage(kinds: list[dict[str, Any]]):
+    """Refusals are answers, a server that comes back did not end, and of many failures some come last."""
+    assert outage(ended_as(*kinds)) is None
+
+
+def test_no_request_is_no_outage():
+    """And no share of failures."""
+    assert (None, 0.0) == (outage(request_log()), failed_share(request_log()))
