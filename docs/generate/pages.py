@@ -99,7 +99,17 @@ others, an error says what to write, for all of them in one line. What the run d
 - `--request-rate inf` is what it is there: with `--max-concurrency N` a closed loop of N requests, else all at once.
   `--request-rate R` with `--max-concurrency N` is a schedule of which at most N requests are in flight; the report says
   what that held back.
-- Lists of values (`--concurrency 1,2,4`) are a sweep there; here each value is a run of its own.
+- Lists of values (`--concurrency 1,2,4`) are a sweep there; here they are one too: `sidelight sweep URL --vary
+  concurrency=1,2,4`.
+- Without a load, a run does what the benchmark does whose options were typed, and a line says so. With options of
+  `vllm bench serve` alone (`--num-prompts`, `--dataset-name`, ...) all requests are sent at once (`--rate inf`), 1,000
+  without a count; with those of AIPerf (`--request-count`, `--isl`, ...) one at a time (`--concurrency 1`), without a
+  count 10 or twice the concurrency, whichever is more. A `--rate`, `--concurrency`, `--arrival`, trace or `--config`
+  is a load. With options that are ours as well, or GuideLLM's, it is 1 request/s.
+- GuideLLM's `--profile synchronous` is `--concurrency 1`; with `concurrent` its `--rate N` is `--concurrency N`;
+  `throughput` is `--rate inf`, which needs `--max-requests`. Its `sweep`, which it runs without a profile, is a study:
+  `sidelight test throughput URL --scale short`.
+- `--burstiness B` without an arrival process is of gamma-distributed gaps.
 """
 
 COMPLIANCE_HEADING = """# Compliance with the draft

@@ -434,8 +434,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         translation = translate(arguments)
         arguments = translation.arguments
-        if translation.not_needed and not {"--quiet", "--json"} & set(arguments):
-            sys.stderr.write(f"sidelight: not needed here: {'; '.join(translation.not_needed)}\n")
+        if not {"--quiet", "--json"} & set(arguments):
+            sys.stderr.writelines(f"sidelight: {note}\n" for note in translation.notes)
         settings = _read_settings(arguments)
         verbose = verbose or settings.get("verbose") is True
         # Without a command the help is shown, and None returned.

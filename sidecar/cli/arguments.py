@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from sidecar.cli.messages import unused
+from sidecar.cli.loads import STREAMS, defaults_of, with_streams
+from sidecar.cli.messages import nearest, unused
 from sidecar.cli.peers import (
     BODY_FIELDS,
     DEVIATIONS,
@@ -57,15 +58,25 @@ class Translation:
 
     words       what stands alone, behind no option
     not_needed  options of other benchmarks that change nothing here, each with the reason
+    implied     the load that such options mean where none is typed, and whose they are
+    profile     what GuideLLM's --profile says, where its --rate is a number of streams
     problems    options that need another form here, each with that form
     """
 
     arguments: list[str]
     words: list[str] = field(default_factory=list)
     not_needed: list[str] = field(default_factory=list)
+    implied: str = ""
+    profile: str = ""
     problems: list[str] = field(default_factory=list)
     deviations: dict[str, str] = field(default_factory=dict)
     body: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is said of the options before the run."""
+        not_needed = [f"not needed here: {'; '.join(self.not_needed)}"] if self.not_needed else []
+        return not_needed + ([self.implied] if self.implied else [])
 
     def add(self, option: _Option, flags: frozenset[str]) -> None:
         """Add an option and what stands behind it."""
@@ -108,6 +119,10 @@ class Translation:
     def _add_value(self, option: _Option) -> None:
         ours, known, hint = VALUES[option.name]
         given = option.values[0] if option.values else ""
+        if given in STREAMS and ours == "--arrival":
+            self.profile = given
+            self.words += option.values[1:]
+            return
         value = known.get(given, given if not hint else None)
         if value is None:
             shown = f" {given}" if re.fullmatch(r"[\w./-]{1,40}", given) else ""
@@ -143,6 +158,31 @@ class Translation:
         elif self.body:
             self.arguments += ["--extra-body", json.dumps(self.body)]
         self._join_deviations()
+
+    def take_load(self, typed: Sequence[str]) -> None:
+        """Add the load of a run that options of other benchmarks stand for."""
+        if self.profile:
+            try:
+                self.arguments = with_streams(self.profile, self.arguments)
+            except ValueError as error:
+                self.problems.append(f"--profile {self.profile}: {error}")
+        if not {"--arrival", "--config"} & {*self.arguments} and _shape(self.arguments) != 1:
+            self.arguments += ["--arrival", "gamma"]
+        added, theirs = defaults_of(typed, self.arguments)
+        if added:
+            self.arguments += added
+            self.implied = f"as {theirs} does without a rate: {' '.join(added)}"
+
+    def refuse_unknown(self) -> None:
+        """Add a problem that names all options that a run does not have."""
+        names = {*_flags(RunOptions), *(flag_of(field.name) for field in dataclasses.fields(RunOptions))}
+        typed = (name for name in self.arguments if re.fullmatch(r"--[A-Za-z][\w-]*", name))
+        unknown = [name for name in dict.fromkeys(typed) if name not in names and not name.startswith("--empty-")]
+        near = {name: hint for name in unknown if (hint := nearest(name, names))}
+        said = "sidelight run has no such option"
+        self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
+        far = ", ".join(name for name in unknown if name not in near)
+        self.problems += [f"{far}: {said}; `sidelight run --help` lists them"] if far else []
 
     def _join_deviations(self) -> None:
         """Make a mean and its deviation one normal distribution."""
@@ -196,6 +236,9 @@ def translate(arguments: Sequence[str]) -> Translation:
     for option in typed:
         translation.add(option, flags)
     translation.finish()
+    if options is RunOptions:
+        translation.take_load([option.name for option in typed])
+        translation.refuse_unknown()
     if translation.problems:
         raise ConfigurationError("; ".join(translation.problems))
     if arguments[0] == "test":
@@ -228,6 +271,14 @@ def _options(arguments: Sequence[str]) -> Iterator[_Option]:
 def _own_values(values: Sequence[str]) -> int:
     """Return how many of the values behind an option that takes several are its own: those before a URL."""
     return 1 + next((at for at, value in enumerate(values[1:]) if _HTTP.match(value)), len(values) - 1)
+
+
+def _shape(arguments: Sequence[str]) -> float:
+    """Return --burstiness, 1 where there is none that can be read."""
+    try:
+        return float(arguments[arguments.index("--burstiness") + 1])
+    except (ValueError, IndexError):
+        return 1.0
 
 
 def _json(text: str) -> object:

@@ -136,7 +136,8 @@ def _unusable_value(error: cyclopts.CoercionError) -> str:
 
 
 def _reason(error: cyclopts.CoercionError, value: str) -> str:
-    if _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
+    is_load = (error.command_chain or ("",))[0] == "run"
+    if is_load and _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
         name = _name(error.argument, None).removeprefix("--")
         return f"give one number; several are a sweep: sidelight sweep URL --vary {name}={value}"
     if error.msg is not None:

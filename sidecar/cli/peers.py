@@ -39,7 +39,10 @@ _PATHS = {protocol.path: name for name, protocol in PROTOCOLS.items()}
 _PROFILES = {"poisson": "poisson", "constant": "uniform", "async": "uniform", "gamma": "gamma"}
 _FILES = "a file of prompts is --prompts FILE, a trace --trace FILE, a known data set --workload NAME --dataset FILE"
 _BY_LOOK = "--prompts knows a file by its look"
-_STREAMS = "a number of streams is --concurrency N, one at a time --concurrency 1, and a rate --rate R"
+_STREAMS = (
+    "a number of streams is --concurrency N, and a rate --rate R; a sweep is a study: sidelight test throughput URL "
+    "--scale short"
+)
 # An option whose values have other names here, and what to write in place of a value that is not listed.
 VALUES: dict[str, tuple[str, dict[str, str], str]] = {
     "--endpoint-type": ("--endpoint", _APIS, "choose an API with --endpoint; `sidelight run --help` lists them"),
@@ -100,6 +103,8 @@ FLAGS_NOT_NEEDED = {
     "--disable-console": _NO_DISPLAY,
     "--disable-console-interactive": _NO_DISPLAY,
     "--trust-remote-code": "no code of a model is run",
+    "--disable-shuffle": "prompts of a file are sent in its order",
+    "--no-oversample": "a file's prompts are sent once each, unless more are asked for",
     "--tokenizer-trust-remote-code": "no code of a model is run",
     "--skip-tokenizer-init": "a tokenizer is needed for the lengths of prompts only",
 }
@@ -113,6 +118,8 @@ NOT_NEEDED = {
     "--tokenizer-mode": "a tokenizer.json says itself what it is",
     "--backend-type": "the API is chosen with --endpoint",
     "--num-dataset-entries": "prompts do not repeat",
+    "--ready-check-timeout-sec": "the server is asked before each run, and must answer",
+    "--log-level": "--verbose shows where an error came from",
     "--label": "a run is named by its directory, --out DIR",
 }
 
@@ -137,6 +144,7 @@ _SHARED = (
 _SESSIONS = (
     "describe sessions in a workload file (turns and think_time_s, docs/reference/workloads.md): --workload FILE"
 )
+_BY_FILE = "leave what is longer out of the file of --prompts FILE"
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
 _ONE_RUN = "a run has one load; give one --rate or --concurrency to each run"
 # Options that need another form here: what to write; with the value given, where the text depends on it.
@@ -184,6 +192,15 @@ HINTS: dict[str, str | Callable[[str], str]] = {
     "--rampup": "write --ramp linear --ramp-to R --ramp-duration 30s",
     "--request-rate-ramp-duration": "write --ramp linear --ramp-to R --ramp-duration 30s",
     "--warmup-duration": "write a number of requests: --warmup N",
+    "--cooldown": "requests in flight at the end are waited for: --drain-timeout 120s",
+    "--sharegpt-max-prompt-len": _BY_FILE,
+    "--sharegpt-max-total-len": _BY_FILE,
+    "--plot-timeline": "report.html has the chart: --formats html",
+    "--metadata": "write --tag NAME=VALUE",
+    "--tokenizer-revision": "name the file itself: --tokenizer PATH",
+    "--prefill-concurrency": "all that is in flight is limited together: --concurrency N",
+    "--concurrency-ramp-duration": "write --ramp linear --ramp-to R --ramp-duration 30s",
+    "--request-cancellation-rate": "no request is cancelled; one that is too long ends by --request-timeout 60s",
     "--num-profile-runs": _ONE_RUN,
     "--search-space": _ONE_RUN,
     "--result-filename": _ONE_FILE,

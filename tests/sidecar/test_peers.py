@@ -37,7 +37,7 @@ def test_a_value_that_is_not_known_here_names_our_option(sidelight: Sidelight, n
     ended = sidelight("run", UNUSED, name, "kind=other,api_key=hush")
     assert (2, 1) == (ended.code, ended.err.count("\n"))
     assert name == "--endpoint" or "hush" not in ended.err
-    assert set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name} <= OURS
+    assert set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name} <= OURS | {"--scale"}
 
 
 def test_every_translation_is_to_an_option_and_hides_none():
@@ -143,6 +143,12 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
             "--url U --isl 9 --isl-stddev --temperature --extra-inputs",
             ["--isl-stddev: needs a value; --temperature: needs a value; --extra-inputs: needs a value"],
         ),
+        ("--profile sweep", ["sidelight test throughput URL --scale short"]),
+        ("--profile throughput --max-seconds 9", ["--requests N", "sidelight test throughput URL"]),
+        (
+            "--cooldown 3 --nothing 1 --raet 2 --nowhere",
+            ["--drain-timeout", "--nothing, --nowhere: sidelight run has no such option", "did you mean --rate?"],
+        ),
         ("--url U --extra_body {} --top-k 1", ["--extra-body: write the other fields into it, too: top_k"]),
     ],
 )
@@ -167,12 +173,45 @@ def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str,
 def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
     """Sampling parameters are merged into every request; a file of prompts is --prompts, whatever its format."""
     name, _, value = ours.partition(" ")
-    assert ["run", name, value] == translate(["run", *typed.split()]).arguments
+    assert ["run", name, value] == translate(["run", *typed.split()]).arguments[:3]
+
+
+@pytest.mark.parametrize(
+    ("typed", "load"),
+    [
+        ("--num-prompts 1000 --dataset-name sharegpt --dataset-path f", "--requests 1000 --prompts f --rate inf"),
+        ("--dataset-name random", "--rate inf --requests 1000"),
+        ("--num-prompts 8 --max-concurrency 2", "--requests 8 --concurrency 2"),
+        ("--num-prompts 8 --rate 2", "--requests 8 --rate 2"),
+        ("--num-prompts 8 --request-rate=2 --burstiness 0.5", "--requests 8 --rate 2 --burstiness 0.5 --arrival gamma"),
+        ("--num-prompts 8 --arrival uniform", "--requests 8 --arrival uniform"),
+        ("--num-prompts 8 --config f", "--requests 8 --config f"),
+        ("--isl 512", "--input-tokens 512 --concurrency 1 --requests 10"),
+        ("--isl 512 --concurrency 16", "--input-tokens 512 --concurrency 16 --requests 32"),
+        ("--streaming --benchmark-duration 30", "--duration 30 --concurrency 1"),
+        ("--input-file f.jsonl", "--prompts f.jsonl --concurrency 1"),
+        ("--requests 8 --input-tokens 512", "--requests 8 --input-tokens 512"),
+        ("--profile synchronous --max-requests 8", "--requests 8 --concurrency 1"),
+        ("--rate-type concurrent --rate 4 --max-requests 8", "--requests 8 --concurrency 4"),
+        ("--profile throughput --max-requests 8", "--requests 8 --rate inf"),
+        ("--profile throughput --rate 4 --max-seconds 8", "--duration 8 --concurrency 4"),
+    ],
+)
+def test_a_load_of_theirs_is_theirs(typed: str, load: str):
+    """Without a rate, and with GuideLLM's number of streams; what is ours, or a load that was typed, stays."""
+    assert ["run", *load.split()] == translate(["run", *typed.split()]).arguments
+
+
+def test_a_load_that_was_not_typed_is_said(sidelight: Sidelight):
+    """In a line of its own, and not where only the result is wanted."""
+    ended = sidelight("run", UNUSED, "--num-prompts", "8")
+    assert "sidelight: as vllm bench serve does without a rate: --rate inf" == ended.err.splitlines()[0]
+    assert 1 == sidelight("run", UNUSED, "--num-prompts", "8", "--quiet").err.count("\n")
 
 
 def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
     """In a line before anything else, with the reason; not where only the result is wanted."""
-    ended = sidelight("run", UNUSED, "--streaming", "--ui", "none")
+    ended = sidelight("run", UNUSED, "--rate", "1", "--streaming", "--ui", "none")
     first, second = ended.err.splitlines()
     assert "sidelight: not needed here: --streaming (replies are always streamed); --ui (" in first
     assert second.startswith("sidelight: cannot connect")
