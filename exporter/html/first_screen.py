@@ -7,8 +7,8 @@ from exporter.html.markup import escape
 from exporter.report.format import Prose, cell, percent, spoken_together
 from exporter.report.load import served_in_load
 from exporter.summary.breakdown import is_certain, json_name, label_of
-from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
+from loadgen.requests.summary import too_many_failed
 
 UNSURE = 0.35  # opacity of a part within its own error
 
@@ -29,9 +29,13 @@ def figures(summary: Summary) -> Prose:
     return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "bold")
 
 
-def bar(correlation: Correlation) -> str:
-    """Return the parts of the mean TTFT beside each other, pale within their own error; "" without a breakdown."""
-    if correlation.missing:
+def bar(summary: Summary) -> str:
+    """Return the parts of the mean TTFT beside each other, pale within their own error.
+
+    "" without a breakdown, and where too many requests failed to say where the wait of the others went.
+    """
+    correlation = summary.correlation
+    if correlation.missing or too_many_failed(summary.client.requests):
         return ""
     parts = [(part, getattr(correlation.breakdown, json_name(part))) for part in TTFT_PARTS]
     known = [(part, described) for part, described in parts if (described.mean or 0.0) > 0]

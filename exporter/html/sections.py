@@ -94,7 +94,7 @@ def _answer(summary: Summary) -> str:
     if not summary.client.requests.sent:
         return ""
     words = [Prose(line, "bold") for line in conclusion(summary)]
-    return f"{bar(summary.correlation)}\n{blocks([*words, *_prose(rate_lines(summary))])}"
+    return f"{bar(summary)}\n{blocks([*words, *_prose(rate_lines(summary))])}"
 
 
 def section(

@@ -214,9 +214,12 @@ def test_the_first_screen_is_figures_and_a_bar(tmp_path: Path):
     queue = run.summary.correlation.breakdown.queue_ms
     unsure = msgspec.structs.replace(queue, error_ms=2 * (queue.mean or 0.0))
     breakdown = msgspec.structs.replace(run.summary.correlation.breakdown, queue_ms=unsure)
-    shown = bar(msgspec.structs.replace(run.summary.correlation, breakdown=breakdown))
+    replace, client = msgspec.structs.replace, run.summary.client
+    shown = bar(replace(run.summary, correlation=replace(run.summary.correlation, breakdown=breakdown)))
     assert "queue (within its own error)" in shown
     assert shown.count("opacity") == 2
+    counts = replace(client.requests, failed=client.requests.sent)
+    assert "" == bar(replace(run.summary, client=replace(client, requests=counts)))
 
 
 def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):
