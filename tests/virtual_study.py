@@ -47,7 +47,7 @@ def play(
         assert len(finished) < most_steps, f"{procedure.name} does not end: {step.label} is step {len(finished) + 1}"
         server = servers[step.variant]
         server.now_ns = max(each.now_ns for each in servers.values()) + round(_PAUSE_S * 1e9)
-        if server.engine.submitted == 0 and step.warm_up == "draft":
+        if server.engine.submitted == 0 and step.warm_up != "none":
             _warm_up(server, {**asked.options, **step.options}, asked.seed)
         number = len(finished) + 1
         data[number] = run_step(

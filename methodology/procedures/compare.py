@@ -353,6 +353,7 @@ def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
 
 COMPARE = Procedure(
     name="compare",
+    of_draft=False,
     objective="Tell whether systems differ, by how much, how sure that is, and which part of the TTFT makes it.",
     workload="synthetic-uniform",
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=30.0)},

@@ -272,6 +272,7 @@ def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: s
 
 SWEEP = Procedure(
     name="sweep",
+    of_draft=False,
     objective="Measure combinations of options, each several times.",
     workload="synthetic-uniform",
     presets={"letter": _LETTER, "short": replace(_LETTER, duration=10.0)},

@@ -97,8 +97,9 @@ class Step(Struct, frozen=True, kw_only=True):
     seed: Count  # of contents and arrivals: equal seeds send the same requests
     options: dict[str, Any] = {}  # further ones of `run`, by their configuration names
     variant: str = ""  # configuration that it measures; empty: the only one
-    # draft: warmed up if the engine has not been since it started; none: cold, on purpose.
-    warm_up: Literal["draft", "none"] = "draft"
+    # draft, short: warmed up, by the draft or by a few requests, if the engine has not been since it started;
+    # none: cold, on purpose.
+    warm_up: Literal["draft", "short", "none"] = "draft"
     reset_cache: bool = False  # whether the prefix cache is emptied before
     # Whether no other step sends its requests: a repeat then sends others, which no cache holds.
     unpaired: bool = False
@@ -233,6 +234,7 @@ class Procedure:
     workload: str  # default of `--workload`, or its mapping
     # Its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`.
     presets: Mapping[Scale, Parameters]
+    of_draft: bool = True  # whether its numbers, of the scale letter, are the draft's
     next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
     findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
     optional: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -16,6 +17,7 @@ LEVEL = "level"  # of a step that results are of
 SENTINEL = "sentinel"
 POPULATE = "populate"  # of a step that fills a cache for the next one, and that no result is of
 _PERCENT = "-percent"
+DRAFT_WARMED_S = 30.0  # of a step: one that is shorter would take less than the draft's warm-up before it
 REPEATS = 10_000  # contents from this number on are those of repeated steps
 
 
@@ -24,8 +26,17 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
 
     - A void step is repeated once. Where that is void too, the study is not complete; it goes on with the steps that do
       not rest on it (`Procedure.independent`), and tries it again when it is resumed.
+    - A step that is shorter than the draft's warm-up has a few requests in its place, unless all is by the draft.
     - After a complete test whose parameters ask for a sentinel, its first level is run again, or what it has instead.
     """
+    step = _decided(procedure, asked, finished)
+    by_draft = procedure.of_draft and asked.scale == "letter"
+    if isinstance(step, Done) or by_draft or step.warm_up != "draft" or (step.duration or math.inf) >= DRAFT_WARMED_S:
+        return step
+    return replace(step, warm_up="short")
+
+
+def _decided(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     last = finished[-1] if finished else None
     if last is not None and last.outcome.void and not last.again:
         if not last.step.repeat:

@@ -56,6 +56,7 @@ WORKLOAD = Group("Workload", sort_key=3)
 CRITERIA = Group("Criteria", sort_key=4.8)
 
 DRAFT, AFTER = "draft", "after:"  # of --warmup, as in loadgen.requests.warmup, which takes long to import
+SHORT_WARM_UP = 10  # requests
 DEFAULT_RATE_PER_S = 1.0
 MOST_REQUESTS = 10_000_000
 
@@ -223,7 +224,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
             "the load of that name has warmed the target up.",
             converter=_warmup,
         ),
-    ] = 10
+    ] = SHORT_WARM_UP
     drain_timeout: Annotated[
         Pause, time_option(LOAD, "How long to wait for responses in flight after the last submission.")
     ] = 120.0

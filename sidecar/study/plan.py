@@ -22,7 +22,7 @@ from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, 
 from methodology.study.planning import decide
 from sidecar.errors import ConfigurationError
 from sidecar.options.checks import lengths_of
-from sidecar.options.load import RunOptions
+from sidecar.options.load import SHORT_WARM_UP, RunOptions
 from sidecar.run.load import WARM_UP_CONCURRENCY
 from sidecar.study.asking import with_values
 from simulator.settings import EngineSettings
@@ -203,11 +203,13 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
     running = step.level if step.load == "closed" else served.seats * per_s / served.per_s
     drain_s = max(0.0, left) / per_s + served.e2e_s(1.0, served.lengths.longest(running))
     warm_up_s = 0.0
-    if step.warm_up == "draft" and not is_warm:
-        width = step.level if step.load == "closed" else WARM_UP_CONCURRENCY
-        warm = max(DRAFT_REQUESTS, round(DRAFT_OUTPUT_TOKENS / max(served.lengths.output, 1.0)))
-        requests += warm + 2 * PROBES
-        warm_up_s = warm / served.closed_per_s(width) + 2 * PROBES * PROBE_S
+    if step.warm_up != "none" and not is_warm:
+        by_draft = step.warm_up == "draft"
+        by_tokens = round(DRAFT_OUTPUT_TOKENS / max(served.lengths.output, 1.0))
+        warm, probes = (max(DRAFT_REQUESTS, by_tokens), 2 * PROBES) if by_draft else (SHORT_WARM_UP, 0)
+        width = min(warm, step.level if step.load == "closed" else WARM_UP_CONCURRENCY)
+        requests += warm + probes
+        warm_up_s = warm / served.closed_per_s(width) + probes * PROBE_S
     return Expected(
         step=step,
         seconds=OVERHEAD_S + warm_up_s + length_s + drain_s,

@@ -21,7 +21,7 @@ from rundir.clock import anchor
 from sidecar.directory import Run
 from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.options.checks import check_run
-from sidecar.options.load import AFTER, DRAFT, RunOptions
+from sidecar.options.load import AFTER, DRAFT, SHORT_WARM_UP, RunOptions
 from sidecar.progress import Progress
 from sidecar.run import session
 from sidecar.study import between, record
@@ -131,7 +131,7 @@ def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
     """Note whether a step warmed its configuration's engine up, or leaves it unknown: it may have started again."""
     if each.outcome.void and each.outcome.engine_start_ns is None:
         warmed.pop(each.step.variant, None)
-    elif each.step.warm_up == "draft" and not (begun.warmed_by or each.outcome.void):
+    elif each.step.warm_up != "none" and not (begun.warmed_by or each.outcome.void):
         warmed[each.step.variant] = begun
 
 
@@ -181,11 +181,9 @@ def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> R
     Raises ConfigurationError naming the one that cannot be used.
     """
     options = with_values(common, step.options)
-    is_set = "warmup" in step.options
-    warm_up = options.warmup if is_set else DRAFT
-    if step.warm_up == "none":
-        warm_up = 0
-    elif warmed_by:
+    usual: dict[str, int | str] = {"none": 0, "short": SHORT_WARM_UP, "draft": DRAFT}
+    warm_up = usual[step.warm_up] if step.warm_up == "none" or "warmup" not in step.options else options.warmup
+    if step.warm_up != "none" and warmed_by:
         warm_up = f"{AFTER}{warmed_by}"
     level = {"rate": step.level} if step.load == "open" else {"concurrency": round(step.level)}
     return check_run(

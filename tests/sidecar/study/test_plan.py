@@ -10,6 +10,7 @@ import pytest
 from methodology.procedures import PROCEDURES
 from sidecar.options.study import StudyOptions
 from sidecar.study.asking import common_options
+from sidecar.study.derive import procedure_named
 from sidecar.study.plan import expected
 from sidecar.study.verb import asked_of, plan
 
@@ -39,6 +40,20 @@ def test_a_plan_is_what_a_short_study_took(name: str):
     asked = msgspec.structs.replace(asked_of(options, procedure)[0], max_model_len=8192)
     planned = expected(procedure, asked, common_options(options, procedure))
     assert planned.seconds == pytest.approx(TOOK_S[name], rel=0.3)
+
+
+def test_a_short_step_has_no_longer_warm_up_unless_the_draft_was_asked_for():
+    """A comparison's and a sweep's numbers are not the draft's."""
+    short = {"duration": 10.0}
+    first = {
+        (name, scale): expected(procedure, asked, common).steps[0].step.warm_up
+        for name, scale in (("throughput", "letter"), ("throughput", "short"), ("compare", "letter"))
+        for procedure in [procedure_named(name)]
+        for options in [StudyOptions(scale=scale, variant=GUARDS[:2] if name == "compare" else (), **short)]
+        for asked in [asked_of(options, procedure)[0]]
+        for common in [common_options(options, procedure)]
+    }
+    assert list(first.values()) == ["draft", "short", "short"]
 
 
 def test_a_faster_system_serves_more_at_once():
