@@ -19,7 +19,7 @@ def how_sure(summary: Summary) -> Iterator[str]:
     if not summary.correlation.missing and unknown:
         every = summary.config.get("scrape_interval")
         age = f" (pages were read every {every:g} s)" if every else ""
-        yield f"No length of the queue is named from which requests are slow: {unknown}{age}."
+        yield f"No queue length can be given from which requests are slow: {unknown}{age}."
     if not summary.watch:
         yield generator_verdict(summary)
 

@@ -169,7 +169,7 @@ class LiveRun:
             phase=self._phase,
             loaded=self._loaded,
             elapsed_s=elapsed_s,
-            planned_s=self._planned_s if self._phase == "measure" else None,
+            planned_s=(self._load_s or None) if self._phase == "measure" else None,
             sent=sent,
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],

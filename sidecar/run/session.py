@@ -186,7 +186,7 @@ def _live(
         path,
         run_id=run_id,
         clock=clock,
-        planned_s=options.duration,
+        planned_s=options.duration if options.closed_loop or not options.requests else None,
         stale_s=STALE_TICKS * options.scrape_interval,
         protocol=options.endpoint,
         described=Described(

@@ -115,6 +115,18 @@ def test_objectives_stand_as_the_requests_that_ended_have_them(tmp_path: Path):
         assert (True, False, 3) == (0 < goodput <= 3, met, client.good)
 
 
+def test_a_load_that_a_number_of_requests_ends_is_planned_until_the_last_is_due(tmp_path: Path):
+    """Of an open loop, whose plan says when that is."""
+    (tmp_path / RAW).mkdir()
+    with FrameLog(tmp_path / RAW / "plan-measure.log") as plan:
+        for index in range(3):
+            append_record(plan, structs.replace(planned(index, 2), offset_ns=index * 10**9))
+    with LiveRun(tmp_path, run_id="r", clock=anchor(), planned_s=None, stale_s=2.5) as live:
+        live.enter("measure")
+        live.poll()
+        assert live.view().planned_s == 2.0
+
+
 def test_a_ttft_counts_with_the_first_token_and_tokens_as_they_come(tmp_path: Path):
     """Of a reply that goes on; once it has ended they are what its usage says, and nothing counts twice."""
     (tmp_path / RAW).mkdir()
