@@ -80,7 +80,7 @@ def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noq
     One server, set up anew for each by a command: see --variant.
 
     Or they are recorded: directories of runs of each, or studies. A claim needs three runs of each.
-      sidelight compare runs/before runs/after --margin 5%
+      sidelight compare before=runs/before after=runs/after --margin 5%
 
     Exit codes as of run; 1 where --gate is given and a configuration is worse than the first.
     """

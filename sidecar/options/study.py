@@ -250,7 +250,10 @@ class CompareOptions(StudyOptions):
     ] = False
     runs: Annotated[
         tuple[Path, ...],
-        repeatable(TEST, "A recorded run, a study or a directory of runs (repeatable); what a path alone means, too."),
+        repeatable(
+            TEST,
+            "A recorded run, a study or a directory of runs, or NAME=DIRECTORY (repeatable); as a path alone.",
+        ),
     ] = ()
 
 

@@ -39,6 +39,7 @@ _OUTPUT = ("out", "world_readable", "formats", *_LISTEN, "quiet", "json", "verbo
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", *_LISTEN, "quiet", "json", "verbose", "config", "require")
 STEP_FORMATS = ("json", "text")
+VARIANT_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
 SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 
 
@@ -67,7 +68,7 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
     variants: dict[str, Variant] = {}
     for text in options.variant:
         for name, declared in _declared(text).items():
-            if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,39}", name):
+            if not VARIANT_NAME.fullmatch(name):
                 raise ConfigurationError(f"--variant {name[:40]}: a name is of letters, digits, . _ and -")
             if name in variants:
                 raise ConfigurationError(f"--variant {name}: given more than once; each configuration has its own name")

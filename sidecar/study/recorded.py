@@ -19,6 +19,7 @@ from sidecar.directory.failures import evaluating
 from sidecar.errors import ConfigurationError
 from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
+from sidecar.study.asking import VARIANT_NAME
 from sidecar.study.data import step_data
 from sidecar.study.derive import derive_study, procedure_named
 from sidecar.study.verb import Ended, asked_of, code_of
@@ -66,20 +67,31 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
 
 
 def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
-    """Return the run directories of each system, by its letter."""
+    """Return the run directories of each system, by the name in NAME=DIRECTORY, else by its letter."""
     if not 2 <= len(paths) <= len(SYSTEMS):
         raise ConfigurationError(f"compare: {len(paths)} systems; give from 2 to {len(SYSTEMS)} directories")
     groups: dict[str, list[Path]] = {}
     taken: dict[Path, Path] = {}
-    for letter, path in zip(SYSTEMS, paths, strict=False):
-        groups[letter] = list(_runs(path))
-        if not groups[letter]:
+    for letter, given in zip(SYSTEMS, paths, strict=False):
+        name, path = _named(given, letter)
+        if name in groups:
+            raise ConfigurationError(f"compare: two systems are named {name}; give each its own name")
+        groups[name] = list(_runs(path))
+        if not groups[name]:
             raise ConfigurationError(f"{path}: no run directory here; give that of a run, of a study, or one of runs")
-        for run in groups[letter]:
+        for run in groups[name]:
             if run in taken:
                 raise ConfigurationError(f"compare: {path} and {taken[run]} are the same; give different runs")
             taken[run] = path
     return groups
+
+
+def _named(given: Path, letter: str) -> tuple[str, Path]:
+    """Return a system's name and path; an existing path is taken as it stands."""
+    name, equals, path = str(given).partition("=")
+    if not equals or given.exists() or not VARIANT_NAME.fullmatch(name):
+        return letter, given
+    return name, Path(path)
 
 
 def _runs(path: Path) -> Iterator[Path]:

@@ -47,6 +47,14 @@ def test_recorded_runs_are_compared_as_a_study(recorded: Path, tmp_path: Path, c
     assert (tmp_path / "out" / "tables" / "comparison-b.csv").is_file()
 
 
+def test_recorded_systems_have_the_names_that_were_given(recorded: Path, tmp_path: Path):
+    """As those of URLs have, in every result; a letter for one without."""
+    ran("compare", f"old={recorded / 'before'}", recorded / "after", "--out", tmp_path / "out", "--anyway")
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["answer"][0].startswith("B against old, over 3 runs of old and 3 of B")
+    assert result["results"]["B_over_old_ttft_p50_ratio"]["value"] == 1.0
+
+
 def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
     """`sidelight report` of it writes the same bytes, where it may read the runs that it names."""
     out = tmp_path / "out"
@@ -63,6 +71,8 @@ def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
         (("before", "other"), "they did not send the same requests"),
         (("before/run-0", "before/run-0"), "are the same; give different runs"),
         (("before", "nowhere"), "no run directory here"),
+        (("x={}/before", "x={}/after"), "two systems are named x; give each its own name"),
+        (("x={}/before", "y={}/nowhere"), "nowhere: no run directory here"),
         (("before",), "1 systems; give from 2 to 8"),
         ((), "two systems are needed"),
     ],
@@ -71,7 +81,7 @@ def test_what_cannot_be_compared_is_refused(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
 ):
     """In one line, before anything is written."""
-    paths = [recorded / name for name in arguments]
+    paths = [name.format(recorded) if "{" in name else recorded / name for name in arguments]
     assert 2 == ran("compare", *paths, "--out", tmp_path / "out")
     error = capsys.readouterr().err
     assert said in error
