@@ -1,7 +1,7 @@
 """The error tree, split by the question a caller asks, with the exit code of each error.
 
 * SidelightError
-  + ConfigurationError      2  an option, a configuration file or a run directory is not usable as given
+  + ConfigurationError      2  an option, a file, a run directory or a port is not usable as given
   + TargetUnreachable       3  nothing answers at the address
   + TargetIncompatible      3  a server answers, but does not offer the API that was asked for
   + TargetNotMeasured       3  the target was loaded, but no request succeeded, or none any more
@@ -19,7 +19,11 @@ A failed request is data, not an exception. Lower packages raise their own, narr
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+# What the machine is to blame for, rather than a path: its disk is full, or fails.
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 class SidelightError(Exception):
@@ -63,3 +67,10 @@ class Interrupted(SidelightError):
     """The user stopped the run."""
 
     exit_code = 130
+
+
+def unusable_place(flag: str, path: Path, error: OSError) -> SidelightError:
+    """Return the error of a place that cannot be written to: the user's, unless it is the disk's."""
+    if error.errno in _OF_THE_DISK:
+        return CannotWrite(f"{flag} {path}: {error.strerror}")
+    return ConfigurationError(f"{flag} {path}: {error.strerror}; give a place that you can write to")

@@ -1,8 +1,8 @@
 """`python -m simulator`: the simulated engine as a process.
 
 It prints one JSON line, {"event":"ready","url":...}, once it listens (with --grpc-port also grpc_url), and runs until
-SIGINT or SIGTERM (exit 0) or, with --exit-on-eof, until its standard input ends. Exit 2: unusable options; exit 3: the
-address cannot be had.
+SIGINT or SIGTERM (exit 0) or, with --exit-on-eof, until its standard input ends. Exit 2: unusable options, an
+address that cannot be had too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
     except OSError as error:
         return _fail(
             f"cannot listen on {settings.host}:{settings.port}: {connection_problem(error)}; choose another port, or 0",
-            3,
+            2,
         )
     return 0
 

@@ -36,11 +36,18 @@ _MISSING = {
     "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
 }
 
+# An option of another command, and how the same is done here.
+_OTHERWISE = {
+    ("sidelight watch", "--duration"): "; a watch goes on until Ctrl-C or SIGTERM, as of `timeout -s INT 30s sidelight "
+    "watch ...`; `sidelight scrape` has --duration",
+}
+
 EPILOGUE = (
     "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
     "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
-    "engine; 2 bad usage or configuration; 3 the target could not be reached or measured; 130 interrupted (results up "
-    "to then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
+    "engine; 2 bad usage or configuration, also a path or a port that cannot be used; 3 the target could not be "
+    "reached or measured, or a file not be written; 130 interrupted (results up to then are written; a second signal "
+    "skips that, and `sidelight report RUN` writes them later)."
 )
 
 
@@ -111,7 +118,7 @@ def unused(text: str, command: str) -> str:
 def _unknown_option(error: cyclopts.UnknownOptionError, command: str) -> str:
     name = (error.token.keyword or error.token.value).partition("=")[0]
     names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
-    hint = nearest(name, names)
+    hint = _OTHERWISE.get((command, name)) or nearest(name, names)
     return f"{name}: {command} has no such option{hint or f'; `{command} --help` lists them'}"
 
 

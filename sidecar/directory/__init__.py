@@ -32,7 +32,7 @@ from scraper.series import table as series
 from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
 from sidecar.directory.counts import Events, Held, agreements, disagreements, never_dispatched
 from sidecar.directory.stamps import ANY_TIME, Span, require_reads_within, require_within
-from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.errors import CannotWrite, ConfigurationError, unusable_place
 
 if TYPE_CHECKING:
     from correlator.gateways import GatewaySpan
@@ -153,7 +153,7 @@ def create(path: Path, *, world_readable: bool = False) -> Path:
     """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
 
     A directory that is there already stays readable for whom it is; its `raw/` does not. Raises ConfigurationError as
-    `require_free` does, CannotWrite.
+    `require_free` does and where there can be no directory; CannotWrite where the disk is full.
     """
     require_free(path)
     mode = 0o755 if world_readable else 0o700
@@ -162,7 +162,7 @@ def create(path: Path, *, world_readable: bool = False) -> Path:
         (path / RAW).mkdir(mode=mode)
         sync(path.parent)
     except OSError as error:
-        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+        raise unusable_place("--out", path, error) from error
     return path
 
 

@@ -186,12 +186,12 @@ def _check_load(options: RunOptions) -> None:
         ("--trace", options.trace),
     ):
         if path is not None and not path.is_file():
-            why = "not a regular file" if path.exists() else "no such file"
+            why = "not a regular file" if path.exists() else "No such file or directory"
             raise ConfigurationError(f"{flag} {path}: {why}; give the path of a readable file")
     if options.tokenizer not in NAMED_TOKENIZERS and not Path(options.tokenizer).exists():
         raise ConfigurationError(
-            f"--tokenizer {options.tokenizer}: no such file; give {', '.join(NAMED_TOKENIZERS)} or the path of a "
-            "tokenizer.json"
+            f"--tokenizer {options.tokenizer}: No such file or directory; give {', '.join(NAMED_TOKENIZERS)} or the "
+            "path of a tokenizer.json"
         )
     _require_free_file("--save-requests", options.save_requests)
     _check_contact(options)

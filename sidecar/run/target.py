@@ -114,7 +114,8 @@ def _limits(body: bytes, listing: Listing, address: str, contact: Contact) -> di
 def _only(served: tuple[str, ...], listing: str, *, any_model: bool) -> str:
     if served and (any_model or len(served) == 1):
         return served[0]
-    raise ConfigurationError(f"--model is missing; {listing} serves: {_names(served)}")
+    cure = "" if served else "; load a model there, or name one that it has with --model NAME"
+    raise ConfigurationError(f"--model is missing; {listing} serves: {_names(served)}{cure}")
 
 
 def _names(served: tuple[str, ...]) -> str:

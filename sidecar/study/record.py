@@ -27,7 +27,7 @@ from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
 from sidecar import VERSION
 from sidecar.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, one_line, write_json
-from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.errors import CannotWrite, ConfigurationError, unusable_place
 from sidecar.options.config import as_recorded
 from sidecar.options.study import StudyOptions
 
@@ -166,7 +166,7 @@ def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> 
     try:
         (path / STEPS).mkdir(mode=0o777 & path.stat().st_mode)
     except OSError as error:  # also where a study that began at the same time has it
-        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+        raise unusable_place("--out", path, error) from error
     write_json(path / STUDY, msgspec.to_builtins(record))
     return Study(path=path, record=record)
 
@@ -177,11 +177,11 @@ def write_all(path: Path, options: Mapping[str, Any]) -> None:
 
 
 def make(path: Path, *, world_readable: bool) -> None:
-    """Make the directory of a study or of all tests. Raises CannotWrite."""
+    """Make the directory of a study or of all tests. Raises ConfigurationError, of a full disk CannotWrite."""
     try:
         path.mkdir(mode=0o755 if world_readable else 0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotWrite(f"--out {path}: {error.strerror}") from error
+        raise unusable_place("--out", path, error) from error
 
 
 @contextmanager

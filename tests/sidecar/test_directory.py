@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -38,7 +39,7 @@ from sidecar.directory import (
     write_text,
     write_whole,
 )
-from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.errors import CannotWrite, ConfigurationError, unusable_place
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 from sidecar.run.phases import last_answered
@@ -325,10 +326,16 @@ def test_a_disk_with_little_room_is_said_before_a_run(tmp_path: Path, monkeypatc
     assert scarce(tmp_path).startswith("only 255 MB are free on the disk of")
 
 
+@pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 2), (errno.EROFS, 2), (errno.ENOSPC, 3), (errno.EIO, 3)])
+def test_a_path_is_the_users_and_a_disk_the_machines(tmp_path: Path, number: int, code: int):
+    """A read-only place is bad usage, a full disk is not."""
+    assert code == unusable_place("--out", tmp_path, OSError(number, "no")).exit_code
+
+
 def test_a_place_that_cannot_be_made_is_one_line(tmp_path: Path):
     """Below a file there is no room for a directory."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(CannotWrite, match=f"--out {tmp_path}/file/run: Not a directory"):
+    with pytest.raises(ConfigurationError, match=f"--out {tmp_path}/file/run: Not a directory; give a place"):
         create(tmp_path / "file" / "run")
     with pytest.raises(ConfigurationError, match="is not empty"):
         create(tmp_path / "file")

@@ -55,14 +55,14 @@ def test_it_ends_with_its_parents_pipe():
         assert 0 == child.wait(timeout=BOUND_S)
 
 
-def test_an_occupied_port_is_one_line_and_exit_3():
+def test_an_occupied_port_is_one_line_and_exit_2():
     """The line says where it could not listen."""
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
         command = [sys.executable, "-m", "simulator", "--port", str(port)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
     said = f"simulator: cannot listen on 127.0.0.1:{port}: Address already in use; choose another port, or 0\n"
-    assert (3, "", said) == (ended.returncode, ended.stdout, ended.stderr)
+    assert (2, "", said) == (ended.returncode, ended.stdout, ended.stderr)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,13 @@ async def listing(models: web.Response, known: str = "wanted"):
         yield f"http://127.0.0.1:{server.port}"
 
 
+async def test_a_server_without_models_is_given_a_cure():
+    """What to do is said."""
+    async with listing(_listing()) as url:
+        with pytest.raises(ConfigurationError, match="serves: none; load a model there, or name one"):
+            await probe(url, model=None, contact=Contact())
+
+
 @pytest.mark.parametrize(
     ("models", "why"),
     [

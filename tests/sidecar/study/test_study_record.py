@@ -16,7 +16,7 @@ from tiny_study import TINY
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
 from sidecar.cli import main
-from sidecar.errors import CannotWrite, ConfigurationError
+from sidecar.errors import ConfigurationError
 from sidecar.study.derive import derive_study
 from sidecar.study.record import (
     LOG,
@@ -186,7 +186,7 @@ def test_of_two_studies_that_begin_at_once_one_does(study: Study, tmp_path: Path
     """Both find an empty directory; the second to make its steps is refused, and writes nothing."""
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))
     (tmp_path / "steps").mkdir()
-    with pytest.raises(CannotWrite, match="File exists"):
+    with pytest.raises(ConfigurationError, match="File exists"):
         create(tmp_path, study.record)
     assert not (tmp_path / "study.json").exists()
 
