@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from rundir.printable.escapes import escaped
 
 Bytes = TypeVar("Bytes", bytes, bytearray)
 
@@ -44,7 +46,7 @@ _KNOWN: dict[str, bytes] = {}
 
 
 def register(*values: str) -> None:
-    """Take in secrets: also as JSON, a URL and base64 have them."""
+    """Take in secrets: also as base64 has them. Escapes of JSON, URLs and HTML are undone where one is looked for."""
     forms = {form: form.encode(errors="replace") for value in values for form in _forms(value) if len(form) >= LEAST}
     if forms.keys() - _KNOWN.keys():
         whole = sorted({**_KNOWN, **forms}.items(), key=lambda pair: -len(pair[0]))
@@ -125,6 +127,11 @@ def secret_variables(names: Iterable[str]) -> Iterator[str]:
 
 def without_secrets(text: str) -> str:
     """Return a text with `***` in place of each secret."""
+    data = text.encode(errors="surrogatepass")
+    if spans := escaped(data, _KNOWN.values()):
+        for begin, end in reversed(spans):
+            data = data[:begin] + MASK.encode() + data[end:]
+        text = data.decode(errors="surrogatepass")
     for secret in _KNOWN:
         if secret in text:
             text = text.replace(secret, MASK)
@@ -144,6 +151,8 @@ def without_secrets_all(value: Any) -> Any:
 
 def blanked(data: Bytes) -> Bytes:
     """Return bytes with asterisks in place of each secret, as long as before: what is counted in them stays true."""
+    for begin, end in escaped(data, _KNOWN.values()):
+        data = data[:begin] + b"*" * (end - begin) + data[end:]
     for secret in _KNOWN.values():
         if secret in data:
             data = data.replace(secret, b"*" * len(secret))
@@ -217,6 +226,10 @@ def masked_command(command: str) -> str:
 def _forms(value: str) -> Iterator[str]:
     value = value.strip()
     yield value
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield quote(value, safe="", errors="replace")
+    yield value.replace(" ", "+")
+    raw = value.encode(errors="replace")
+    yield from map(bytes.decode, (base64.b64encode(raw), base64.urlsafe_b64encode(raw)))
+    for before in range(3):  # bytes of a longer text: what they share a character of base64 with is left out
+        inner = slice(-(-before * 4 // 3), (before + len(raw)) * 8 // 6)
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            yield encode(bytes(before) + raw)[inner].decode()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from loadgen.protocols.reading.failures import server_message
 from rundir.printable import masking
 from rundir.printable.masking import (
     blanked,
@@ -41,6 +46,58 @@ def test_a_secret_is_masked_in_each_of_its_forms():
     text = json.dumps({"a": 'hush"1/23456'}) + " hush%221%2F23456 hush123456 hush1234"
     assert '{"a": "***"} *** *** ***' == without_secrets(text)
     assert {"a hush1234": ["***", 1]} == without_secrets_all({"a hush1234": ["hush1234", 1]})
+
+
+# As servers, gateways and languages write a text into an error.
+ENCODINGS: list[Callable[[str], str]] = [
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1].replace("/", "\\/"),
+    lambda text: json.dumps(text)[1:-1].replace("&", "\\u0026").replace("<", "\\u003c"),
+    lambda text: "".join(f"\\u{unit:04X}" for unit in memoryview(text.encode("utf-16-le")).cast("H")),
+    lambda text: repr(text)[1:-1],
+    lambda text: quote(text, safe=""),
+    lambda text: "".join(f"%{byte:02x}" for byte in text.encode()),
+    quote_plus,
+    html.escape,
+    lambda text: "".join(f"&#{ord(letter)};" for letter in text),
+    lambda text: "".join(f"&#x{ord(letter):X};" for letter in text),
+    lambda text: text.replace("/", "&sol;").replace("+", "&plus;"),
+]
+KEYS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=8, max_size=40) | st.from_regex(
+    r"[A-Za-z0-9+/=&_.-]{8,60}", fullmatch=True
+)
+
+
+@given(KEYS, st.lists(st.sampled_from(ENCODINGS), max_size=3))
+def test_a_secret_is_masked_however_its_characters_are_escaped(secret: str, encodings: list[Callable[[str], str]]):
+    """By JSON, a language, a URL or HTML, and by several in turn; bytes keep their length."""
+    masking._KNOWN.clear()
+    register(secret)
+    text = secret
+    for encode in encodings:
+        text = encode(text)
+    assert "a *** b" == without_secrets(f"a {text} b")
+    assert f'{{"error": "{"*" * len(text.encode())} b"}}'.encode() == blanked(f'{{"error": "{text} b"}}'.encode())
+
+
+@given(
+    KEYS, st.binary(max_size=9), st.binary(max_size=9), st.sampled_from([base64.b64encode, base64.urlsafe_b64encode])
+)
+def test_a_secret_is_masked_within_base64(secret: str, before: bytes, after: bytes, encode: Callable[[bytes], bytes]):
+    """Wherever it begins: what stays of it is what shares a character with its neighbours."""
+    masking._KNOWN.clear()
+    register(secret)
+    whole = encode(before + secret.encode() + after).decode()
+    shown = without_secrets(whole)
+    assert "***" in shown
+    assert len(whole) - len(shown) + 3 >= len(secret.encode()) * 8 // 6 - 1
+
+
+@given(st.integers(0, 320))
+def test_no_part_of_a_secret_stays_where_a_message_is_cut(before: int):
+    register("hush/1/2/3/4/5/6/7/8")
+    said = server_message(json.dumps({"error": "x" * before + " hush/1/2/3/4/5/6/7/8"}).replace("/", "\\/").encode())
+    assert "hush" not in said
 
 
 def test_a_short_value_is_not_looked_for():

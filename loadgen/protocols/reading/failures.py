@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from rundir.printable.masking import without_secrets
+
 _MESSAGE_CHARS = 300
 CONTENT_FILTER = "content_filter"  # as a code or a type of an error, and as a reason why a reply ended
 
@@ -101,5 +103,5 @@ def message_in(raw: bytes) -> str:
 
 
 def clip(text: str) -> str:
-    """Return a text in one line of bounded length."""
-    return " ".join(text.split())[:_MESSAGE_CHARS]
+    """Return a text in one line of bounded length, without secrets: of one that is cut the rest would stay."""
+    return " ".join(without_secrets(text).split())[:_MESSAGE_CHARS]
