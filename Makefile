@@ -15,7 +15,7 @@ TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in about 15 s after set-up
+demo: $(VENV)/run ## simulated engine + load + scrape + correlate + report, in about 20 s after set-up
 	@$(BIN)/sidelight demo
 
 test: lint ## lint, types and every test
@@ -65,7 +65,7 @@ LOCK_FLAGS := -q --generate-hashes --no-emit-index-url --no-emit-find-links --no
   --allow-unsafe --no-header --annotation-style=line
 
 $(VENV)/run: requirements.lock requirements-build.lock pyproject.toml
-	@echo "setting up $(VENV) (about half a minute)"
+	@echo "setting up $(VENV) (half a minute, or two where packages come slowly)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) $(LOCKED) -r requirements.lock -r requirements-build.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .

@@ -124,7 +124,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     json: JsonProgress = False,
     verbose: Verbose = False,
 ) -> int:
-    """Try everything on a simulated engine: load, scrape, correlation and report in about 15 s, without arguments."""
+    """Try everything on a simulated engine: load, scrape, correlation and report in about 20 s, without arguments."""
     del verbose  # read by main()
     load = RunOptions(
         rate=rate,
