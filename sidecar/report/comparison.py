@@ -13,9 +13,11 @@ from exporter.comparison import LABELS, Compared, comparison
 from exporter.html import as_comparison
 from exporter.report import without_controls, without_padding
 from rundir.columns import take
+from rundir.files import replace_file
 from rundir.printable import escaped, printable
+from rundir.printable.masking import without_secrets
 from sidecar.directory import write_text
-from sidecar.errors import ConfigurationError
+from sidecar.errors import ConfigurationError, unusable_place
 from sidecar.live.final import recorded
 from sidecar.progress import Terminal
 from sidecar.report.derive import MARKDOWN, Derived, evaluate
@@ -27,12 +29,16 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     """Write the page of several runs, and print what it says in text.
 
     Raises ConfigurationError for more runs than a page shows, for one that is named twice, and for one that sent
-    nothing; CannotWrite.
+    nothing, or an output that cannot be written; CannotWrite where the disk is full.
     """
     _check(paths)
     read = [_evaluated(path) for path in paths]
     compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
-    write_text(output, as_comparison(compared, [recorded(derived.run, derived.times.parts) for derived in read]))
+    page_text = as_comparison(compared, [recorded(derived.run, derived.times.parts) for derived in read])
+    try:
+        replace_file(output, lambda file: file.write(without_secrets(page_text).encode()))
+    except OSError as error:
+        raise unusable_place("--output", output, error) from error
     console = Terminal(highlight=False)
     page = Group(*comparison(compared))
     console.print(page if console.is_terminal else without_padding(page), end="", soft_wrap=not console.is_terminal)

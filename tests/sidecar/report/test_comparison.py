@@ -75,6 +75,16 @@ def test_two_runs_give_one_page_and_stay_as_they_are(
     assert any(text.startswith("B against A: the mean TTFT is ") for text in page.contents["p"])
 
 
+def test_a_page_that_cannot_be_written_is_bad_usage(
+    runs: tuple[Path, Path], sidelight: Callable[..., Ended], tmp_path: Path
+):
+    """The option, the path and the cure, as of --out."""
+    place = tmp_path / "absent" / "page.html"
+    ended = sidelight("report", *runs, "--output", place)
+    assert 2 == ended.code
+    assert f"sidelight: --output {place}: No such file or directory; give a place" in ended.err
+
+
 def test_the_table_of_differences_has_the_runs_own_numbers(runs: tuple[Path, Path], tmp_path: Path):
     """And their difference beside them."""
     compare(runs, tmp_path / "page.html")
