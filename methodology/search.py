@@ -214,6 +214,8 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
         interval = number(reached[0], "requests/s", ci95=reached[1:]).interval()
         at = f"{figure(reached[0])} requests/s{interval}"
         missing = f"{text} is reached at about {at}, below the lowest level, {figure(lowest)}"
+    elif lowest >= limit.per_s:
+        missing = f"every level judged was above what it serves, {figure(limit.per_s)} requests/s; try lower (--min)"
     elif disputed:
         missing = f"{text} cannot be placed"
     unknown = number(None, "requests/s", n=len(judged), missing="; ".join(filter(None, (missing, disputed))))

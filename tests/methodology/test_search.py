@@ -220,7 +220,7 @@ def test_no_rate_is_offered_twice_at_an_objective():
 
 
 @pytest.mark.parametrize(
-    ("shares", "reason"),
+    ("shares", "reason", "limit_per_s"),
     [
         (
             (0.05, 0.045, 0.005, 0.004, 0.4),
@@ -229,13 +229,15 @@ def test_no_rate_is_offered_twice_at_an_objective():
                 "3.96; 2 levels met it and 2 at lower load did not: steps of 60 s have too few requests to judge it, "
                 "lengthen them with --duration 300"
             ),
+            5.71,
         ),
-        ((0.04, 0.03, 0.02, 0.004, 0.01), "ttft_p99<500ms cannot be placed; 1 level met it and 3 at lower load"),
-        ((0.3, 0.35, 0.4, 0.45, 0.5), "ttft_p99<500ms fails even at 3.96 requests/s, the lowest level"),
+        ((0.04, 0.03, 0.02, 0.004, 0.01), "ttft_p99<500ms cannot be placed; 1 level met it and 3 at lower load", 5.71),
+        ((0.3, 0.35, 0.4, 0.45, 0.5), "ttft_p99<500ms fails even at 3.96 requests/s, the lowest level", 5.71),
+        ((0.3, 0.35, 0.4, 0.45, 0.5), "every level judged was above what it serves, 3.86 requests/s; try lower", 3.86),
     ],
-    ids=["just below", "falling", "all fail"],
+    ids=["just below", "falling", "all fail", "all above"],
 )
-def test_an_objective_that_cannot_be_said_is_bounded(shares: tuple[float, ...], reason: str):
+def test_an_objective_that_cannot_be_said_is_bounded(shares: tuple[float, ...], reason: str, limit_per_s: float):
     """By what the levels know of it, with what to do."""
     given = asked(slo="ttft_p99<500ms")
     finished = []
@@ -243,7 +245,7 @@ def test_an_objective_that_cannot_be_said_is_bounded(shares: tuple[float, ...], 
         step = Step(kind="slo", label="open", load="open", level=load, seed=1)
         came = Outcome(status="complete", window=WINDOW, **judged(step, load, share, tau=40.0))
         finished.append(Finished(number=number, run=f"steps/{number:04d}", step=step, outcome=came))
-    objective = at_objective(given, finished, Capacity(per_s=5.71))
+    objective = at_objective(given, finished, Capacity(per_s=limit_per_s))
     assert objective.value is None
     assert reason in objective.missing, objective
 
