@@ -80,21 +80,15 @@ def facts_of(
     """Return the facts of the measured requests of a run; arguments as StepData has them."""
     config, stated = about.get("config") or {}, about.get("workload") or {}
     ok = take(requests, requests.status == "ok")
-    metrics, engine = request_metrics(ok), next(filter(None, (detect(page.series) for page in endpoints)), None)
-    delivered, is_long = delivery(ok), ok.output_tokens >= LEAST_OUTPUT_TOKENS
-    protocol, label = (
-        PROTOCOLS.get(config.get("endpoint", "")),
-        str(stated.get("label") or config.get("workload") or "not known"),
-    )
-    cached = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
-    cached_ratio = float(ok.cached_tokens[cached].sum() / ok.input_tokens[cached].sum()) if cached.any() else None
-    classes = (stated, *(stated.get("classes") or ()))
-    shares = any(each.get("system_prompt") or each.get("shared_prefix") for each in classes) or bool(
-        (ok.session >= 0).any()
-    )
+    metrics = request_metrics(ok)
+    engine = next(filter(None, (detect(page.series) for page in endpoints)), None)
+    delivered = delivery(ok)
+    is_long = ok.output_tokens >= LEAST_OUTPUT_TOKENS
+    protocol = PROTOCOLS.get(config.get("endpoint", ""))
+    label = str(stated.get("label") or config.get("workload") or "not known")
+    cached_ratio = _cached_ratio(ok)
     round_trips = [each["median"] for each in about.get("network_rtt_ms") or () if each.get("median") is not None]
-    # Of a reply that was all blank there is no first token, but its output was recorded.
-    recorded = np.array([ok.submit_ns, ok.first_output_ns, ok.last_output_ns, ok.input_tokens, ok.output_tokens])
+    stamp_ns, unrecorded = _recorded(ok)
     return StepFacts(
         about=about,
         load_doubt=load_doubt,
@@ -107,8 +101,8 @@ def facts_of(
         arrivals=get_args(arrivals.Kind),
         ok=len(ok),
         refused=int(refused_by_filter(requests).sum()),
-        stamp_ns=int(np.gcd.reduce(recorded[:3], axis=None)) if len(ok) else 0,
-        unrecorded=int((recorded < 0).any(axis=0).sum()),
+        stamp_ns=stamp_ns,
+        unrecorded=unrecorded,
         held=int((requests.held_ns > 0).sum()),
         in_flight_mean=_in_flight_mean(requests),
         known_parts=tuple(part.name for part in TTFT_PARTS if np.isfinite(part.of(parts)).any()),
@@ -120,7 +114,7 @@ def facts_of(
         first_tokens=int((ok.first_kind != "").sum()),
         is_server_timed=bool(delivered.server_itl_ms.count) and delivered.itl_option != "direct",
         cached_ratio=cached_ratio,
-        unshared_cached_ratio=0.0 if shares else cached_ratio or 0.0,
+        unshared_cached_ratio=0.0 if _shares(stated, ok) else cached_ratio or 0.0,
         hits=increase(leading_endpoints(endpoints), "prefix_cache_hits"),
         is_clock_compared=bool(np.isfinite(parts.request_network_s).any()),
         round_trip_ms=min(round_trips, default=None),
@@ -128,6 +122,30 @@ def facts_of(
         engine_version=(engine.version if engine else "") or "",
         cache_config=_cache_config(endpoints),
     )
+
+
+def _cached_ratio(ok: RequestLog) -> float | None:
+    """Return the share of the prompt tokens that were cached, by the replies that say it."""
+    known = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
+    return float(ok.cached_tokens[known].sum() / ok.input_tokens[known].sum()) if known.any() else None
+
+
+def _shares(stated: Mapping[str, Any], ok: RequestLog) -> bool:
+    """Tell whether prompts share a beginning, by the workload or by sessions."""
+    classes = (stated, *(stated.get("classes") or ()))
+    declared = any(each.get("system_prompt") or each.get("shared_prefix") for each in classes)
+    return declared or bool((ok.session >= 0).any())
+
+
+def _recorded(ok: RequestLog) -> tuple[int, int]:
+    """Return the resolution of all stamps, and how many requests lack a stamp or number that the draft names.
+
+    Of a reply that was all blank there is no first token, but its output was recorded.
+    """
+    stamps = np.array([ok.submit_ns, ok.first_output_ns, ok.last_output_ns])
+    numbers = np.array([ok.input_tokens, ok.output_tokens])
+    unrecorded = (stamps < 0).any(axis=0) | (numbers < 0).any(axis=0)
+    return int(np.gcd.reduce(stamps, axis=None)) if len(ok) else 0, int(unrecorded.sum())
 
 
 def _is_stated(workload: Mapping[str, Any], name: str) -> bool:
