@@ -79,8 +79,8 @@ def answer(study: Study) -> Iterator[RenderableType]:
     """Yield what a reader must know first: the result, how sure, what limits it, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
-        reason = result.reason.rstrip(".")
-        yield Prose(f"! The study is {result.status}: {reason}. What follows is of the steps that ended.", "red")
+        reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
+        yield Prose(f"! The study is {result.status}: {reason} What follows is of the steps that ended.", "red")
     for sentence in study.compliance.contradictions:
         yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
     if result.drift and result.drift.verdict == "drifted":

@@ -242,8 +242,10 @@ def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
     if least := min((count for count in more.values() if count), default=0):
         what = f"pair{'s' * (least > 1)}" if comparison.is_paired else f"run{'s' * (least > 1)} of each"
         names = [title for title, count in more.items() if count == least]
+        few = any(comparison.concluded[each.name].pairs < LEAST_RUNS for each in FAMILY if more[each.title] == least)
         others = "; how many the others need is in the table" if sum(map(bool, more.values())) > len(names) else ""
-        yield f"About {least} more {what} would decide {', '.join(names)}{others}."
+        how = ("At least", "must be measured to judge") if few else ("About", "would decide")
+        yield f"{how[0]} {least} more {what} {how[1]} {', '.join(names)}{others}."
     changes = {name: after - before for name, (before, after) in _part_means(comparison).items()}
     error_ms = _error_ms(TIMES[0], comparison.before, comparison.after)
     if (whole := sum(changes.values())) and error_ms <= UNUSABLE_RATIO * abs(whole):

@@ -186,7 +186,13 @@ def test_the_minimum_report_says_beside_the_maximum_what_a_full_server_gives():
 def test_a_partial_study_and_one_that_drifted_say_so_before_the_answer():
     """With the reason."""
     lines = files(result(status="partial", reason="the engine died twice"))["report.txt"].splitlines()
-    assert lines[lines.index("") + 1].startswith("! The study is partial: the engine died twice.")
+    assert lines[lines.index("") + 1].startswith("! The study is partial: the engine died twice. ")
+
+
+def test_a_reason_that_ends_in_a_question_has_no_full_stop_behind_it():
+    """As that of a server that does not answer."""
+    lines = files(result(status="partial", reason="no connection; is the server up?"))["report.txt"].splitlines()
+    assert lines[lines.index("") + 1].startswith("! The study is partial: no connection; is the server up? What")
 
 
 def test_tables_hold_numbers_in_full_and_nothing_that_a_spreadsheet_computes():

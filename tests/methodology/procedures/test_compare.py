@@ -48,6 +48,14 @@ def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[l
     assert len({first.step.seed for first, _ in pairs}) == 3
 
 
+def test_pairs_too_few_for_a_claim_promise_no_decision() -> None:
+    """What two pairs lack is the least that a claim needs; their spread cannot say how many would decide."""
+    given = asked()
+    given = replace(given, parameters=replace(given.parameters, pairs=2))
+    _, findings = play(COMPARE, given, ENGINE, variants={"a": ENGINE, "b": ENGINE})
+    assert any(sentence.startswith("At least 1 more pair must be") for sentence in findings.answer)
+
+
 def test_who_goes_first_changes_with_the_seed() -> None:
     """Over many seeds either configuration begins about as often."""
     firsts = [decide(COMPARE, replace(asked(), seed=seed), []) for seed in range(40)]
