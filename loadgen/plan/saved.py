@@ -19,6 +19,7 @@ What is equal in two runs (phase, numbering) is not in it, so equal workloads gi
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,9 @@ def save(path: Path, requests: Iterable[PlannedRequest], *, workload: dict[str, 
     digest = hashlib.sha256()
     count = 0
     try:
-        with path.open("xb") as file:
+        # Its owner's alone: what goes into bodies may be secret.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
             for line in _lines(requests, workload):
                 file.write(line)
                 digest.update(line)

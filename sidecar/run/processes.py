@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar, cast
 import msgspec
 
 from rundir.child import ChildSpec
+from rundir.frames import open_append
 from rundir.printable.masking import registered, secret_variables
 from sidecar.errors import WorkerDied
 
@@ -64,7 +65,7 @@ class Child:
         self._idle = stderr is None
 
     async def __aenter__(self) -> Self:
-        with nullcontext() if self._stderr is None else self._stderr.open("ab") as stderr:
+        with nullcontext() if self._stderr is None else os.fdopen(open_append(self._stderr), "ab") as stderr:
             self._process: Process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-P",  # a module that lies in the current directory is not imported

@@ -17,6 +17,7 @@ import numpy as np
 
 from rundir.access import masked, root_url
 from rundir.clock import anchor
+from rundir.frames import open_append
 from rundir.printable.masking import blanked, masked_command
 from scraper.engines import CanonicalSource, canonical, detect, metrics_paths
 from scraper.exposition import MalformedPage, PageReader
@@ -169,7 +170,7 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
     arguments: Sequence[str] = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     shown = masked_command(command if isinstance(command, str) else shlex.join(command))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIDELIGHT_")}
-    with output.open("ab") as file:
+    with os.fdopen(open_append(output), "ab") as file:
         try:
             process = subprocess.Popen(
                 arguments,

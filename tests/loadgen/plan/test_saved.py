@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ def test_what_is_saved_is_read_back(path: Path):
     """Text, binary bodies, sessions with their turns, URLs, offsets."""
     requests = [planned(0), planned(1, b"\xff\x00\x01", url=1), session(2), planned(5, '{"a":"ü\u2028"}'.encode())]
     written = saved.save(path, requests, workload=ABOUT)
+    assert S_IMODE(path.stat().st_mode) == 0o600
     assert requests == list(saved.read(path))
     assert saved.Saved(count=4, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), workload=ABOUT) == written
     assert written == saved.look(path)
