@@ -27,6 +27,9 @@ GIVEN_UP_S = 0.05  # in which the end of a connection is seen
 KEEPS_OPEN = "X-Prometheus-Scrape-Timeout-Seconds"  # header of scrapers that close a connection only on giving up
 WRITE_TIMEOUT_S = 30.0  # of a browser that reads nothing
 ANYBODY = Guard()
+# Headers that browsers send and scrapers do not. The first is in every request, and no script can leave it out; the
+# others are not: Sec-Fetch-Site goes over TLS and to this machine alone, and a page may ask for no Referer.
+_BROWSERS = ("Accept-Language", "Sec-Fetch-Site", "Origin", "Referer")
 _PROBES = ("/healthz", "/readyz")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -50,7 +53,8 @@ async def serving(
     """Serve the page while the context is open and yield its URL, e.g. "http://127.0.0.1:9464/metrics".
 
     Port 0 takes a free one; the URL names the port that was taken. / is the live page, fed by `page.stream`, for
-    browsers that ask for this machine by an address, localhost or `host`. /metrics is Prometheus text 0.0.4, or
+    browsers that ask for this machine by an address, localhost or `host`; scrapers may use any name.
+    /metrics is Prometheus text 0.0.4, or
     OpenMetrics where the scraper's Accept header asks for it; /healthz answers "ok", and /readyz "ready", or 503 and
     what `unhealthy` and `unready` say while that is not empty. Leaving waits at most a second for
     a scrape that is under way. `guard` says who may see more than /healthz and /readyz, which a supervisor asks.
@@ -60,7 +64,7 @@ async def serving(
     tls = server_context(guard, is_client_optional=True)
     connections = Connections(most=MOST_CONNECTIONS, tls=tls, say=log.warning)
     application = web.Application(middlewares=[connections.following, _uncut, _guarded(guard)])
-    application.router.add_get("/metrics", _scrapes(page))
+    application.router.add_get("/metrics", _for_known_names(host, _scrapes(page), others=_is_no_browser))
     application.router.add_get("/healthz", _probe("ok", unhealthy))
     application.router.add_get("/readyz", _probe("ready", unready))
     application.router.add_get("/", _for_known_names(host, _show_page))
@@ -140,15 +144,20 @@ def _probe(good: str, reason: Callable[[], str]) -> Handler:
     return answer
 
 
-def _for_known_names(host: str, answer: Handler) -> Handler:
-    """Return what answers only requests that name this machine by an address, a name of the loopback, or `host`.
+def _is_no_browser(request: web.Request) -> bool:
+    return not any(name in request.headers for name in _BROWSERS)
+
+
+def _for_known_names(host: str, answer: Handler, *, others: Callable[[web.Request], bool] = lambda _: False) -> Handler:
+    """Return what answers only requests that name this machine by an address, a name of the loopback, or `host`, and
+    those of `others`.
 
     Another name may be that of a page of others, made to lead here so that it can read ours (DNS rebinding).
     """
 
     async def checked(request: web.Request) -> web.StreamResponse:
         name = _name(request.host)
-        if name in (host.lower(), "localhost") or name.endswith(".localhost") or _is_address(name):
+        if name in (host.lower(), "localhost") or name.endswith(".localhost") or _is_address(name) or others(request):
             return await answer(request)
         text = "this name is not known here: open the page by the address of this machine, or by http://localhost\n"
         return web.Response(text=text, status=403, headers=_HEADERS)

@@ -129,6 +129,9 @@ async def test_the_live_page_answers_to_names_of_this_machine_alone(path: str, n
             assert "Access-Control-Allow-Origin" not in reply.headers
         async with session.get(url, headers={"Host": "attacker.example"}) as reply:
             assert reply.status == 200
+        for header in ("Accept-Language", "Sec-Fetch-Site", "Origin", "Referer"):
+            async with session.get(url, headers={"Host": name, header: ""}) as reply:
+                assert status == reply.status
 
 
 async def test_browsers_are_sent_events_and_no_more_of_them_than_there_is_room_for():
