@@ -15,28 +15,53 @@ _ESCAPE = re.compile(
     rb"|%[0-9a-fA-F]{2}|&#?[0-9A-Za-z]{1,31};"
 )
 _DEEPEST = 6  # escapes of escapes: a proxy quotes what a gateway quotes
+_BEGINS = (b"\\", b"%", b"&")
+# Data without these have no letter or digit that is escaped.
+_OF_LETTERS = (b"u00", b"\\x", b"&#", b"amp;#", *(b"%%%d" % digit for digit in range(2, 8)))
+_PIECE, _GROWTH = 1 << 16, 32  # bytes; and how much longer a text gets by its escapes
 _LEAST = 4  # bytes of what is left of a text without escapes, so that it is not found in others
 
 
 def escaped(data: bytes | bytearray, texts: Collection[bytes]) -> list[tuple[int, int]]:
-    """Return where texts stand of which characters are escaped: of each place the first byte and the one behind it."""
-    if not texts or not _ESCAPE.search(data):
+    """Return where texts stand of which characters are escaped: of each place the first byte and the one behind it.
+
+    Data are looked at in pieces that overlap, so that what they cost in memory does not grow with them.
+    """
+    if not texts or not any(mark in data for mark in _BEGINS):
         return []
+    overlap = _GROWTH * max(map(len, texts))
+    pieces = ((begin, data[begin : begin + _PIECE + overlap]) for begin in range(0, len(data), _PIECE))
+    spans = [
+        (begin + first, begin + behind)
+        for begin, piece in pieces
+        if any(run in piece for run in map(_longest_run, texts)) or any(mark in piece for mark in _OF_LETTERS)
+        for first, behind in _escaped(piece, texts)
+    ]
+    return list(_joined(sorted(spans)))
+
+
+def _escaped(data: bytes | bytearray, texts: Collection[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield such places; some may overlap."""
     levels = [bytes(data)]
     while len(levels) <= _DEEPEST and (plainer := _ESCAPE.sub(_character, levels[-1])) != levels[-1]:
         levels.append(plainer)
     # A text may itself look escaped: then what is left of both is alike.
     forms = {form for text in texts for form in (text, _unescaped(text)) if len(form) >= _LEAST}
     if not any(form in level for level in levels[1:] for form in forms):
-        return []
+        return
     places = [(at, at + 1) for at in range(len(data))]  # of each byte of a level, in the data
-    spans: list[tuple[int, int]] = []
     for escaped_level, level in pairwise(levels):
         places = list(_places(escaped_level, places))
         for form in forms:
             ats = (match.start() for match in re.finditer(re.escape(form), level))
-            spans += [(places[at][0], places[at + len(form) - 1][1]) for at in ats]
-    return list(_joined(sorted(spans)))
+            yield from ((places[at][0], places[at + len(form) - 1][1]) for at in ats)
+
+
+@lru_cache(maxsize=1024)
+def _longest_run(text: bytes) -> bytes:
+    """Return the letters and digits of a text that no usual escape changes, to look for first: it is far cheaper."""
+    runs: list[bytes] = re.findall(rb"[0-9A-Za-z]*", _unescaped(text))
+    return max(runs, key=len)
 
 
 def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -80,6 +80,17 @@ def test_a_secret_is_masked_however_its_characters_are_escaped(secret: str, enco
     assert f'{{"error": "{"*" * len(text.encode())} b"}}'.encode() == blanked(f'{{"error": "{text} b"}}'.encode())
 
 
+@pytest.mark.parametrize("before", [0, 65_500, 65_536, 131_060, 300_000])
+def test_a_secret_is_masked_wherever_it_stands_in_large_data(before: int):
+    """Data are looked at in pieces: one that lies across two is whole in one of them."""
+    masking._KNOWN.clear()
+    register("sk-live/aB3dE&fGh1jKl/mNoP")
+    escaped = json.dumps("sk-live/aB3dE&fGh1jKl/mNoP").strip('"').replace("/", "\\/").replace("&", "\\u0026").encode()
+    data = b"x" * before + escaped + b"\\n" + b"y" * 70_000 + escaped
+    shown = blanked(data)
+    assert (len(data), 2 * len(escaped)) == (len(shown), shown.count(b"*"))
+
+
 @given(
     KEYS, st.binary(max_size=9), st.binary(max_size=9), st.sampled_from([base64.b64encode, base64.urlsafe_b64encode])
 )
