@@ -140,6 +140,7 @@ def _agreeing(least: Ints, most: Ints) -> Bools:
 
 def first_token_ns(joined: Joined) -> Ints:
     """Return when each request's first token was, int64 [n] ns by the engine's clock, -1 where unknown."""
-    known = (joined.arrival_ns >= 0) & np.isfinite(joined.ttft_s)
+    # A time beyond all that a stamp can hold is none.
+    known = (joined.arrival_ns >= 0) & (np.abs(joined.ttft_s) < _FAR_NS / 1e9)
     waited_ns = np.rint(np.where(known, joined.ttft_s, 0.0) * 1e9).astype(np.int64)
     return np.where(known, joined.arrival_ns + waited_ns, -1)

@@ -212,3 +212,8 @@ def test_one_in_ten_wrong_by_seconds_do_not_move_the_clock(ways_ms: list[tuple[f
 
     assert (len(ways_ms) - len(lies), len(lies)) == (offset.pairs, offset.left_out)
     assert abs(offset.offset_ns) <= offset.error_ns + 10
+
+
+@pytest.mark.parametrize("ttft_ms", [1e13, 1e21, -1e21, np.inf, np.nan])
+def test_a_first_token_later_than_any_stamp_is_unknown(ttft_ms: float):
+    assert [-1] == first_token_ns(traced((0, ttft_ms, 90))).tolist()
