@@ -55,9 +55,10 @@ def _take(seen: Seen, event: SseEvent) -> None:
         seen.fail(message)
         return
     said = line.message or _Message()
+    calls = any(map(calls_tool, said.tool_calls or ()))
     # The last line's message is empty by design, and nothing was generated for it.
-    if not line.done or said.content:
-        seen.say(event.end, said.content, said.thinking or "", tools=any(map(calls_tool, said.tool_calls or ())))
+    if not line.done or said.content or said.thinking or calls:
+        seen.say(event.end, said.content, said.thinking or "", tools=calls)
     if line.done:
         seen.finish(line.done_reason or "stop")  # older servers give none
         seen.count(line.prompt_eval_count, line.eval_count if seen.ends or seen.settled else line.eval_count or 0)

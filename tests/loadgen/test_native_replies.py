@@ -376,6 +376,15 @@ def test_reasoning_and_tool_calls_are_content_of_their_kind(protocol: str):
         assert text == " hé llo"
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("reasoning", {"thinking": "hm"}), ("tool", {"tool_calls": [{"function": {"name": "f"}}]})]
+)
+def test_what_the_last_line_of_ollama_says_is_content(kind: str, said: dict[str, object]):
+    """Of any kind: else a reply of one line has no first token."""
+    reply = _read("ollama", *_lines(_ollama("", done=True, done_reason="stop", message={"content": "", **said})))
+    assert (kind, 1, 1, True) == (reply.first_kind, reply.first_token_ns, len(reply.chunk_ns), reply.complete)
+
+
 def test_a_special_token_of_tgi_is_no_content():
     """Its text is not part of what was generated for the reader, its count is."""
     last = _tgi("</s>", special=True, generated_text=" hé", details=DETAILS | {"finish_reason": "eos_token"})
