@@ -15,8 +15,9 @@ from tempfile import mkdtemp
 from live.engines.checks import Checked, check
 from live.engines.engines import ENGINES, Engine
 from live.runs import measure
-from live.servers import free_port
 from live.tables import markdown
+
+from sidecar.cli import free_pair
 
 
 def main() -> int:
@@ -40,7 +41,7 @@ def main() -> int:
 
 def _loaded(name: str, engine: Engine, out: Path, requests: int, *, with_spans: bool) -> list[Checked]:
     """Start an engine and run against it in an open and in a closed loop."""
-    spans = f"127.0.0.1:{free_port()}" if with_spans else ""
+    spans = free_pair() if with_spans else ""
     results = []
     with engine.serve(spans) as url:
         loads = {"open": ("--rate", engine.open_rate), "closed": ("--concurrency", engine.concurrency)}
