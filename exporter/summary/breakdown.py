@@ -33,6 +33,7 @@ from correlator.breakdown import (
 from correlator.estimate.percentiles import ServerMeans
 from correlator.estimate.table import QUALITIES, Attribution
 from correlator.exact.clock_offset import ClockOffset
+from correlator.exact.table import SLACK_S
 from loadgen.requests.metrics import stamped_ms
 from rundir.columns import Bools, Floats, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
@@ -402,6 +403,19 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
         reasons = dict.fromkeys(clock.reason for clock in of.clocks.values() if clock.reason)
         return ": ".join(("in network_ms", *(["; ".join(reasons)] if reasons else [])))
     return "no source separates it: included in other_ms"
+
+
+def why_impossible(means: ServerMeans) -> str | None:
+    """Return why the histograms' means cannot be parts of the TTFT beside them; None where they can."""
+    parts_s = [mean_s or 0.0 for mean_s in (means.queue_s, means.prefill_s, means.outside_s)]
+    whole_s = means.ttft_s or 0.0
+    if min(parts_s) >= -SLACK_S and sum(parts_s) <= whole_s + SLACK_S:
+        return None
+    queue_ms, prefill_ms, _ = (f"{1e3 * part_s:,.1f}" for part_s in parts_s)
+    return (
+        f"the engine's page states a mean of {queue_ms} ms in its queue and of {prefill_ms} ms in prefill, which "
+        f"cannot be parts of a mean TTFT of {1e3 * whole_s:,.1f} ms: its times are of other requests, or not in seconds"
+    )
 
 
 def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:

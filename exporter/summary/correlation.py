@@ -36,6 +36,7 @@ from exporter.summary.breakdown import (
     json_name,
     means_of,
     quality,
+    why_impossible,
 )
 from exporter.summary.gateways import GatewaySummary, gateway_summaries
 from exporter.summary.slowest import SlowRequest
@@ -371,7 +372,7 @@ def _groups(of: Findings, names: Texts) -> dict[str, Group]:
 def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
     """Return why there is no breakdown, not even of means; None where there is one of means."""
     if comparable and of.means.client_requests:
-        return None
+        return why_impossible(of.means)
     if not timed.any():
         return of.means.missing or UNTIMED
     if not (timed & of.ok).any():

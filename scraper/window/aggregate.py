@@ -9,7 +9,7 @@ import numpy as np
 
 from rundir.columns import Floats
 from rundir.stats import Missing
-from scraper.engines import CanonicalSource
+from scraper.engines import CanonicalSource, canonical, detect
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import (
     Buckets,
@@ -23,6 +23,8 @@ from scraper.window.increase import (
 from scraper.window.window import ScrapeSelection
 
 TOO_LARGE = "the values are too large to add up"
+IMPOSSIBLE = "it states no value inside the window that can be"
+MOST_SHARE = 1.001  # what rounding makes of a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +106,8 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
     """Combine every label set of every endpoint at the same tick, by sum or maximum as the quantity says.
 
-    A value that is not finite is none, and so is a sum that no number can hold. A tick at which one of the endpoints
-    has no value is left out: part of a sum is not the sum. Missing: no tick is left.
+    A value that is not finite, or cannot be, is none, and so is a sum that no number can hold. A tick at which one of
+    the endpoints has no value is left out: part of a sum is not the sum. Missing: no tick is left.
     """
     across = parts[0].source.quantity.across
     ticks: dict[int, list[tuple[int, float]]] = {}
@@ -118,8 +120,10 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
             ticks.setdefault(tick_ns, []).append((at_ns, value))
     whole = [samples for _, samples in sorted(ticks.items()) if len(samples) == len(parts)]
     if not whole:
-        several = len(parts) > 1 and bool(ticks)
-        return Missing("no tick at which every endpoint answered" if several else "no value inside the window")
+        if len(parts) > 1 and ticks:
+            return Missing("no tick at which every endpoint answered")
+        stated = any(np.isfinite(_samples(p.endpoint.values[p.selection.inside], p.source)).any() for p in parts)
+        return Missing(IMPOSSIBLE if stated else "no value inside the window")
     fold = sum if across == "sum" else max
     at_ns = np.array([sum(at for at, _ in samples) // len(samples) for samples in whole], dtype=np.int64)
     folded = np.array([fold(value for _, value in samples) for samples in whole], dtype=np.float64)
@@ -130,14 +134,36 @@ def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
 
 
 def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
-    """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not finite; one column for a ratio of two."""
+    """Return a gauge's label sets (float64[T, K]) off a matrix, NaN where not possible; one column for a ratio of two.
+
+    No amount is below 0, and no share over 1.
+    """
+    samples = _samples(values, source)
+    most = MOST_SHARE if source.quantity.unit == "ratio" else np.finfo(np.float64).max
+    return np.where((samples >= 0) & (samples <= most), samples, np.nan)
+
+
+def impossible_gauges(endpoint: EndpointSeries) -> dict[str, list[float]]:
+    """Return the finite values of an engine's gauges that are left out because they cannot be, by metric."""
+    engine = detect(endpoint.series)
+    refused: dict[str, list[float]] = {}
+    for source in canonical(endpoint.series, engine.name).values() if engine else ():
+        if isinstance(source, CanonicalSource) and source.quantity.kind == "gauge":
+            samples = _samples(endpoint.values, source)
+            refused[source.metric] = samples[
+                np.isfinite(samples) & np.isnan(gauge_values(endpoint.values, source))
+            ].tolist()
+    return {metric: values for metric, values in refused.items() if values}
+
+
+def _samples(values: Floats, source: CanonicalSource) -> Floats:
     samples = values[:, list(source.columns)]
     if source.over:
         whole = values[:, list(source.over)].sum(axis=1, keepdims=True)
         samples = np.divide(
             samples.sum(axis=1, keepdims=True), whole, out=np.full(whole.shape, np.nan), where=whole > 0
         )
-    return np.where(np.isfinite(samples), samples, np.nan)
+    return np.asarray(samples)
 
 
 def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:

@@ -23,6 +23,7 @@ from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
+from scraper.window.aggregate import impossible_gauges
 from scraper.window.summary import Server
 from sidecar.directory import Run
 from sidecar.report.server import received_by_scraper, span_gaps_of
@@ -70,6 +71,7 @@ def warnings(
         for endpoint in run.endpoints
         if endpoint.is_cut
     )
+    yield from _impossible(run, correlation)
     ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)
     yield from _comparability(run, ok, client, server, correlation)
@@ -185,6 +187,18 @@ def _scrapes(server: Server) -> Iterator[str]:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes.failures.items())
             whole = scrapes.ok + scrapes.failed
             yield f"{scrapes.failed} of {whole} scrapes of {endpoint.url} failed: {reasons}"
+
+
+def _impossible(run: Run, correlation: Correlation) -> Iterator[str]:
+    """Yield what pages state that cannot be: gauges out of their range, and times beyond those of the client."""
+    for endpoint in run.endpoints:
+        for metric, values in impossible_gauges(endpoint).items():
+            yield (
+                f"the page at {endpoint.url} states {metric} {values[0]:g}, which cannot be: such values "
+                f"({len(values)}) are left out; a share is 0 to 1, and no count is below 0"
+            )
+    if correlation.comparable and correlation.client_requests and correlation.missing:
+        yield f"no breakdown: {correlation.missing}"
 
 
 def _records(records: RecordsOfRequests | None) -> Iterator[str]:

@@ -26,7 +26,13 @@ def associated(sent: Any, values: np.ndarray, *engines: Any, client: str = "ttft
 
 
 def walk(seed: int, size: int) -> np.ndarray:
-    return np.cumsum(np.random.default_rng(seed).normal(size=size))
+    return lifted(np.cumsum(np.random.default_rng(seed).normal(size=size)))
+
+
+def lifted(values: np.ndarray) -> np.ndarray:
+    """The same, raised so that the least is 0."""
+    lifted_values: np.ndarray = values - values.min()
+    return lifted_values
 
 
 def test_latency_that_follows_the_queue_half_a_second_later_is_found_at_that_lag():
@@ -80,7 +86,7 @@ def test_what_moves_latency_only_through_the_queue_has_no_partial_correlation():
     at_s = gauge_s[20:-20] + 0.1
     ttft = waiting[20:-20] + 0.5 * random.normal(size=len(at_s))
 
-    by_quantity = associated(requests(at_s), ttft, engine(gauge_s, waiting=waiting, running=running))
+    by_quantity = associated(requests(at_s), ttft, engine(gauge_s, waiting=lifted(waiting), running=lifted(running)))
 
     assert by_quantity["requests_running"].rho_lag0 == pytest.approx(0.62, abs=0.05)
     assert by_quantity["requests_running"].partial_rho == pytest.approx(0.0, abs=0.06)
@@ -101,7 +107,7 @@ def test_tokens_are_given_too(client: str, given: tuple[str, ...]):
     at_s = np.arange(10, 90, 0.25)
     tokens = random.integers(1, 1000, len(at_s))
     sent = replace(requests(at_s), input_tokens=tokens, output_tokens=tokens[::-1].copy())
-    shown = engine(np.arange(100), waiting=random.normal(size=100))
+    shown = engine(np.arange(100), waiting=lifted(random.normal(size=100)))
 
     assert given == associated(sent, random.normal(size=len(at_s)), shown, client=client)["requests_waiting"].given
 
@@ -156,7 +162,7 @@ def test_a_lag_that_loses_its_pairs_is_not_the_best():
     ttft = random.normal(size=len(at_s))
     ttft[:12] = gauge[((at_s[:12] + 8) / 0.5).astype(int)]
 
-    association = associated(requests(at_s), ttft, engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), ttft, engine(gauge_s, waiting=lifted(gauge)))["requests_waiting"]
 
     assert association.rho < 0.9
     assert 8 != association.lag_s
@@ -174,7 +180,9 @@ def test_intervals_cover_what_they_claim(rho: float, phi: float):
         random = np.random.default_rng(np.random.SeedSequence(seed))
         gauge = autoregressive(random, 420, phi)
         ttft = rho * gauge[10:410] + math.sqrt(1 - rho * rho) * autoregressive(random, 400, phi)
-        association = associated(requests(at_s), ttft, engine(np.arange(420), waiting=gauge))["requests_waiting"]
+        association = associated(requests(at_s), ttft, engine(np.arange(420), waiting=lifted(gauge)))[
+            "requests_waiting"
+        ]
         covered.append(association.ci95_lag0[0] <= truth <= association.ci95_lag0[1])
         widths.append(association.ci95_lag0[1] - association.ci95_lag0[0])
 
@@ -209,7 +217,7 @@ def test_rank_correlation_is_the_same_of_any_rising_function(pairs: list[tuple[i
 def test_a_correlation_that_is_perfect_has_an_interval_up_to_it():
     gauge_s, at_s = np.arange(100.0), np.arange(10, 90) + 0.5
     gauge = np.random.default_rng(3).permutation(100).astype(float)
-    association = associated(requests(at_s), gauge[10:90], engine(gauge_s, waiting=gauge))["requests_waiting"]
+    association = associated(requests(at_s), gauge[10:90], engine(gauge_s, waiting=lifted(gauge)))["requests_waiting"]
 
     assert 1.0 == pytest.approx(association.rho_lag0)
     assert 0.999 < association.ci95_lag0[0] <= association.ci95_lag0[1] <= 1.0

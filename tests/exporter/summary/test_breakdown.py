@@ -293,6 +293,19 @@ def test_means_stand_in_where_no_request_has_a_breakdown():
     )
 
 
+@pytest.mark.parametrize(
+    "stated", [{"queue_s": 10.0}, {"prefill_s": 99.0}, {"queue_s": -1.0}, {"outside_s": -0.05}, {"outside_s": 0.05}]
+)
+def test_means_that_cannot_be_parts_of_the_ttft_are_no_breakdown(stated: dict[str, float]):
+    """Of a page that states a queue of 10 s where clients waited 0.2 s, or ms for s; stamps may be late by some ms."""
+    why = "in fewer than 5 scrape intervals did requests of ours end"
+    alone = summaries.findings(summaries.parts("none", reason=why), why=why)
+    shown = correlation(replace(alone, means=replace(summaries.means(), **stated)))
+    assert (True, None, None) == (shown.comparable, shown.breakdown.queue_ms.mean, shown.breakdown.other_ms.mean)
+    assert "cannot be parts of a mean TTFT of 200.0 ms" in (shown.missing or "")
+    assert UNSET == correlation(replace(alone, means=replace(summaries.means(), prefill_s=0.055))).missing
+
+
 def test_means_of_a_drained_run_are_the_engines_and_say_why():
     """Of an engine whose histograms are observed at different moments; what passed outside is then known as well."""
     unseen = summaries.findings(summaries.parts("none", reason="elsewhere"), why="elsewhere")

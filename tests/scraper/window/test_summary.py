@@ -19,6 +19,7 @@ from scraper.engines import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape
+from scraper.window.aggregate import IMPOSSIBLE, impossible_gauges
 from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 
@@ -235,6 +236,19 @@ def test_a_gauge_that_is_infinite_in_one_label_set_is_the_others():
     waiting = summary["requests_waiting"]["stats"]
     assert (3, 3.0, 5.0) == (waiting["count"], waiting["min"], waiting["max"])
     assert 0.3 == summary["kv_cache_usage"]["stats"]["max"]
+
+
+def test_gauges_that_cannot_be_are_missing():
+    """No count is below 0 and no share over 1: such values neither show nor spoil those of other scrapes."""
+    records = scrapes("a", [page(n, waiting) for n, waiting in enumerate((-5, 3, 170, 10, -1))])
+    whole, wrong = summarised(records, 1.5, 5.5), summarised(records, 4.5, 5.5)
+    waiting, usage = whole["requests_waiting"]["stats"], whole["kv_cache_usage"]["stats"]
+    assert (3, 3.0, 170.0) == (waiting["count"], waiting["min"], waiting["max"])
+    assert (2, 0.3, 1.0) == (usage["count"], usage["min"], usage["max"])
+    for name in ("requests_waiting", "kv_cache_usage"):
+        assert wrong["missing"][name] == IMPOSSIBLE
+    (endpoint,) = build(rows(records))
+    assert {WAITING: [-5.0, -1.0], "vllm:kv_cache_usage_perc": [-0.5, 17.0, -0.1]} == impossible_gauges(endpoint)
 
 
 def test_what_is_too_large_to_add_up_is_a_reason():

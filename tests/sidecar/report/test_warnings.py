@@ -10,10 +10,12 @@ import msgspec
 import pytest
 import summaries
 from logs import request_log
+from series import END, endpoint_of, gauge
 
 from exporter.summary.correlation import Correlation, ReceivedSpans
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
+from scraper.series.table import EndpointSeries
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Endpoint, Scrapes, Server
 from sidecar.directory import Event, Run
@@ -41,7 +43,12 @@ FINE: dict[str, Any] = {
 
 
 def said(
-    change: dict[str, Any], *, sent: Sequence[dict[str, Any]] = (), watched: Any = None, **manifest: Any
+    change: dict[str, Any],
+    *,
+    sent: Sequence[dict[str, Any]] = (),
+    watched: Any = None,
+    endpoints: Sequence[EndpointSeries] = (),
+    **manifest: Any,
 ) -> list[str]:
     """Return the warnings of a run that is fine but for these changes."""
     sections = deepcopy(FINE)
@@ -60,7 +67,7 @@ def said(
         manifest={"status": "complete", "config": {}, **manifest},
         requests=request_log(*sent),
         worker_stats=(),
-        endpoints=(),
+        endpoints=tuple(endpoints),
         spans=engine_spans([]),
         watched=watched,
         events=(
@@ -88,6 +95,16 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
     warned = said({"server.engine.name": "sglang", **change})
     assert expected == [text[: len(begin)] for text, begin in zip(warned, expected, strict=True)]
     assert all(text.endswith("; probe /model_info instead, which generates nothing") for text in warned)
+
+
+def test_numbers_that_cannot_be_are_named():
+    """Gauges by their metric, times by what they cannot be parts of."""
+    page = gauge("vllm:kv_cache_usage_perc", 17) + gauge("vllm:num_requests_waiting", 4) + END
+    shown = endpoint_of([page, page])
+    usage, times = said({"correlation.missing": "a queue of 10 s"}, endpoints=[shown])
+    assert "vllm:kv_cache_usage_perc 17, which cannot be" in usage
+    assert "(2)" in usage
+    assert times == "no breakdown: a queue of 10 s"
 
 
 def test_a_watch_says_whose_times_it_has():
