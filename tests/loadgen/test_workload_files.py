@@ -16,6 +16,7 @@ from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
 from loadgen.plan.workloads import code_completion
 from loadgen.plan.workloads.fields import WorkloadError
+from loadgen.protocols import PROTOCOLS
 
 COUNT = 1000
 
@@ -80,8 +81,18 @@ def test_the_file_is_stated_with_version_subset_and_preprocessing(sharegpt: Path
     assert ("sharegpt.json", 7) == (data["file"], data["conversations_in_file"])
     assert "3 conversations" in data["subset"]
     assert data["preprocessing"]
-    assert ("conversation", False, ()) == (workload.label, workload.about["stand_in"], workload.notes)
+    assert ("conversation", False) == (workload.label, workload.about["stand_in"])
     json.dumps(workload.about)
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_what_of_a_file_is_not_sent_is_counted(sharegpt: Path, sessions: bool):
+    """Conversations without a reply; and later turns, but of sessions."""
+    without = "4 of 7 conversations are not sent: no user's message with a reply is in them"
+    later = "later turns (1) of 3 conversations are not sent, only the first of each: --sessions sends them"
+    notes = (without,) if sessions else (without, later)
+    given = workloads.given(sharegpt, seed=1, protocol=PROTOCOLS["chat"], sessions=sessions)
+    assert notes == workloads.build("conversation", seed=1, dataset=sharegpt, sessions=sessions).notes == given.notes
 
 
 def test_half_a_surrogate_pair_spoils_no_file(tmp_path: Path):
@@ -162,6 +173,11 @@ def written(path: Path) -> Path:
 @pytest.fixture(params=["parquet", "jsonl"])
 def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return written(tmp_path / f"stack.{request.param}")
+
+
+def test_rows_without_a_function_are_counted(stack: Path):
+    (note,) = workloads.build("code-completion", seed=1, dataset=stack).notes
+    assert note.startswith("1 of 38 rows are not sent: no function of 3 to 400 lines")
 
 
 def test_code_comes_from_the_file(stack: Path):

@@ -234,12 +234,14 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
             "think_time_s": think_s,
             "control": "max_tokens",
         }
+        notes = conversation.notes(data, sessions=think_s is not None)
     else:
         corpus, data = code_completion.read(path)
         requests = code_completion.requests(corpus, seed=seed)
         output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
         about |= {"data": data, **_THE_STACK, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
-    return Workload(label=name, requests=requests, about=_about(name, seed, about))
+        notes = code_completion.notes(data)
+    return Workload(label=name, requests=requests, about=_about(name, seed, about), notes=notes)
 
 
 def _trace(path: Path, seed: int) -> Workload:
@@ -289,6 +291,7 @@ def given(
             label=label,
             requests=conversation.in_order(conversations, think_s=think_s if sessions else None),
             about=_about(label, seed, about, source=_OWN),
+            notes=conversation.notes(data, sessions=sessions),
             held=len(conversations),
         )
     saved_prompts = prompts.read(path)

@@ -81,6 +81,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
         **about,
         "dataset": "The Stack",
         "rows_read": corpus.rows,
+        "rows_used": corpus.used,
         "subset": f"{len(corpus.functions)} functions of {corpus.used} files in {', '.join(LANGUAGES)}, from the "
         f"file's beginning, at most {MOST_FUNCTIONS}",
         "repositories": len(corpus.repositories),
@@ -89,6 +90,14 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
         "braces; a prompt is a function up to a line drawn evenly from its body; a context is the texts of a "
         "repository put together and cut to the length drawn",
     }
+
+
+def notes(about: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what of the rows read is not sent, and why, of what `read` states of a file."""
+    if not (unused := about["rows_read"] - about["rows_used"]):
+        return ()
+    lines = f"{_LEAST_LINES} to {_MOST_LINES} lines in {', '.join(LANGUAGES)}"
+    return (f"{unused} of {about['rows_read']} rows are not sent: no function of {lines} is in them",)
 
 
 def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:

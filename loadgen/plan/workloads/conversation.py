@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -77,16 +77,33 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...
     conversations = [exchanges for entry in data if (exchanges := _exchanges(entry.conversations))]
     if not conversations:
         raise WorkloadError(f"{path}: none of {len(data)} conversations has a human message with a gpt reply after it")
+    later = sum(len(exchanges) - 1 for exchanges in conversations)
     return conversations, {
         **about,
         "dataset": "ShareGPT",
         "conversations_in_file": len(data),
+        "without_reply": len(data) - len(conversations),
+        "later_turns": later,
         "subset": f"the {len(conversations)} conversations with at least one reply to a user's message",
         "order": "a seeded permutation; a new one when all were sent",
         "preprocessing": "blank messages dropped; of a user's messages without a reply between them the last counts; "
         "halves of surrogate pairs become U+FFFD; "
         "texts are sent as they are; output lengths are the replies' in tokens of cl100k_base",
     }
+
+
+def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
+    """Return what of a file is not sent, and why, of what `read` states of it."""
+    texts = []
+    if without := about["without_reply"]:
+        whole = about["conversations_in_file"]
+        texts.append(f"{without} of {whole} conversations are not sent: no user's message with a reply is in them")
+    if (later := about["later_turns"]) and not sessions:
+        texts.append(
+            f"later turns ({later}) of {about['conversations_in_file'] - without} conversations are not sent, only the "
+            "first of each: --sessions sends them"
+        )
+    return tuple(texts)
 
 
 def requests(
