@@ -92,6 +92,10 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
     order = _order(options, prepared, phase="measure", first_index=first_measured(options))
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
     about = await write_plan(requests, plan, progress=session.progress, shown=_shown(session, plan))
+    if clipped := about["clipped_inputs"] + about["clipped_outputs"]:
+        session.progress.stage(
+            f"{clipped} lengths of {about['count']} requests are clipped to the model's {prepared.max_model_len} tokens"
+        )
     if options.save_requests is not None:
         stand_ins = as_sent(prepared.stand_ins, is_json=PROTOCOLS[options.endpoint].transport != "grpc")
         about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load, stand_ins)

@@ -83,6 +83,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         for headers in load.header_sets:
             register_headers(headers.items())
         served = await _served(options, contact)
+        _require_room(options, served)
         # Alone: what else this process does would show in the time of a handshake.
         round_trips = await asyncio.gather(*(measure_rtt(server.url) for server in served))
         version, metrics, (tokenizer, unused), refused = await _looked(options, served, contact, stack)
@@ -125,6 +126,18 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
                 **_about_metrics(metrics),
             },
         )
+
+
+def _require_room(options: RunOptions, served: Sequence[Served]) -> None:
+    """Raise ConfigurationError for lengths given as numbers that are over the model's."""
+    given = {"--input-tokens": options.input_tokens, "--output-tokens": options.output_tokens}
+    lengths = {name: int(value) for name, value in given.items() if value is not None and value.isdecimal()}
+    for server in served:
+        if server.max_model_len is not None and sum(lengths.values()) > server.max_model_len:
+            asked = " ".join(f"{name} {tokens}" for name, tokens in lengths.items())
+            raise ConfigurationError(
+                f"{asked}: {server.model} takes {server.max_model_len} tokens at most, input and output together"
+            )
 
 
 def contact_of(options: ContactOptions) -> Contact:

@@ -85,6 +85,15 @@ def test_of_several_models_one_has_to_be_named(refusal: Callable[..., str]):
     assert unnamed == f"sidelight: --model is missing; {url}/v1/models serves: llama, qwen\n"
 
 
+@pytest.mark.parametrize("lengths", [("--input-tokens", "4097"), ("--input-tokens", "4000", "--output-tokens", "97")])
+def test_lengths_over_the_models_are_exit_2(refusal: Callable[..., str], lengths: tuple[str, ...]):
+    """Before any load, which would be another than the header says; the line names options and limit."""
+    models = json.dumps({"data": [{"id": "qwen", "max_model_len": 4096}]}).encode()
+    with answering(200, "application/json", models) as url:
+        line = refusal(2, "run", "--url", url, *lengths)
+    assert line == (f"sidelight: {' '.join(lengths)}: qwen takes 4096 tokens at most, input and output together\n")
+
+
 def test_a_directory_in_use_is_exit_2(sidelight: Sidelight, tmp_path: Path):
     """And what is in it stays as it was."""
     (tmp_path / "manifest.json").write_text("{}")
