@@ -381,14 +381,16 @@ def _cache(run: Run, ok: RequestLog, workload: Workload, server: Server) -> Iter
     shared = (np.maximum(ok.input_tokens, 0) * np.where(ok.choices > 1, ok.choices, 0)).sum()
     if hits and queries and hits - shared > CACHED_RATIO * queries:
         share = f"{100 * hits / queries:.0f} % of the prompt tokens"
-        yield f"{share} came from the engine's prefix cache: {_why_cached(run)}"
+        yield f"{share} came from the engine's prefix cache: {_why_cached(run, workload)}"
 
 
-def _why_cached(run: Run) -> str:
+def _why_cached(run: Run, workload: Workload) -> str:
     """Return what may have filled the cache, and the cure where there is one: a file's requests have no other seed."""
     config = run.manifest["config"]
     if config.get("prompts"):
         return "prompts of the file begin alike, or were sent before"
+    if any(each.get("content") == "repeat" for each in (workload.stated or {}).get("classes", ())):
+        return "all prompts of `content: repeat` begin alike, whatever the seed; other content shares no beginnings"
     cure = "" if config.get("dataset") or config.get("replay_requests") else " Another --seed sends others"
     return f"were the same requests sent before?{cure}"
 

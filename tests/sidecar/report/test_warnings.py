@@ -169,6 +169,14 @@ def test_another_seed_changes_nothing_in_a_file(config: dict[str, Any], expected
     assert f"76 % of the prompt tokens came from the engine's prefix cache: {expected}" == warning
 
 
+def test_no_seed_is_proposed_for_prompts_of_one_word():
+    """They begin alike with each of them."""
+    manifest = {"workload": {"classes": [{"content": "repeat"}]}}
+    (warning,) = said({"server.prefix_cache_hits.stats.total": 760.0}, **manifest)
+    assert "whatever the seed" in warning
+    assert "--seed" not in warning
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
