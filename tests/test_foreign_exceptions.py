@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import aiohttp
 import grpc
@@ -132,7 +132,7 @@ def exchange() -> Exchange:
 async def test_a_websocket_that_failed_is_a_failed_request(kind: type[BaseException]):
     """An error, or the status of a server that refused the handshake."""
     transport = MagicMock(
-        _clock=MagicMock(now_ns=lambda: 1), _take_idle=lambda _: None, _connect=raising(instance(kind))
+        _clock=MagicMock(now_ns=lambda: 1), _take_idle=AsyncMock(return_value=None), _connect=raising(instance(kind))
     )
     planned: Any = MagicMock(spec=PlannedRequest, url=0, path="/v1/chat")
     failed = exchange()
