@@ -142,6 +142,7 @@ def test_spans_that_come_in_time_go_before_estimates(case: Case):
             queue_ms=1e3 * float(times["queue"]),
             prefill_ms=1e3 * float(times["prefill"]),
             ttft_ms=1e3 * float(times["queue"] + times["prefill"]),
+            e2e_ms=float(log.end_ns[row] - log.submit_ns[row]) / 1e6,
             clock_ms=float(log.submit_ns[row] / 1e6) - 1.7e12,
         )
         spans[row] = export([engine_span], at_s=float(log.end_ns[row] / 1e9) - 1.7e9)
