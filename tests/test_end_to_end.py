@@ -400,7 +400,7 @@ def test_without_server_metrics_a_run_goes_on_and_says_so_once(bare: Ended):
     assert {None} == {breakdown[f"{part}_ms"]["mean"] for part in ("queue", "prefill", "other")}
     assert bare.summary["client"]["ttft_ms"]["mean"] == breakdown["ttft_ms"]["mean"] > 0
     report = (bare.path / "report.txt").read_text()
-    assert "No breakdown: this server has no metrics page" in report
+    assert "No breakdown: no metrics page of this server could be read" in report
     assert 1 == report.count("HTTP 404")
 
 

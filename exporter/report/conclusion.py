@@ -91,7 +91,7 @@ def where_it_went(summary: Summary) -> str:
         return _shared_out("Of the mean", e2e_parts, shares, breakdown, correlation.requests)
     if server.engine is None and not server.endpoints and not correlation.refused_reasons:
         why = f" ({server.reason})" if server.reason else ""
-        return f"No breakdown: this server has no metrics page{why}."
+        return f"No breakdown: no metrics page of this server could be read{why}."
     return f"No breakdown: {correlation.missing}."
 
 

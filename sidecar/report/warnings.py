@@ -119,7 +119,7 @@ def _failures(client: ClientSummary) -> Iterator[str]:
     requests = client.requests
     failed = requests.failed + requests.refused
     if failed:
-        kinds = ", ".join(f"{kind} ({count})" for kind, count in client.errors.items())
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in client.errors.items()) or "no reply says why"
         yield f"{failed} of {requests.sent} requests did not succeed: {kinds}"
     unended = requests.cancelled + requests.in_flight
     if unended:

@@ -114,7 +114,7 @@ def test_a_server_without_a_metrics_page_is_answered_with_what_to_give():
     reason = "http://127.0.0.1:8000/metrics: HTTP 404"
     nothing = msgspec.structs.replace(summaries.NO_SERVER, reason=reason)
     shown = summaries.summary(summaries.uncorrelated(reason), nothing)
-    assert (f"No breakdown: this server has no metrics page ({reason}).") == where_it_went(shown)
+    assert (f"No breakdown: no metrics page of this server could be read ({reason}).") == where_it_went(shown)
     assert 1 == " ".join(as_text(shown).split()).count(reason)
 
 

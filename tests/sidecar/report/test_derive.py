@@ -124,7 +124,7 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     summary = summarise(run, window_of(run), correlated(run))
     assert why == summary.correlation.missing
     assert [2] == list(summary.correlation.none_reasons.values())
-    cure = "this server has no metrics page"
+    cure = "no metrics page of this server could be read"
     assert where_it_went(summary).startswith(f"No breakdown: {why if page is not None else cure}")
 
 

@@ -184,6 +184,7 @@ def test_no_seed_is_proposed_for_prompts_of_one_word():
             {"client.requests.failed": 3, "client.errors": {"http_500": 2, "reset": 1}},
             "3 of 50 requests did not succeed: http_500 (2), reset (1)",
         ),
+        ({"client.requests.refused": 2}, "2 of 50 requests did not succeed: no reply says why"),
         (
             {"client.retried": 38},
             (
