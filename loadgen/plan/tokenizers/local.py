@@ -21,6 +21,9 @@ _EXTRA = "pip install 'sidelight[tokenizers]'"
 
 Render = Callable[[str, str], str]
 
+# A template is a program: what it does wrong is raised as Python has it.
+_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
 
 class LocalTokenizer:
     """A model's own tokenizer (native, option A) from its tokenizer.json.
@@ -133,7 +136,7 @@ def _renderer(template: str, tokens: dict[str, str]) -> Render | str:
         messages = messages_of(Prompt(text=user, system=system))
         try:
             return compiled.render(messages=messages, add_generation_prompt=True, **tokens)
-        except TemplateError as error:
-            raise TokenizerError(f"the chat template: {error}") from error
+        except (TemplateError, *_OF_TEMPLATES) as error:
+            raise TokenizerError(f"the chat template: {str(error) or type(error).__name__}") from error
 
     return render

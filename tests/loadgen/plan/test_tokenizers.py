@@ -145,3 +145,22 @@ async def test_whether_a_server_counts_messages_is_found_out(tokenizing: Tokeniz
     assert await tokenizers.count_text(tokenizer, "abc") == 3
     if template is not None:
         assert await tokenizer.count_chat("s", "user") == template + 5
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include 'other.jinja' %}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ raise_exception('no system') }}",
+    ],
+    ids=["recursion", "include", "division", "types", "refusal"],
+)
+async def test_an_error_of_a_chat_template_is_named_as_such(model: Path, template: str):
+    """It is a program that comes with a model."""
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    with pytest.raises(tokenizers.TokenizerError, match=r"the chat template: ."):
+        await tokenizers.LocalTokenizer(model).count_chat("system", "user")
