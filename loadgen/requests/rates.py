@@ -124,7 +124,8 @@ def outage(log: RequestLog) -> Outage | None:
     after = unanswered & (log.end_ns > last_ns)
     silent, before = int(after.sum()), int(unanswered.sum() - after.sum())
     chance = (before + 1) / (before + int(answered.sum()) + 2)
-    if silent < LEAST_UNANSWERED or chance**silent > BY_CHANCE:
+    fresh = int((after & (log.dispatch_ns > last_ns)).sum())  # what was sent before may only have been slower
+    if fresh < LEAST_UNANSWERED or chance**silent > BY_CHANCE:
         return None
     at_s = (last_ns - int(log.dispatch_ns[log.dispatch_ns >= 0].min())) / 1e9 if answered.any() else None
     return Outage(at_s=at_s, errors=errors_by_kind(take(log, after)))
