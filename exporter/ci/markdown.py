@@ -81,10 +81,7 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
 def _change(base: Compared, run: Compared) -> Iterator[str]:
     """Yield by how much the run's times differ from those of another, and what else does."""
     yield f"**Change against run {_escaped(base.summary.run_id)}**"
-    doubts = (
-        *severe_lines(base.summary),
-        *alerts(base.summary),
-    )
+    doubts = (*severe_lines(base.summary), *alerts(base.summary))
     yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
     yield _escaped(" ".join(against(base, run)))
     yield _escaped(f"{same_requests((base, run))} In bold: the interval does not hold zero. {CAUTION}")

@@ -21,7 +21,7 @@ EARLY_REQUESTS = 10
 RAMP_RESIDENCES = 2.0
 # Less of the load than that, behind the ramp, has no rate.
 LEAST_SHARE = 1 / 2
-# Of so many requests in a row no answer, which chance would bring in one run of a hundred, is an outage.
+# An outage: at least five sent after the last answer, and a streak that chance brings in one run of a hundred.
 UNANSWERED = ("connect", "reset", "timeout")
 LEAST_UNANSWERED, BY_CHANCE = 5, 0.01
 # From such a share of failures on, times are of what was left, and nothing is concluded from them.
@@ -113,12 +113,15 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 def outage(log: RequestLog) -> Outage | None:
     """Return since when the server answered nothing any more; None where it did, or where chance explains it.
 
-    A refusal or an error that the server states is an answer. By chance as many are unanswered as were before, and one
-    more; what we ended ourselves counts as neither.
+    A refusal or an error that the server states is an answer. Five requests must have been sent after the last one. By
+    chance as many are unanswered as were before, and one more; what we ended ourselves counts as neither.
     """
-    kinds = np.array([str(error).partition(":")[0] for error in log.error], dtype=object)
+    failed = np.flatnonzero((log.status == "failed") & (log.end_ns >= 0))
+    if len(failed) < LEAST_UNANSWERED:
+        return None
     ended = (log.end_ns >= 0) & np.isin(log.status, ("ok", "refused", "failed"))
-    unanswered = ended & (log.status == "failed") & np.isin(kinds, UNANSWERED)
+    unanswered = np.zeros(len(log.status), dtype=bool)
+    unanswered[failed] = [str(error).partition(":")[0] in UNANSWERED for error in log.error[failed]]
     answered = ended & ~unanswered
     last_ns = int(log.end_ns[answered].max(initial=-1))
     after = unanswered & (log.end_ns > last_ns)
