@@ -21,6 +21,7 @@ COPY correlator ./correlator
 COPY exporter ./exporter
 COPY loadgen ./loadgen
 COPY methodology ./methodology
+COPY recorded ./recorded
 COPY rundir ./rundir
 COPY scraper ./scraper
 COPY sidecar ./sidecar

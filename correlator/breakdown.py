@@ -19,9 +19,10 @@ from correlator.estimate import NO_FIRST
 from correlator.estimate.table import BY_TIME, Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
 from correlator.exact.table import RECORD_BY_TIME, SLACK_S, Joined
-from correlator.gateways import GatewayColumns, GatewaySpan, gateway_columns
+from correlator.gateways import GatewayColumns, gateway_columns
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
+from recorded.gateway_spans import GatewaySpan
 from rundir.columns import Bools, Floats, Ints, Texts
 
 SOURCES = ("trace", "response", "histogram", "none")

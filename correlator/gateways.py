@@ -1,7 +1,7 @@
 """What each gateway on a request's way took of its TTFT, or of its whole time: by the gateway's own clock and the
 engine's durations, so that no clock is compared with another.
 
-Which spans are gateways' is left to `live.gateways`.
+Which spans are gateways' is left to `recorded.gateway_spans`.
 """
 
 from __future__ import annotations
@@ -9,38 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from correlator.exact.table import SLACK_S
+from recorded.gateway_spans import FirstBy, GatewaySpan
 from rundir.columns import Floats, Texts
-
-# How the first output of a gateway is known: its span says so, its call of the next server does, or a span of the first
-# part of its reply; "" where none of them does.
-FirstBy = Literal["attribute", "inner_call", "body", ""]
-FIRST_OUTPUT = ("attribute", "inner_call", "body", "unknown")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySpan:
-    """What the spans of one gateway say of a request; NaN where they do not.
-
-    service     its `service.name`, "" where it states none
-    name        its name in `scraper.gateways`, "" of one without a file there
-    whole_s     how long it had the request
-    request_s   from its start to its call of the next server: what it did before, such as authentication and routing
-    first_s     from its start to its first output, which `first_by` says the source of
-    is_beside   its span is a sibling of the engine's, which it encloses in time, not its ancestor
-    """
-
-    service: str
-    whole_s: float
-    request_s: float
-    first_s: float
-    first_by: FirstBy
-    is_beside: bool = False
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +44,6 @@ class GatewayColumns:
     gateway_s: Floats
     gateway_request_s: Floats
     gateway_at_most_s: Floats
-
-
-def nested(*traces: Sequence[GatewaySpan]) -> tuple[GatewaySpan, ...]:
-    """Return the gateways of a request whose spans are in several traces, outermost first: the longest; of a service
-    the outermost.
-    """
-    by_service: dict[str, GatewaySpan] = {}
-    for span in sorted((span for spans in traces for span in spans), key=lambda span: -span.whole_s):
-        by_service.setdefault(span.service, span)
-    return tuple(by_service.values())
 
 
 def gateway_columns(

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130  # sidecar.errors.Interrupted's, which is not imported yet
+INTERRUPTED = 130  # recorded.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.
 GC_THRESHOLD = 100_000
 UNABLE = 3  # SidelightError's exit code

@@ -8,15 +8,25 @@
     sidelight.attribute(run.requests, run.scrapes)  # queue and prefill time of each request, from scrapes alone
     sidelight.estimate_quantiles(bounds, counts, sums, [0.5, 0.99])
 
-These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `exporter`, `sidecar`, `rundir`,
-`simulator`) are private: they change without notice. See docs/reference/library.md.
+These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `exporter`, `recorded`,
+`sidecar`, `rundir`, `simulator`) are private: they change without notice. See docs/reference/library.md.
 """
 
 from __future__ import annotations
 
 from correlator.estimate import attribute
 from exporter.summary.result import Summary
+from recorded.errors import ConfigurationError
 from scraper.quantiles import estimate as estimate_quantiles
 from sidelight.run import Run, TableName, open_run, summary
 
-__all__ = ["Run", "Summary", "TableName", "attribute", "estimate_quantiles", "open_run", "summary"]
+__all__ = [
+    "ConfigurationError",
+    "Run",
+    "Summary",
+    "TableName",
+    "attribute",
+    "estimate_quantiles",
+    "open_run",
+    "summary",
+]

@@ -101,7 +101,7 @@ class Run:
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Read the run directory at `path`, whole or cut short; nothing is written to it.
 
-    Raises SidelightError (`sidecar.errors.ConfigurationError`) where there is no run.
+    Raises SidelightError (`sidelight.ConfigurationError`) where there is no run.
     """
     return Run(path=Path(path), _recorded=_open_run(Path(path)))
 
@@ -109,7 +109,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 def summary(path: str | os.PathLike[str]) -> Summary:
     """Derive the summary of the run at `path`, typed: what `summary.json` says, whether or not it was written.
 
-    Raises SidelightError (`sidecar.errors.ConfigurationError`) where there is no run.
+    Raises SidelightError (`sidelight.ConfigurationError`) where there is no run.
     """
     return open_run(path)._summary  # noqa: SLF001  one module
 

@@ -10,10 +10,11 @@ from sent_requests import parts, planned
 from series import scraped
 
 from loadgen.records import WorkerStat, append_record, plan_end
+from recorded.directory import create, write_json
+from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.targets.scrape import Scrape
-from sidecar.directory import Event, create, write_json
 
 MANIFEST = {"run_id": "20260101-000000-abcdef", "status": "complete", "config": {}}
 

@@ -22,8 +22,8 @@ from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokeni
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
 from methodology.stability import Stability
+from recorded.integrity import Integrity
 from rundir.fields import UNSET
-from rundir.integrity import Integrity
 from rundir.stats import Missing, describe
 from scraper.hardware.summary import hardware_summary
 from scraper.window.quantities import (

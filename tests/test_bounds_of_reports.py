@@ -19,11 +19,13 @@ from series import END, QUEUE, gauge, histogram, scraped
 from test_hostile_directories import ESCAPES, MOST_CPU_S, UNSEEN, ran
 
 from exporter.summary import correlation
+from recorded.directory import MOST_LOGS
+from recorded.events import Event
+from recorded.logs import MOST_EVENTS
 from rundir.frames import FrameLog, read_frames
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
 from sidecar.cli.untrusted import run_bounded
-from sidecar.directory import MOST_EVENTS, MOST_LOGS, Event
 from sidecar.options.fields import FORMATS
 from sidecar.report.derive import MOST_SLICES
 

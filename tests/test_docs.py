@@ -13,8 +13,8 @@ import yaml
 from documents import REPOSITORY, commands, messages, options
 from processes import QUIET, engine, sidelight
 
-from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from loadgen.plan.workloads import custom
+from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 
 PAGES = sorted(
     path

@@ -21,11 +21,11 @@ from loadgen.records import PlannedRequest
 from loadgen.transports.grpc import GrpcTransport
 from loadgen.transports.transport import Exchange
 from loadgen.transports.websocket import WebSocketTransport
+from recorded.errors import SidelightError
 from rundir.access import Access, connection_problem
 from scraper.spans.forward import Rejected, Unavailable, Wire
 from scraper.spans.spec import TRACES
 from scraper.targets import fetch
-from sidecar.errors import SidelightError
 from sidecar.run import target
 
 KEY = ConnectionKey("host", 443, True, True, None, None, None)

@@ -23,10 +23,11 @@ from correlator.breakdown import TTFT_PARTS
 from correlator.exact.table import SLACK_S
 from exporter.report import as_text
 from loadgen.records import RequestPart, append_record, plan_end, trace_id
+from recorded.directory import write_json
+from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
-from sidecar.directory import Event, write_json
 from sidecar.report.derive import Derived, derive
 
 REQUESTS = 6

@@ -21,11 +21,12 @@ MAY_IMPORT = {
     "loadgen": {"rundir"},
     "scraper": {"rundir"},
     "simulator": {"rundir"},
-    "correlator": {"rundir", "loadgen", "scraper"},
-    "methodology": {"rundir", "loadgen", "scraper", "correlator"},
-    "exporter": {"rundir", "loadgen", "scraper", "correlator", "methodology"},
-    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "correlator", "methodology", "exporter"},
-    "sidelight": {"rundir", "loadgen", "scraper", "correlator", "methodology", "exporter", "sidecar"},
+    "recorded": {"rundir", "loadgen", "scraper"},
+    "correlator": {"rundir", "loadgen", "scraper", "recorded"},
+    "methodology": {"rundir", "loadgen", "scraper", "recorded", "correlator"},
+    "exporter": {"rundir", "loadgen", "scraper", "recorded", "correlator", "methodology"},
+    "sidecar": {"rundir", "loadgen", "scraper", "simulator", "recorded", "correlator", "methodology", "exporter"},
+    "sidelight": {"rundir", "loadgen", "scraper", "recorded", "correlator", "methodology", "exporter", "sidecar"},
 }
 # Rooms (modules and folders) that a folder shows. More where one thing varies, each room a variant, and at a root.
 ROOMS, VARIANTS, ROOT_ROOMS = 9, 12, 12

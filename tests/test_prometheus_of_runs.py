@@ -28,8 +28,8 @@ from sent_spans import CLIENT
 from test_watch import TRACE, watching
 from waiting import BOUND_S
 
+from correlator.opening import open_run
 from sidecar.cli import free_pair
-from sidecar.directory.opening import open_run
 from sidecar.report.derive import OPENMETRICS, derive_run
 
 PROMTOOL = shutil.which("promtool")

@@ -15,7 +15,6 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import Owners, own_spans, span_times
 from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
-from correlator.live.client_spans import request_log
 from correlator.live.reasons import (
     CONTRADICTION,
     EVICTED,
@@ -28,6 +27,7 @@ from correlator.live.reasons import (
 )
 from correlator.live.traces import TracedRequest
 from loadgen.requests.table import RequestLog
+from recorded.client_spans import request_log
 from rundir.columns import Bools, Floats, Texts
 from scraper.spans.requests import request_spans
 

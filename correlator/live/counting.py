@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from correlator.exact.table import SLACK_S
-from correlator.live.client_spans import ahead_ns
 from correlator.live.reasons import NEW_TRACE, NOT_PASSED_ON, Break, explain_breaks
 from correlator.live.traces import TracedRequest
+from recorded.client_spans import ahead_ns
 
 KEEP_S = 120.0  # what was not joined; longer than it is waited for
 BREAKING_S = 60.0

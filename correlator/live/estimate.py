@@ -19,10 +19,10 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.table import unjoined
-from correlator.live.client_spans import request_log
 from correlator.live.traces import TracedRequest
 from correlator.requests import Requests
 from loadgen.requests.table import RequestLog
+from recorded.client_spans import request_log
 from rundir.columns import Bools, Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.series.resets import restarts_of

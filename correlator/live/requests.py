@@ -14,14 +14,14 @@ import numpy as np
 
 from correlator.exact.span_matching import spans_by_time
 from correlator.exact.spans import bearing_id, same_id
-from correlator.gateways import nested
 from correlator.live.breakdown import Ended, break_down_ended, estimated
-from correlator.live.client_spans import ClientSpan, request_log
 from correlator.live.counting import RequestCount, span_keys
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
 from loadgen.requests.table import RequestLog
+from recorded.client_spans import ClientSpan, request_log
+from recorded.gateway_spans import nested
 from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
 

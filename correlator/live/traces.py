@@ -14,8 +14,8 @@ from typing import Literal
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from correlator.gateways import GatewaySpan
-from correlator.live.client_spans import ClientSpan, chain, encloses
+from recorded.client_spans import ClientSpan, chain, encloses
+from recorded.gateway_spans import GatewaySpan
 from scraper.spans.received import OTHER, ReceivedSpan
 
 _NO_RESOURCE = Resource()

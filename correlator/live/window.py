@@ -13,10 +13,9 @@ from functools import cache, partial
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from correlator.gateways import GatewaySpan
-from correlator.live.client_spans import client_span
-from correlator.live.gateways import gateways_between, note_body
 from correlator.live.traces import Trace, TracedRequest, last_servers, own_copy, requests_of, with_ends, with_gateways
+from recorded.client_spans import client_span
+from recorded.gateway_spans import GatewaySpan, gateways_between, note_body
 from scraper.spans.log import ExportRecord
 from scraper.spans.received import OTHER, ReceivedSpan
 from scraper.spans.spec import SETTLE_S

@@ -23,7 +23,7 @@ from correlator.breakdown import (
     Parts,
 )
 from correlator.estimate.table import QUALITIES
-from correlator.gateways import FIRST_OUTPUT, GatewayPart
+from correlator.gateways import GatewayPart
 from correlator.requests import RequestColumns
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -34,6 +34,7 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
+from recorded.gateway_spans import FIRST_OUTPUT
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from exporter.report.load import overload
 from exporter.summary.result import Summary
-from rundir.integrity import Integrity, LogIntegrity
+from recorded.integrity import Integrity, LogIntegrity
 from rundir.printable import first_of
 from scraper.window.summary import Gap
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
-from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.report.advice import advice
 from exporter.report.format import percent, spoken, spoken_together
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
@@ -13,6 +12,7 @@ from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary, too_many_failed
+from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from rundir.stats import Statistics
 from scraper.gateways import can_state_more
 

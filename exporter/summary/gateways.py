@@ -11,7 +11,8 @@ import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
 
 from correlator.breakdown import Parts
-from correlator.gateways import FIRST_OUTPUT, GatewayPart
+from correlator.gateways import GatewayPart
+from recorded.gateway_spans import FIRST_OUTPUT
 from rundir.columns import Bools
 from rundir.fields import UNSET, Amount, Count, doc
 from scraper.window.quantities import GatewayPage

@@ -19,8 +19,8 @@ from loadgen.requests.warmup import WarmupStatement
 from methodology.compliance.runs import RunStatement
 from methodology.percentiles import NAMES, PercentileIntervals
 from methodology.stability import Stability
+from recorded.integrity import Integrity
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
-from rundir.integrity import Integrity
 from rundir.stats import STATISTICS
 from scraper.hardware.summary import Hardware
 from scraper.window.quantities import MOST_SLICES, quantities_of

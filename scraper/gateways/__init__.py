@@ -1,6 +1,6 @@
 """What the pages and spans of gateways say, one YAML a gateway; and which gateway a page is of.
 
-A gateway without a file is recognised all the same (`correlator.live.gateways`): a file adds what no convention says.
+A gateway without a file is recognised all the same (`recorded.gateway_spans`): a file adds what no convention says.
 """
 
 from __future__ import annotations

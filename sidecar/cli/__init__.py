@@ -21,6 +21,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 from rich.text import Text
 
+from recorded.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from rundir.printable.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
@@ -28,7 +29,6 @@ from sidecar.cli.arguments import translate
 from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, print_error, unexpected
 from sidecar.cli.peers import RENAMED
 from sidecar.cli.untrusted import run_bounded
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
 from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded, load_yaml
 from sidecar.options.fields import (
@@ -66,7 +66,7 @@ from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
     from exporter.summary.result import Summary
-    from sidecar.directory import Run
+    from recorded.run import Run
     from sidecar.report.derive import Derived
 
     # What is made of a run that has ended, and the parts of its requests.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from recorded.errors import ConfigurationError
 from sidecar.cli.loads import STREAMS, defaults_of, with_streams
 from sidecar.cli.messages import nearest, unused
 from sidecar.cli.peers import (
@@ -20,7 +21,6 @@ from sidecar.cli.peers import (
     RENAMED,
     VALUES,
 )
-from sidecar.errors import ConfigurationError
 from sidecar.options.fields import HOST_PORT, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions

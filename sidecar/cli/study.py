@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from recorded.errors import ConfigurationError, DamagedRun, Interrupted
 from rundir.files import holder
 from rundir.printable import escaped
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
-from sidecar.errors import ConfigurationError, DamagedRun, Interrupted
 from sidecar.options.config import command_as_recorded
 from sidecar.options.fields import check_bounds
 from sidecar.options.study import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions

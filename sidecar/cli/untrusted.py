@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from sidecar.errors import ConfigurationError
+from recorded.errors import ConfigurationError
 
 MOST_BYTES = 2 * 1024**3
 LEAST_CPU_S = 8  # and a second more for each MB on the disk: of a usual run a fifth of that is enough

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from recorded.errors import SidelightError, TargetUnreachable
 from scraper.targets.fetch import Limits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.lines import FAIL, OK, SKIP, WARN, print_line
 from sidecar.doctor.page import Servers, examine_metrics, examine_timings
-from sidecar.errors import SidelightError, TargetUnreachable
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress import Terminal

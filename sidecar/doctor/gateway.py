@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from correlator.breakdown import NETWORK, TTFT_PARTS, Parts
-from correlator.gateways import FirstBy, GatewayPart, GatewaySpan
-from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
+from correlator.gateways import GatewayPart
+from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from recorded.gateway_spans import FirstBy, GatewaySpan
 from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
 from sidecar.doctor.reach import Surroundings, named
 from sidecar.doctor.trail import Trail

@@ -13,6 +13,7 @@ from functools import partial
 from rich.console import Console
 
 from loadgen.records import trace_id
+from recorded.errors import SidelightError
 from rundir.clock import anchor
 from scraper.gateways import Gateway, detect_reply
 from scraper.gateways import gateway as gateway_of
@@ -24,7 +25,6 @@ from sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
 from sidecar.doctor.page import Servers
 from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
 from sidecar.doctor.trail import Arrivals, Trail, follow
-from sidecar.errors import SidelightError
 from sidecar.options.spans import listen_addresses
 from sidecar.progress import Progress
 from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, Answer, ask, refusal, require_answer

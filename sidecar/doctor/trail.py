@@ -14,9 +14,8 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.spans import by_request_id
-from correlator.gateways import GatewaySpan, nested
-from correlator.live.gateways import GatewaySpans
 from loadgen.requests.table import RequestLog, unknown_requests
+from recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
 from rundir.clock import Clock
 from scraper.spans.received import ReceivedSpan, received_spans
 from scraper.spans.requests import EngineSpans, request_spans

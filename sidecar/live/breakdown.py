@@ -17,9 +17,7 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.join import join
 from correlator.exact.spans import bearing_id, same_id
 from correlator.exact.table import unjoined
-from correlator.gateways import nested
 from correlator.live.estimate import WINDOW_S, EstimateWindow
-from correlator.live.gateways import GatewaySpans
 from correlator.live.traces import own_copy
 from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
@@ -27,6 +25,7 @@ from exporter.prometheus.snapshot import PartCounts
 from exporter.report.conclusion import where_it_goes
 from exporter.summary.breakdown import Explained, group
 from loadgen.requests.table import RequestLog
+from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
 from scraper.series.log import FailureRecord, Row
 from scraper.spans.received import ReceivedSpan

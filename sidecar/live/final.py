@@ -19,9 +19,9 @@ from exporter.prometheus.page import ENGINE_GAUGES, LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
+from recorded.run import Run
 from rundir.columns import take
 from scraper.window.window import Window
-from sidecar.directory import Run
 from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Tally, reported_rates
 

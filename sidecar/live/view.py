@@ -20,13 +20,13 @@ from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
 from loadgen.requests.slo import Slo, SloResult
 from loadgen.requests.table import FirstToken
+from recorded.failures import ErrorCount
+from recorded.logs import News, RunLogs
 from rundir.clock import Clock
 from rundir.columns import take
 from rundir.stats import finite
 from scraper.series.log import FailureRecord, Row
 from sidecar import VERSION
-from sidecar.directory import News, RunLogs
-from sidecar.directory.failures import ErrorCount
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import EngineView, about_engine, stated
 from sidecar.live.lately import Flow, Peaks

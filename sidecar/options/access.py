@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from cyclopts import Group, Parameter
 
+from recorded.errors import ConfigurationError
 from rundir.access import Access, Guard, UnusableFile, basic, is_loopback, server_context, tls_context
 from rundir.printable.masking import register_headers
-from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     HEADERS,
     SECRET,

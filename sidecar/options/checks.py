@@ -19,8 +19,8 @@ from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
 from loadgen.protocols import PROTOCOLS, split_endpoint
 from loadgen.requests.slo import parse_typed_slo
+from recorded.errors import ConfigurationError
 from rundir.access import masked
-from sidecar.errors import ConfigurationError
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions

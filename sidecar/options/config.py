@@ -13,9 +13,9 @@ from typing import Any, get_type_hints
 from cyclopts import Parameter
 
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.printable.masking import MASK, without_secrets
-from sidecar.errors import ConfigurationError
 from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
 

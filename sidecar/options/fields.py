@@ -17,9 +17,9 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from exporter.server_metrics import EXPORTS
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
-from sidecar.errors import ConfigurationError
 
 TARGET = Group("Target", sort_key=1)
 SCRAPING = Group("Scraping", sort_key=4)

@@ -9,10 +9,10 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from recorded.errors import ConfigurationError
 from rundir.access import Access
 from rundir.clock import Clock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
-from sidecar.errors import ConfigurationError
 from sidecar.options.access import (
     AccessOptions,
     ListenOptions,

@@ -12,9 +12,9 @@ import msgspec
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.printable.masking import MASK, masked_command, masked_fields
-from sidecar.errors import ConfigurationError
 from sidecar.options.fields import (
     MAPPING,
     Duration,

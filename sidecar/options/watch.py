@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
 
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from scraper.targets.scrape import clock_of
-from sidecar.errors import ConfigurationError
 from sidecar.options import config
 from sidecar.options.access import check_access
 from sidecar.options.fields import (

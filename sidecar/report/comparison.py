@@ -12,12 +12,12 @@ from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
 from exporter.html import as_comparison
 from exporter.report import without_controls, without_padding
+from recorded.directory import write_text
+from recorded.errors import ConfigurationError, unusable_place
 from rundir.columns import take
 from rundir.files import replace_file
 from rundir.printable import escaped, printable
 from rundir.printable.masking import without_secrets
-from sidecar.directory import write_text
-from sidecar.errors import ConfigurationError, unusable_place
 from sidecar.live.final import recorded
 from sidecar.progress import Terminal
 from sidecar.report.derive import MARKDOWN, Derived, evaluate

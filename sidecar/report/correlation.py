@@ -24,8 +24,8 @@ from correlator.exact.clock_offset import ClockOffset, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.matching import Matched, matched
 from correlator.exact.table import Joined
-from correlator.gateways import GatewaySpan, nested
 from correlator.live.reasons import NOT_COMPARED
+from correlator.opening import WatchRun
 from correlator.replay import Replayed
 from correlator.requests import address
 from correlator.statistics.association import associations, rank_correlation
@@ -38,12 +38,13 @@ from exporter.summary.timeline import timeline
 from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
+from recorded.gateway_spans import GatewaySpan, nested
+from recorded.run import Run
 from rundir.columns import Floats, Texts, take
 from rundir.fields import UNSET
 from rundir.stats import Missing
 from scraper.spans.requests import PROBE
 from scraper.window.window import Window, slice_edges
-from sidecar.directory import Run
 
 ONLY_GREW = Missing(
     "the queue only grew while the load lasted, so that its length says no more than how long that had been"
@@ -70,7 +71,7 @@ def correlated(run: Run) -> Correlated:
 
     Those of a watch are as they were when its requests ended.
     """
-    if run.watched is not None:
+    if isinstance(run, WatchRun):
         return _watched(run, run.watched)
     records = matched(run.requests, run.timings) if run.timings.clocks else None
     joined = join(run.requests, run.spans, records)
@@ -201,8 +202,8 @@ def _spans(run: Run) -> ReceivedSpans | None:
         del counts[name]
     return ReceivedSpans(
         **counts,
-        request_spans=run.watched.engine_spans if run.watched else int((run.spans.fault == "").sum()),
-        health_probes=run.watched.probes if run.watched else run.spans.refused.get(PROBE, 0),
+        request_spans=run.watched.engine_spans if isinstance(run, WatchRun) else int((run.spans.fault == "").sum()),
+        health_probes=run.watched.probes if isinstance(run, WatchRun) else run.spans.refused.get(PROBE, 0),
         receiver_deaths=run.receiver_deaths,
     )
 
@@ -218,7 +219,7 @@ def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) ->
         window,
         no_server=run.manifest.get("server_missing") or "",
     )
-    if run.watched is not None or any(isinstance(engine, Observed) for engine in times.observed):
+    if isinstance(run, WatchRun) or any(isinstance(engine, Observed) for engine in times.observed):
         return means
     output_ns = np.where(ok.first_output_ns >= 0, ok.first_output_ns, ok.first_token_ns)
     wait_s = float(np.mean(span_s(ok.submit_ns, output_ns))) if len(ok) else np.nan

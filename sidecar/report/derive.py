@@ -14,6 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from rich.text import Text
 
+from correlator.opening import WatchRun, open_run
 from exporter import report as text
 from exporter import tables
 from exporter.ci.junit import as_junit
@@ -49,16 +50,16 @@ from methodology.load import stability_of
 from methodology.percentiles import percentile_intervals
 from methodology.stability import Stability
 from methodology.steady import steady_throughput
+from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
+from recorded.errors import CannotWrite, DamagedRun, SidelightError
+from recorded.failures import evaluating
+from recorded.run import Run
 from rundir.clock import iso_ms
 from rundir.columns import take
 from rundir.printable import escaped, printable
 from rundir.stats import Missing, Statistics
 from scraper.hardware.summary import gpu_names, hardware_summary
 from scraper.window.window import Window
-from sidecar.directory import MANIFEST, RAW, Run, json_text, write_json, write_text, write_whole
-from sidecar.directory.failures import evaluating
-from sidecar.directory.opening import open_run
-from sidecar.errors import CannotWrite, DamagedRun, SidelightError
 from sidecar.live.final import recorded
 from sidecar.options.fields import DEFAULT_FORMATS
 from sidecar.progress import Terminal
@@ -190,7 +191,7 @@ def window_of(run: Run) -> Window:
     if phase is None:
         started_ns = int(run.manifest["started_ns"])
         return Window(start_ns=started_ns, end_ns=started_ns)
-    if run.watched is not None:
+    if isinstance(run, WatchRun):
         return watched_window(run, run.watched, phase)
     measured = take(run.requests, run.requests.phase == "measure")
     if run.status == "crashed":
@@ -261,7 +262,7 @@ def summarise(run: Run, window: Window, times: Correlated) -> Summary:
         hardware=hardware,
         self_check=check,
         methodology=_methodology(run, times, stability, client.ttft_ms),
-        watch=UNSET if run.watched is None else watched_traffic(run, run.watched, window),
+        watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
     )
 
 
@@ -273,7 +274,7 @@ def _methodology(run: Run, times: Correlated, stability: Stability, ttft_ms: Sta
     facts = facts_of(measured, parts, run.endpoints, about)
     command = list(run.manifest.get("command") or ())
     is_step = bool({*command[1:2]} & {*STUDIES})
-    is_tested = len(measured) > 0 and run.watched is None and not is_step
+    is_tested = len(measured) > 0 and not isinstance(run, WatchRun) and not is_step
     return Methodology(
         draft=DRAFT,
         tests={TEST: comply_run(facts, ttft_ms, closed_loop=closed_loop(run))} if is_tested else {},

@@ -17,14 +17,16 @@ from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuant
 from exporter.summary.result import Summary
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import FirstToken, RequestLog
+from recorded.directory import MANIFEST
+from recorded.errors import ConfigurationError
+from recorded.events import WRITING, WRITTEN
+from recorded.run import Run
 from rundir.access import masked
 from rundir.columns import take
 from rundir.printable import LONGEST_WORD
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, WRITING, WRITTEN, Run
-from sidecar.errors import ConfigurationError
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of

@@ -7,11 +7,13 @@ from itertools import chain
 
 import msgspec
 
+from correlator.opening import WatchRun
+from recorded.errors import DamagedRun
+from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED
+from recorded.run import Run
 from scraper.window.gateways import gateway_pages
 from scraper.window.summary import Gap, Server, server_summary
 from scraper.window.window import Window
-from sidecar.directory import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Run
-from sidecar.errors import DamagedRun
 
 
 def server_of(run: Run, window: Window, slice_ns: int) -> Server:
@@ -45,7 +47,7 @@ def _scrapes_ns(run: Run) -> list[int]:
 
 def span_gaps_of(run: Run) -> list[Gap]:
     """Return when the receiver of a run was down, likewise; nothing of a watch, whose notes say it."""
-    return [] if run.watched is not None else _gaps(run, RECEIVER_DIED, RECEIVER_RESTARTED)
+    return [] if isinstance(run, WatchRun) else _gaps(run, RECEIVER_DIED, RECEIVER_RESTARTED)
 
 
 def received_by_scraper(run: Run) -> bool:
@@ -70,7 +72,7 @@ def require_server(run: Run) -> None:
     """
     config = run.manifest["config"]
     is_asked_for = not config.get("url") or config.get("metrics") or config.get("otlp_listen")
-    if run.status != "complete" or run.watched is not None or not is_asked_for:
+    if run.status != "complete" or isinstance(run, WatchRun) or not is_asked_for:
         return
     for who, gaps, what in (
         ("scraper", gaps_of(run), "the server's results end there"),

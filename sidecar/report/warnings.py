@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from correlator.live.reasons import explain_breaks
+from correlator.opening import WatchRun
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
@@ -20,12 +21,12 @@ from loadgen.requests.rates import errors_by_kind
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
+from recorded.run import Run
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
 from scraper.window.aggregate import impossible_gauges
 from scraper.window.summary import Server
-from sidecar.directory import Run
 from sidecar.report.server import received_by_scraper, span_gaps_of
 
 CACHED_RATIO = 0.05
@@ -76,11 +77,11 @@ def warnings(
     yield from _arrivals(check)
     yield from _comparability(run, ok, client, server, correlation)
     yield from _probes(run, client, server, correlation)
-    if run.watched is not None:
+    if isinstance(run, WatchRun):
         yield from explain_breaks(run.watched.broken, run.watched.whole).values()
     yield from _estimates(ok)
     yield from _unlimited(ok)
-    if run.watched is None:
+    if not isinstance(run, WatchRun):
         yield from _blanks(run, client, correlation)
         yield from _buffering(ok, check.error_ms.ttft.p99 or 0.0)
         yield from _short(run, ok)
@@ -92,7 +93,7 @@ def _ending(run: Run) -> Iterator[str]:
     """Yield that a run ended before its time, and how far it had come."""
     if run.status == "complete":
         return
-    if run.watched is not None and "reason" not in run.manifest:
+    if isinstance(run, WatchRun) and "reason" not in run.manifest:
         yield "the watch goes on, or was killed; numbers cover what was recorded up to now"
         return
     reason = f" ({run.manifest.get('reason', 'its manifest has no end')})" if run.status == "crashed" else ""
@@ -247,7 +248,7 @@ def _comparability(
     ended = correlation.server_requests
     if not ended or not correlation.client_requests or correlation.comparable:
         return
-    if run.watched is not None and ended > client.requests.ok:
+    if isinstance(run, WatchRun) and ended > client.requests.ok:
         yield (
             f"the engine finished {ended} requests here, and clients' spans came for "
             f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
@@ -281,7 +282,7 @@ def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correl
     open_requests = client.requests.cancelled + client.requests.in_flight
     if count:
         yield f"{count} health probes were served like requests; their spans are left out, but {biased}"
-    elif path and run.watched is None and not open_requests and server.queue_time and server.e2e_latency:
+    elif path and not isinstance(run, WatchRun) and not open_requests and server.queue_time and server.e2e_latency:
         queued, ended = server.queue_time.stats.count or 0, server.e2e_latency.stats.count or 0
         if queued > ended > 0:
             yield (

@@ -6,9 +6,10 @@ import msgspec
 
 from correlator.replay import Replayed
 from exporter.summary.watched import BrokenTraces, SinceStart, WatchedTraffic
+from recorded.events import WATCHED
+from recorded.run import Phase, Run
 from rundir.clock import iso_ms
 from scraper.window.window import Window
-from sidecar.directory import WATCHED, Phase, Run
 
 
 def watched_window(run: Run, watched: Replayed, phase: Phase) -> Window:

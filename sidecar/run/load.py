@@ -21,8 +21,8 @@ from loadgen.records import as_sent
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
+from recorded.directory import RAW
 from rundir.columns import take
-from sidecar.directory import RAW
 from sidecar.options.load import RunOptions
 from sidecar.run.phases import (
     WATCH_EVERY_S,

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
+from recorded.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, create, json_text, log_ends, write_json
+from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
+from recorded.syncing import LogSync
 from rundir.clock import Clock, iso_ms, utc_now
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, create, json_text, log_ends, write_json
-from sidecar.directory.syncing import LogSync
-from sidecar.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from sidecar.options.config import as_recorded
 
 if TYPE_CHECKING:

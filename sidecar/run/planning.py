@@ -23,8 +23,8 @@ from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
 from loadgen.records import append_record, plan_end, read_plan, with_secrets
 from loadgen.transports.redaction import hidden_request
+from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from rundir.frames import FrameLog
-from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress import Progress

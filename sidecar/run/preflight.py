@@ -20,8 +20,8 @@ from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace
 from loadgen.requests.table import END_BYTES
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
+from recorded.errors import TargetIncompatible, TargetUnreachable
 from rundir.clock import Clock
-from sidecar.errors import TargetIncompatible, TargetUnreachable
 from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, Served, excerpt_of
 
 PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known

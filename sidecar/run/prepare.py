@@ -26,13 +26,13 @@ from loadgen.plan.tokenizers import (
 )
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
+from recorded.errors import ConfigurationError, TargetUnreachable
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.printable.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
 from scraper.engines import metrics_paths
 from scraper.targets.fetch import Limits, discover
 from scraper.targets.scrape import clock_of
-from sidecar.errors import ConfigurationError, TargetUnreachable
 from sidecar.options.access import metrics_access
 from sidecar.options.checks import extra_of, headers_of, named
 from sidecar.options.load import ContactOptions, RunOptions

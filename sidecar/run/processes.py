@@ -19,10 +19,10 @@ from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
+from recorded.errors import WorkerDied
 from rundir.child import ChildSpec
 from rundir.frames import open_append
 from rundir.printable.masking import registered, secret_variables
-from sidecar.errors import WorkerDied
 
 T = TypeVar("T")
 

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from loadgen.protocols import PROTOCOLS
+from recorded import directory as run_directory
+from recorded import events as run_events
+from recorded.errors import ConfigurationError, WorkerDied
+from recorded.run import Run
 from rundir.access import Access, Guard, masked
 from rundir.child import ChildSpec
 from rundir.clock import Clock, anchor
-from sidecar import directory as run_directory
-from sidecar.directory import Run
-from sidecar.errors import ConfigurationError, WorkerDied
 from sidecar.options.access import guard_of, metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
@@ -159,11 +160,11 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
     from sidecar.live.sending import sending  # noqa: PLC0415  as in run
 
     def sends(until_ns: int) -> None:
-        record_if_possible(session, run_directory.WRITING, url=masked(url), until_ns=until_ns)
+        record_if_possible(session, run_events.WRITING, url=masked(url), until_ns=until_ns)
 
     def taken(until_ns: int, samples: int, lost: int) -> None:
         how_far = {"until_ns": until_ns, "samples": samples, "lost": lost}
-        record_if_possible(session, run_directory.WRITTEN, url=masked(url), **how_far)
+        record_if_possible(session, run_events.WRITTEN, url=masked(url), **how_far)
 
     @session.live.failures.guard()
     def snapshot() -> tuple[int, Snapshot] | None:
@@ -247,7 +248,7 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
 
 async def _scraping(session: Session, stack: AsyncExitStack, child: Child, spec: Spec) -> Session:
     """Start the scraper; return the session with it."""
-    events = run_directory.SCRAPER_DIED, run_directory.SCRAPER_RESTARTED
+    events = run_events.SCRAPER_DIED, run_events.SCRAPER_RESTARTED
     supervised = await _supervised(session, stack, child, lambda deaths: spec_after(spec, deaths), *events)
     return replace(session, scraper=supervised)
 
@@ -255,7 +256,7 @@ async def _scraping(session: Session, stack: AsyncExitStack, child: Child, spec:
 async def _receiving(session: Session, stack: AsyncExitStack, child: Child, spec: SpanSpec) -> Session:
     """Start the receiver of spans; return the session with it, and with where it listens."""
     addresses = spec.receiver.grpc, spec.receiver.http
-    events = run_directory.RECEIVER_DIED, run_directory.RECEIVER_RESTARTED
+    events = run_events.RECEIVER_DIED, run_events.RECEIVER_RESTARTED
     supervised = await _supervised(
         session, stack, child, lambda deaths: span_spec_after(spec, deaths, *addresses), *events
     )

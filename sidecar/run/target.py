@@ -18,9 +18,9 @@ import msgspec
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.models import OPENAI, Listing, owner_of
 from loadgen.protocols.reading.failures import UNREADABLE
+from recorded.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
 from scraper.engines import version_paths
-from sidecar.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 
 PROBE_TIMEOUT_S = 10.0
 BODY_EXCERPT = 120

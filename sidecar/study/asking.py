@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from loadgen.plan.workloads.fields import nearest
 from methodology.compliance.system import Declaration, System, read_system
 from methodology.study.model import Parameters, Procedure
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.printable.masking import MASK, register_command, unmasked
-from sidecar.errors import ConfigurationError
 from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
 from sidecar.options.fields import flag_of, http_url, seconds

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
+from recorded.errors import TargetNotMeasured, TargetUnreachable
 from rundir.access import masked, root_url
 from rundir.clock import anchor
 from rundir.frames import open_append
@@ -25,7 +26,6 @@ from scraper.series.resets import START_TIME
 from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import clock_of
 from scraper.window.aggregate import gauge_values
-from sidecar.errors import TargetNotMeasured, TargetUnreachable
 from sidecar.options.load import RunOptions
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.target import Served, engine_version, probe

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from correlator.breakdown import Parts
+from correlator.opening import open_run
 from correlator.statistics.tail import tail_shares
 from exporter.report.alerts import damage_of
 from exporter.summary.tail import sentence
@@ -18,12 +19,12 @@ from loadgen.requests.self_check.stated_error import ErrorBound
 from loadgen.requests.table import RequestLog
 from methodology.compliance.facts import StepFacts, step_facts
 from methodology.study.model import Finished, Kind, StepData
+from recorded.directory import MANIFEST, RAW
+from recorded.failures import evaluating
+from recorded.run import Run
 from rundir.columns import take
 from rundir.stats import Missing, known
 from scraper.hardware.summary import gpu_names, hardware_summary
-from sidecar.directory import MANIFEST, RAW, Run
-from sidecar.directory.failures import evaluating
-from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import closed_loop, engine_here, self_check_of, window_of
 from sidecar.study.record import step_directory

@@ -19,11 +19,11 @@ from methodology.study.findings import Findings, Quantity, figure
 from methodology.study.model import Done, Finished, Kind, Procedure
 from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
+from recorded.directory import json_text, write_text
+from recorded.errors import CannotWrite, ConfigurationError
+from recorded.failures import evaluating
 from rundir.clock import iso_ms
 from rundir.files import make_directory
-from sidecar.directory import json_text, write_text
-from sidecar.directory.failures import evaluating
-from sidecar.errors import CannotWrite, ConfigurationError
 from sidecar.options.fields import flag_of
 from sidecar.options.study import ALL
 from sidecar.study.data import Steps

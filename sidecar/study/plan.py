@@ -20,7 +20,7 @@ from methodology.steady import SteadyWindow
 from methodology.study.findings import figure
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
 from methodology.study.planning import decide
-from sidecar.errors import ConfigurationError
+from recorded.errors import ConfigurationError
 from sidecar.options.checks import lengths_of
 from sidecar.options.load import SHORT_WARM_UP, RunOptions
 from sidecar.run.load import WARM_UP_CONCURRENCY

@@ -19,6 +19,9 @@ import msgspec
 from msgspec import Struct
 
 from methodology.study.model import Asked, Finished, Outcome, Step
+from recorded.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, write_json
+from recorded.errors import CannotWrite, ConfigurationError, unusable_place
+from recorded.logs import one_line
 from rundir.clock import utc_now
 from rundir.fields import NO_UNIT, StampNs, doc
 from rundir.files import Held, lock, read_regular, require_directory, require_regular, sync
@@ -26,8 +29,6 @@ from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
 from sidecar import VERSION
-from sidecar.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, one_line, write_json
-from sidecar.errors import CannotWrite, ConfigurationError, unusable_place
 from sidecar.options.config import as_recorded
 from sidecar.options.study import StudyOptions
 

@@ -14,9 +14,9 @@ from methodology.study.model import Finished, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import counting
 from methodology.study.saturation import SATURATE
-from sidecar.directory import MANIFEST, RAW
-from sidecar.directory.failures import evaluating
-from sidecar.errors import ConfigurationError
+from recorded.directory import MANIFEST, RAW
+from recorded.errors import ConfigurationError
+from recorded.failures import evaluating
 from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
 from sidecar.study.asking import VARIANT_NAME

@@ -19,9 +19,9 @@ from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.result import StudyResult
 from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
+from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from rundir.access import masked
 from sidecar import VERSION
-from sidecar.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 from sidecar.options.study import ALL, TESTS, StudyOptions

@@ -19,13 +19,14 @@ import msgspec
 
 from exporter.html.live import LiveColumns
 from exporter.prometheus.page import LivePage
+from recorded import directory as run_directory
+from recorded import events as run_events
+from recorded.errors import WorkerDied
 from rundir.access import masked
 from rundir.clock import Clock, anchor, step_ns, step_text, time_of_day_ns
 from rundir.frames import Rotation, next_number
 from scraper.commands import SpanSpec, Spec
 from scraper.spans.spec import ForwardKeep
-from sidecar import directory as run_directory
-from sidecar.errors import WorkerDied
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
@@ -87,12 +88,12 @@ class Watch:
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     receiver: Upkeep = field(
         default_factory=lambda: Upkeep(
-            name="receiver", died=run_directory.RECEIVER_DIED, cost="exports in flight must be sent again"
+            name="receiver", died=run_events.RECEIVER_DIED, cost="exports in flight must be sent again"
         )
     )
     scraper: Upkeep = field(
         default_factory=lambda: Upkeep(
-            name="scraper", died=run_directory.SCRAPER_DIED, cost="nothing is scraped meanwhile"
+            name="scraper", died=run_events.SCRAPER_DIED, cost="nothing is scraped meanwhile"
         )
     )
     ports: tuple[int, int] | None = None
@@ -105,7 +106,7 @@ class Watch:
     clock_steps: tuple[tuple[int, int], ...] = ()
     ahead_ns: int = 0
     first_log: int = 0
-    unrecorded: deque[run_directory.Event] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
+    unrecorded: deque[run_events.Event] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
 
     def view_ns(self) -> int:
         """Return the time by the clock that the view goes by."""
@@ -118,14 +119,14 @@ class Watch:
 
     def record(self, name: str, **data: Any) -> None:
         """Record an event of this moment, as soon as there is room for it on the disk."""
-        self.unrecorded.append(run_directory.Event(at_ns=self.clock.now_ns(), name=name, data=data))
+        self.unrecorded.append(run_events.Event(at_ns=self.clock.now_ns(), name=name, data=data))
         self.record_rest()
 
     def record_rest(self) -> None:
         """Record what waits for room, if there is some now."""
         with suppress(OSError):
             while self.unrecorded:
-                run_directory.append_event(self.path, self.unrecorded[0])
+                run_events.append_event(self.path, self.unrecorded[0])
                 self.unrecorded.popleft()
 
 
@@ -209,7 +210,7 @@ async def _begin_scraper(shared: Watch, child: Child) -> None:
     await child.begin(spec, stderr=raw / "scraper.stderr")
     await child.expect("ready", timeout_s=START_TIMEOUT_S)
     if shared.scraper.down_ns is not None:
-        shared.record(run_directory.SCRAPER_RESTARTED)
+        shared.record(run_events.SCRAPER_RESTARTED)
     _on_begun(shared, shared.scraper, child)
     shared.progress.stage(scraped_line(options))
 
@@ -279,9 +280,9 @@ def _follow_clock(shared: Watch) -> bool:
     before, after = shared.clock, anchor(shared.wall_ns)
     moved_ns, first_log = after.offset_ns - before.offset_ns, _next_log(shared) + _SPARE_LOGS
     step = {"moved_ns": moved_ns, "first_log": first_log, "offset_ns": after.offset_ns}
-    event = run_directory.Event(at_ns=after.now_ns(), name=run_directory.CLOCK_SET, data=step)
+    event = run_events.Event(at_ns=after.now_ns(), name=run_events.CLOCK_SET, data=step)
     try:
-        run_directory.append_event(shared.path, event)
+        run_events.append_event(shared.path, event)
     except OSError as error:
         if not shared.not_ready["clock"]:
             shared.not_ready["clock"] = f"{UNRECORDED}: {error.strerror}"

@@ -15,11 +15,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from correlator.live.client_spans import FIRST_TOKEN_ATTRIBUTES
 from exporter.html.live import LiveColumns, event, state_event
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
+from recorded import directory as run_directory
+from recorded import events as run_events
+from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.child import first_cause
 from rundir.clock import anchor, time_of_day_ns
@@ -27,8 +30,6 @@ from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
 from scraper.spans.backlog import claimed
 from scraper.targets.target import STALE_TICKS
-from sidecar import directory as run_directory
-from sidecar.errors import ConfigurationError
 from sidecar.options.access import guard_of
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import require_ports
@@ -108,7 +109,7 @@ async def watch(
             page.stream.publish(columns.rows(), b"")
         page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
         await page.stream.until_left(BROWSERS_S)
-        record_if_possible(shared, run_directory.WATCHED, **view.since_start(restarts=shared.receiver.restarts))
+        record_if_possible(shared, run_events.WATCHED, **view.since_start(restarts=shared.receiver.restarts))
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
         return summary_line(view, elapsed_s=elapsed_s, restarts=shared.receiver.restarts), path
 

@@ -36,6 +36,7 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
+from recorded.failures import ErrorCount
 from rundir.access import masked
 from rundir.frames import LogTails, number_of
 from rundir.framing import GAP
@@ -46,7 +47,6 @@ from scraper.series.table import SeriesTable
 from scraper.spans.log import Counts, ExportRecord, ForwardQueue, StateRecord, decode
 from scraper.window.window import Window
 from sidecar import VERSION
-from sidecar.directory.failures import ErrorCount
 from sidecar.live.engine import EngineView
 from sidecar.live.lately import Peaks
 from sidecar.live.quantiles import QuantileView

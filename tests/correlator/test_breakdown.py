@@ -18,8 +18,8 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.table import Joined, unjoined
-from correlator.gateways import GatewaySpan
 from correlator.statistics.accuracy import PartError, agreement
+from recorded.gateway_spans import GatewaySpan
 from rundir.columns import take
 from rundir.stats import Missing
 from scraper.spans.requests import EngineSpans, engine_spans

@@ -14,8 +14,8 @@ from watch_directories import whole
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Parameters, StepData
+from recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
 from rundir.frames import FrameLog, read_frames
-from sidecar.directory import LOGS, MANIFEST, RAW, log_ends, write_json
 from sidecar.options.load import RunOptions
 from sidecar.options.study import StudyOptions
 from sidecar.progress import Progress

@@ -32,8 +32,9 @@ from relayed_spans import relayed
 from sent_spans import MS
 from test_watch import RESTARTS, TRACE, Watch, now_ms, request, watching  # that of the tests of `watch`
 
+from recorded.events import CLOCK_LEFT, CLOCK_SET
+from recorded.run import Run
 from sidecar.cli import free_pair
-from sidecar.directory import CLOCK_LEFT, CLOCK_SET, Run
 from sidecar.run import open_run
 
 STEPS = {"+1s": 1.0, "-1s": -1.0, "+1h": 3600.0, "-1h": -3600.0}

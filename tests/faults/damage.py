@@ -14,11 +14,11 @@ import msgspec
 from faults.bases import rewrite, state
 
 from loadgen.records import RequestPart
+from recorded.directory import MANIFEST, RAW
 from rundir.frames import read_frames
 from rundir.framing import Framer
 from scraper.series.log import LayoutRecord, RowRecord
 from scraper.spans.log import ExportRecord
-from sidecar.directory import MANIFEST, RAW
 from sidecar.study.record import LOG, STUDY, Stopped
 
 encode = msgspec.msgpack.Encoder().encode

@@ -27,9 +27,9 @@ from faults import bases
 from faults.cases import Case, Kind, Setting, TooLongError, Try, cpu_limit, held_mib, peak_mib
 from faults.damage import DAMAGE
 
+from recorded.directory import LOGS, RAW
 from rundir.frames import read_frames
 from sidecar import cli
-from sidecar.directory import LOGS, RAW
 from sidecar.study import between, verb
 from sidecar.study.derive import RESULT
 from sidecar.study.record import LOG, STEPS, open_study

@@ -23,12 +23,12 @@ from methodology.procedures import PROCEDURES
 from methodology.study.model import Step
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
+from recorded.directory import RAW
+from recorded.errors import ConfigurationError
 from rundir.framing import Framer
 from rundir.printable import defused, masking, printable_json, printable_lines
 from scraper.spans.backlog import CURSOR, Backlog
 from scraper.spans.spec import ForwardKeep
-from sidecar.directory import RAW
-from sidecar.errors import ConfigurationError
 from sidecar.options import access
 from sidecar.options.checks import extra_of
 from sidecar.options.config import as_recorded

@@ -29,6 +29,8 @@ from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reads, Reply
 from methodology.compliance.system import read_system
 from methodology.study.model import Asked, Parameters
+from recorded.directory import read_manifest
+from recorded.errors import ConfigurationError
 from rundir.files import read_regular
 from rundir.framing import Unframer
 from scraper import perf_metrics
@@ -36,8 +38,6 @@ from scraper.exposition import MalformedPage, PageReader
 from scraper.spans.export import Refusal, checked, parsed, unpacked
 from scraper.spans.log import packed
 from scraper.spans.requests import engine_spans
-from sidecar.directory import read_manifest
-from sidecar.errors import ConfigurationError
 from sidecar.options import config
 from sidecar.options.load import RunOptions
 from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN
 
+from correlator.opening import open_run
 from methodology.intervals import quantile
-from sidecar.directory.opening import open_run
 from sidecar.report.derive import derive_run
 
 

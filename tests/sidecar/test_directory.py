@@ -23,23 +23,16 @@ from sent_spans import TRACE, call, engine, export, gateway
 
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
 from loadgen.requests.table import RequestLog
+from recorded.directory import create, require_free, scarce, write_json, write_text, write_whole
+from recorded.errors import CannotWrite, ConfigurationError, unusable_place
+from recorded.events import Event
+from recorded.run import Phase
 from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import LayoutRecord, RowRecord
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
 from scraper.targets.scrape import Scrape
-from sidecar.directory import (
-    Event,
-    Phase,
-    create,
-    require_free,
-    scarce,
-    write_json,
-    write_text,
-    write_whole,
-)
-from sidecar.errors import CannotWrite, ConfigurationError, unusable_place
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 from sidecar.run.phases import last_answered
@@ -322,7 +315,7 @@ def test_files_are_for_those_who_may_read_the_directory(tmp_path: Path, *, world
 def test_a_disk_with_little_room_is_said_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What happens when it is full, and what to do; nothing of one with room."""
     assert "" == scarce(tmp_path)
-    monkeypatch.setattr("sidecar.directory.disk_usage", lambda _: SimpleNamespace(free=255_000_000))
+    monkeypatch.setattr("recorded.directory.disk_usage", lambda _: SimpleNamespace(free=255_000_000))
     assert scarce(tmp_path).startswith("only 255 MB are free on the disk of")
 
 

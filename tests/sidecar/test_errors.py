@@ -10,9 +10,9 @@ import re
 import pytest
 
 import sidecar
-from sidecar import errors
+from recorded import errors
+from recorded.errors import ConfigurationError, Interrupted, SidelightError
 from sidecar.cli.messages import unexpected
-from sidecar.errors import ConfigurationError, Interrupted, SidelightError
 
 
 def drawn() -> dict[str, int]:

@@ -11,9 +11,10 @@ import pytest
 from golden_files import GOLDEN
 from processes import Ended
 
+from recorded.directory import MANIFEST, RAW, create, write_json
+from recorded.events import Event, append_event
 from scraper.series.log import ScrapeLog
 from scraper.targets.scrape import Scrape
-from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
 from sidecar.options.fields import FORMATS
 from sidecar.report.derive import derive
 

@@ -11,12 +11,13 @@ from sent_requests import planned
 from sent_spans import call, export
 
 from loadgen.records import RequestPart, WorkerStat, append_record
+from recorded.directory import create, write_json, write_text
+from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.hardware.records import HardwareAbsence
 from scraper.perf_metrics import ReplyRecord
 from scraper.series.log import FailureRecord
 from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
-from sidecar.directory import Event, create, write_json, write_text
 from sidecar.run import open_run
 
 STATED = [

@@ -11,11 +11,12 @@ from series import scraped
 from watch_directories import COLLECTOR, URL, begin, fill
 
 from exporter.summary.watched import BrokenTraces
+from recorded.directory import RAW
+from recorded.events import CLOCK_SET, Event, append_event
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.backlog import CURSOR, Cursor, Place
 from scraper.spans.log import SpanLog
-from sidecar.directory import CLOCK_SET, RAW, Event, append_event
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 

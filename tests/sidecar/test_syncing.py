@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from processes import until
 
-from sidecar.directory import syncing
-from sidecar.directory.syncing import LogSync
+from recorded import syncing
+from recorded.syncing import LogSync
 
 
 @pytest.fixture

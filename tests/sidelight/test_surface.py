@@ -16,8 +16,8 @@ import pytest
 
 import sidelight
 from correlator.attribute import attribute
+from recorded.errors import ConfigurationError
 from scraper.quantiles import estimate
-from sidecar.errors import ConfigurationError
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 

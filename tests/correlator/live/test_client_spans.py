@@ -9,7 +9,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, MS, NOON, SERVER, call, gateway, span
 
-from correlator.live.client_spans import ClientSpan, client_span
+from recorded.client_spans import ClientSpan, client_span
 from scraper.spans.received import received
 
 

@@ -19,9 +19,9 @@ from correlator.estimate.table import nothing
 from correlator.exact.spans import span_times
 from correlator.exact.table import put, unjoined
 from correlator.live.breakdown import break_down_ended
-from correlator.live.client_spans import client_span, request_log
-from correlator.live.gateways import GatewaySpans
 from correlator.live.window import TraceWindow
+from recorded.client_spans import client_span, request_log
+from recorded.gateway_spans import GatewaySpans
 from scraper.spans.log import ExportRecord, packed
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import engine_spans

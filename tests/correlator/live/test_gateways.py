@@ -10,8 +10,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import INTERNAL, NOON, SERVER, TRACE, S, call, engine, export, gateway, span
 
 from correlator.live.breakdown import break_down_ended
-from correlator.live.gateways import GatewaySpans
 from correlator.live.window import TraceWindow
+from recorded.gateway_spans import GatewaySpans
 from scraper.spans.log import ExportRecord
 
 PATH = {"http.target": "/v1/chat/completions"}

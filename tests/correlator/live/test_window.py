@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import CLIENT, INTERNAL, NOON, SERVER, S, call, engine, export, gateway, span
 
-from correlator.live import gateways, traces
-from correlator.live.client_spans import chain
+from correlator.live import traces
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
+from recorded import gateway_spans
+from recorded.client_spans import chain
 
 Outline = tuple[str, str, list[str]]
 
@@ -253,7 +254,7 @@ def test_a_trace_that_never_ends_forgets_when_replies_were_sent():
         window.finished(NOON + round((minute * KEEP_S + 7) * S))
 
     def kept_bytes() -> int:
-        of_gateways = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, gateways.__file__)])
+        of_gateways = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, gateway_spans.__file__)])
         return sum(statistic.size for statistic in of_gateways.statistics("filename"))
 
     tracemalloc.start()

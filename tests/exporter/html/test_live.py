@@ -17,12 +17,12 @@ import pytest
 from golden_files import GOLDEN
 from rich.text import Text
 
+from correlator.opening import open_run
 from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import FailureRecord, Row
-from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
 
 NODE = shutil.which("node")

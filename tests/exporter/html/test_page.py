@@ -18,13 +18,13 @@ from golden_files import GOLDEN, names
 from html_page import ATTACK, Page
 from packed_columns import read
 
+from correlator.opening import open_run
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
 from exporter.report import as_text
 from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
-from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from golden_files import GOLDEN
 
-from sidecar.directory.opening import open_run
+from correlator.opening import open_run
 from sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")

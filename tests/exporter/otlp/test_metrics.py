@@ -18,13 +18,13 @@ from golden_files import GOLDEN
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 from waiting import BOUND_S
 
+from correlator.opening import open_run
 from exporter.otlp.metrics import metric_exports
 from exporter.otlp.send import send
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from sidecar.cli import free_pair
-from sidecar.directory.opening import open_run
 from sidecar.report.derive import Derived, derive_run
 from sidecar.report.history import history
 from sidecar.report.span_export import span_source

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
-from correlator.gateways import FirstBy, GatewayPart
+from correlator.gateways import GatewayPart
 from exporter.report import as_text
 from exporter.report.conclusion import conclusion, where_it_went
 from exporter.report.method import basis
@@ -28,6 +28,7 @@ from exporter.report.tables.breakdown import breakdown_table, group_tables
 from exporter.summary.breakdown import NOT_SEEN, Coverage, Quality
 from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
 from exporter.tables import PARTS
+from recorded.gateway_spans import FirstBy
 from sidecar.options import schema
 
 TTFT_PARTS = ("network_ms", "gateway_ms", "queue_ms", "prefill_ms", "other_ms")

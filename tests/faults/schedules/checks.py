@@ -23,11 +23,12 @@ from faults.schedules.traffic import Request
 from faults.schedules.watching import Played, Watched
 
 from correlator.breakdown import TTFT_PARTS
+from recorded.events import CLOCK_SET
+from recorded.run import Run
 from rundir.frames import FrameTail, in_order, number_of
 from rundir.framing import Extent
 from scraper.spans.log import ExportRecord, StateRecord, decode
 from scraper.spans.received import OFF_CLOCK
-from sidecar.directory import CLOCK_SET, Run
 from sidecar.run import open_run
 
 APART_S = 50.0  # between the spans of a request, which are then one

@@ -12,9 +12,10 @@ from faults.schedules.network import Weather
 from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS
 from faults.schedules.watching import Played, Watched
 
+from recorded.events import SCRAPER_DIED
+from recorded.run import Run
 from rundir.frames import FrameTail, in_order
 from scraper.series.log import FailureRecord, Row, read_log
-from sidecar.directory import SCRAPER_DIED, Run
 from sidecar.report.server import gaps_of
 from sidecar.watch.processes import UNCOUNTED
 

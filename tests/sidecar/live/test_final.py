@@ -16,6 +16,7 @@ from golden_files import GOLDEN, names
 from logs import request_log
 from msgspec import structs
 
+from correlator.opening import open_run
 from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
@@ -24,7 +25,6 @@ from rundir.clock import anchor
 from rundir.columns import take
 from scraper.window.quantities import Histogram
 from scraper.window.window import Window
-from sidecar.directory.opening import open_run
 from sidecar.live.final import final, linger, patience_s
 from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Sample, Tally

@@ -19,10 +19,10 @@ from exporter.prometheus.page import LivePage
 from loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.table import RequestFold
+from recorded.directory import MANIFEST, RAW
 from rundir.clock import Clock, anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
-from sidecar.directory import MANIFEST, RAW
 from sidecar.live.view import Described, LiveRun
 
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"

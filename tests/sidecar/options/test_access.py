@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 
+from recorded.errors import ConfigurationError
 from rundir.access import Access, Guard, basic
-from sidecar.errors import ConfigurationError
 from sidecar.options.access import AccessOptions, check_access, guard_of, metrics_access
 from sidecar.options.checks import check_doctor, check_run, headers_of
 from sidecar.options.config import as_recorded, command_as_recorded, load_yaml

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.plan import workloads
-from sidecar.errors import ConfigurationError
+from recorded.errors import ConfigurationError
 from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
 from sidecar.options.config import as_recorded, load_yaml
 from sidecar.options.fields import listen_address, seconds

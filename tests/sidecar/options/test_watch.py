@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.errors import ConfigurationError
+from recorded.errors import ConfigurationError
 from sidecar.options.watch import WatchOptions, check_watch, reloaded
 
 PAGE = "http://127.0.0.1:8000/metrics"

@@ -18,7 +18,7 @@ from packed_columns import read
 from processes import Ended
 
 from exporter.report.format import cell, ms
-from sidecar.errors import ConfigurationError
+from recorded.errors import ConfigurationError
 from sidecar.report.comparison import compare, write_change
 from sidecar.report.derive import evaluate
 

@@ -12,11 +12,12 @@ from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
 from exporter.report import as_text
 from exporter.report.conclusion import where_it_went
+from recorded.events import Event
+from recorded.run import Run
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
 from scraper.targets.scrape import Scrape
-from sidecar.directory import Event, Run
 from sidecar.report.correlation import ONLY_GREW, correlated, correlation_of
 from sidecar.report.derive import summarise, window_of
 

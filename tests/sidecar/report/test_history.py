@@ -13,12 +13,12 @@ from golden_files import GOLDEN
 from prometheus_client.openmetrics.parser import _parse_sample
 from prometheus_client.samples import Sample
 
+from correlator.opening import open_run
 from exporter.prometheus.page import families
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from scraper.window.quantities import Histogram
-from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import OPENMETRICS, Derived, derive_run
 from sidecar.report.history import history

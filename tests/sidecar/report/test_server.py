@@ -11,11 +11,12 @@ from logs import request_log
 from series import endpoint_of, gauge
 
 from exporter.report.alerts import gap_line, span_gap_line
+from recorded.errors import DamagedRun
+from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event
+from recorded.run import Run
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Gap, server_summary
 from scraper.window.window import Window
-from sidecar.directory import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event, Run
-from sidecar.errors import DamagedRun
 from sidecar.report.server import gaps_of, received_by_scraper, require_server, span_gaps_of
 
 S = 10**9

@@ -18,11 +18,12 @@ from sent_requests import parts, planned
 from waiting import BOUND_S
 
 from loadgen.records import append_record, plan_end, span_id, trace_id
+from recorded.directory import MANIFEST, RAW, create, write_json
+from recorded.errors import ConfigurationError
+from recorded.events import Event, append_event
 from rundir.frames import FrameLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.directory import MANIFEST, RAW, Event, append_event, create, write_json
-from sidecar.errors import ConfigurationError
 from sidecar.options.checks import check_run
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions

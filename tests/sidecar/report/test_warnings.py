@@ -15,10 +15,11 @@ from series import END, endpoint_of, gauge
 from exporter.summary.correlation import Correlation, ReceivedSpans
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
+from recorded.events import Event
+from recorded.run import Run
 from scraper.series.table import EndpointSeries
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Endpoint, Scrapes, Server
-from sidecar.directory import Event, Run
 from sidecar.report.derive import workload
 from sidecar.report.warnings import warnings
 

@@ -11,7 +11,7 @@ import pytest
 
 from loadgen.plan.fitting import Planned
 from loadgen.plan.tokenizers.server import ServerTokenizer
-from sidecar.errors import TargetUnreachable
+from recorded.errors import TargetUnreachable
 from sidecar.progress import Progress
 from sidecar.run.planning import write_plan
 

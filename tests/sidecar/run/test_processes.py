@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from waiting import BOUND_S
 
-from sidecar.errors import WorkerDied
+from recorded.errors import WorkerDied
 from sidecar.run.processes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Child, Supervised, environment, keep_up
 
 # Is ready, and dies of the first command, but answers it where so many have died before it.

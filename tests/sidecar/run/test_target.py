@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from waiting import BOUND_S, movable_time
 
-from sidecar.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
+from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, preflight
 from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
 

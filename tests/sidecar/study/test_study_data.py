@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from logs import request_log
 
+from correlator.opening import open_run
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.records import WorkerStat
 from loadgen.requests.self_check import self_check
 from methodology.study.model import Kind
 from scraper.hardware.records import HardwareRecord
-from sidecar.directory.opening import open_run
 from sidecar.report.correlation import correlated
 from sidecar.report.derive import window_of
 from sidecar.study.data import data_of, doubts

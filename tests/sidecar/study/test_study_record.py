@@ -15,8 +15,8 @@ from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
+from recorded.errors import ConfigurationError
 from sidecar.cli import main
-from sidecar.errors import ConfigurationError
 from sidecar.study.derive import derive_study
 from sidecar.study.record import (
     LOG,

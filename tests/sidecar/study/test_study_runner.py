@@ -20,8 +20,8 @@ from tiny_study import TINY
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step, StepData
+from recorded.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.cli import main
-from sidecar.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.options.load import RunOptions
 from sidecar.options.study import StudyOptions
 from sidecar.progress import Progress

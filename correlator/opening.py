@@ -6,35 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rundir.files import NotRegular, require_directory
+from recorded.directory import RAW, read_manifest
+from recorded.events import CLOCK_SET, Event, decode_event, on_last_clock
+from recorded.failures import ErrorCount
+from recorded.logs import MOST_EVENTS, UNREADABLE, RunLogs, open_logs, require_logs
+from recorded.run import Run
+from recorded.stamps import time_of
+from rundir.files import NotRegular
 from rundir.frames import number_of, read_frames
 from scraper.series.log import FailureRecord, LogReader, Row
 from scraper.series.table import SeriesTable
-from sidecar.directory import (
-    CLOCK_SET,
-    MOST_EVENTS,
-    RAW,
-    UNREADABLE,
-    Event,
-    Run,
-    RunLogs,
-    decode_event,
-    on_last_clock,
-    read_manifest,
-    require_few_logs,
-)
-from sidecar.directory.failures import ErrorCount
-from sidecar.directory.stamps import time_of
-from sidecar.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from correlator.replay import Replayed
     from scraper.spans.log import SpanLogRecord
     from scraper.spans.received import ReceivedSpan
 
@@ -42,25 +33,23 @@ SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
 _WINDOW_NS = 60_000_000_000  # pages so long before a request's end are what it is estimated from
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchRun(Run):
+    """The logs of a watch, with the requests that its spans speak of; `spans` is empty."""
+
+    watched: Replayed
+
+
 def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
-    """Read a run directory, whole or cut short. Raises ConfigurationError if it is none, or its logs are elsewhere.
+    """Return a recorded run, whole or cut short; of a watch a WatchRun. Raises ConfigurationError if there is none.
 
     Of a watch only the last `span_bytes` of the logs of spans are evaluated, and the pages since then; None: all.
     """
     manifest = read_manifest(path)
-    try:
-        require_directory(path / RAW)
-        files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read
-    except OSError as error:
-        raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
-    require_few_logs(str(path / RAW), files)
-    config = manifest.get("config", {})
-    run_id = str(manifest["run_id"])
-    if config.get("keep"):  # a watch's alone
-        with _WatchLogs(path, manifest, span_bytes=span_bytes) as logs:
-            return logs.run()
-    protocol = str(config.get("endpoint") or "chat")
-    with RunLogs(path, run_id=run_id, protocol=protocol, within=time_of(manifest)) as logs:
+    require_logs(path)
+    if not manifest.get("config", {}).get("keep"):  # a watch's alone
+        return open_logs(path, manifest)
+    with _WatchLogs(path, manifest, span_bytes=span_bytes) as logs:
         return logs.run()
 
 
@@ -81,9 +70,11 @@ class _WatchLogs(RunLogs):
         self._since_ns = _first_ns(logs, self._ahead) - _WINDOW_NS if self._ahead else 0
         self._watched: dict[str, Any] = {}
 
-    def run(self) -> Run:
+    def run(self) -> WatchRun:
         """Return the watch as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
-        return replace(super().run(), **self._watched)
+        run = super().run()
+        logs = {field.name: getattr(run, field.name) for field in fields(run)}
+        return WatchRun(**{**logs, **self._watched})
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         """Make requests of the spans, with the pages that were read before; none are returned."""

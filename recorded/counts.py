@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from rundir.integrity import Agreement
+from recorded.integrity import Agreement
 
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"  # events
 SENT = "requests that load workers sent"

@@ -1,0 +1,131 @@
+"""Files of a run directory: where they stand, made and read whole.
+
+A manifest says what was asked, with what and when; everything measured stands in append-only logs under `raw/`. A run
+whose manifest has no end was cut short, and is read all the same up to the tear.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
+from pathlib import Path
+from shutil import disk_usage
+from typing import IO, Any
+
+from recorded.errors import CannotWrite, ConfigurationError, unusable_place
+from rundir.files import read_regular, replace_file, sync
+from rundir.frames import log_end
+from rundir.framing import LogEnd
+from rundir.printable import printable_json
+from rundir.printable.masking import without_secrets, without_secrets_all
+
+MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 2 * 1024 * 1024
+RAW = "raw"
+LOGS = "*.log"
+MOST_LOGS = 10_000  # of a run: a watch keeps some thirty, and one more for each time that a process died
+MOST_ID = 200  # characters of a run's id
+SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
+SCARCE_BYTES = 256 * 10**6  # free, before anything is recorded
+
+
+def require_free(path: Path | None) -> None:
+    """Raise ConfigurationError if something is where a new run directory shall be; None is a new name, always free."""
+    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        what = "holds another run" if (path / MANIFEST).exists() or (path / RAW).exists() else "is not empty"
+        raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
+
+
+def create(path: Path, *, world_readable: bool = False) -> Path:
+    """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
+
+    A directory that is there already stays readable for whom it is; its `raw/` does not. Raises ConfigurationError as
+    `require_free` does and where there can be no directory; CannotWrite where the disk is full.
+    """
+    require_free(path)
+    mode = 0o755 if world_readable else 0o700
+    try:
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+        (path / RAW).mkdir(mode=mode)
+        sync(path.parent)
+    except OSError as error:
+        raise unusable_place("--out", path, error) from error
+    return path
+
+
+def scarce(path: Path) -> str:
+    """Return what is to be said of a disk that has little room for what is recorded there; empty where it has."""
+    try:
+        free = disk_usage(path).free
+    except OSError:
+        return ""
+    if free >= SCARCE_BYTES:
+        return ""
+    return (
+        f"only {free / 1e6:,.0f} MB are free on the disk of {path}: where it is full, a load ends with what was "
+        "recorded up to then, and a watch loses what it cannot write; make room, or give another --out"
+    )
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file as `replace_file` does. Raises CannotWrite."""
+    try:
+        replace_file(path, write)
+    except OSError as error:
+        raise CannotWrite(f"{path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, without secrets. Raises CannotWrite."""
+    write_whole(path, lambda file: file.write(without_secrets(text).encode()))
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write strict JSON (no NaN), keys in the order given."""
+    write_text(path, json_text(data))
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """Return strict JSON as it is written into a run directory: without secrets, and nothing in it moves a cursor."""
+    return printable_json(json.dumps(without_secrets_all(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
+    try:
+        text = read_regular(path / MANIFEST, most_bytes=MOST_MANIFEST_BYTES)
+        manifest = json.loads(text, parse_constant=_refuse_constant)
+    except FileNotFoundError:
+        what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
+        raise ConfigurationError(f"{path}: {what}; give the directory of a run (its --out)") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path / MANIFEST}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    if not isinstance(manifest, dict) or "run_id" not in manifest:
+        raise ConfigurationError(
+            f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
+        )
+    if len(str(manifest["run_id"])) > MOST_ID:  # it stands on every line of some files
+        raise ConfigurationError(f"{path / MANIFEST}: run_id is longer than {MOST_ID} characters")
+    return manifest
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def require_few_logs(where: str, logs: Sized) -> None:
+    """Raise ConfigurationError where there are more logs than a run writes."""
+    if len(logs) > MOST_LOGS:
+        raise ConfigurationError(f"{where}: {len(logs):,} logs, and a run has at most {MOST_LOGS:,}")
+
+
+def log_ends(path: Path) -> dict[str, LogEnd | None]:
+    """Return how the logs of a run directory ended, by name; None of one whose writer was killed."""
+    ends: dict[str, LogEnd | None] = {}
+    for log in sorted((path / RAW).glob(LOGS)):
+        with suppress(OSError):  # no plain file is none of ours
+            ends[log.name] = log_end(log)
+    return ends

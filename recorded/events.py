@@ -1,0 +1,54 @@
+"""Events of a run as a whole, and their log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recorded.directory import RAW
+from rundir.frames import FrameLog
+from rundir.printable.masking import blanked
+
+WATCHED = "watched"  # what a watch had counted at its end
+CLOCK_SET = "clock_set"  # logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
+CLOCK_LEFT = "clock_left"  # the wall clock was set by `moved_ns`, and stamps go on by the time before
+WRITING = "prometheus_writing"  # a server is being sent the series up to then, and may get them
+WRITTEN = "prometheus_written"  # up to when a server has the series of the run, sent while it went
+SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"
+RECEIVER_DIED, RECEIVER_RESTARTED = "receiver_died", "receiver_restarted"  # of older runs, with the scraper
+PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True):
+    """Something that happened to the run as a whole: a phase began or ended, a note for the reader."""
+
+    at_ns: int
+    name: str
+    data: dict[str, Any]
+
+
+_decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def append_event(path: Path, event: Event) -> None:
+    """Append an event of the run. Raises OSError as FrameLog.append does."""
+    with FrameLog(path / RAW / "events.log") as log:
+        log.append(blanked(msgspec.msgpack.encode(event)))
+
+
+def decode_event(payload: bytes) -> Event:
+    """Return what one payload of the log of events says. Raises msgspec.DecodeError."""
+    return _decode_event(payload)
+
+
+def on_last_clock(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return what happened to a run by one clock, where the wall clock was set meanwhile."""
+    moved: list[Event] = []
+    moved_ns = 0
+    for event in reversed(events):
+        moved.append(msgspec.structs.replace(event, at_ns=event.at_ns + moved_ns))
+        moved_ns += int(event.data["moved_ns"]) if event.name == CLOCK_SET else 0
+    return tuple(reversed(moved))

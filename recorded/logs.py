@@ -1,0 +1,276 @@
+"""Logs of a run, read into tables while they grow or when they are whole."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+
+from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
+from loadgen.requests.table import RequestFold, RequestLog
+from recorded.counts import Events, Held, agreements, disagreements, never_dispatched
+from recorded.directory import MANIFEST, RAW, read_manifest, require_few_logs
+from recorded.errors import ConfigurationError
+from recorded.events import Event, decode_event, on_last_clock
+from recorded.integrity import Agreement, Integrity, Unreadable, integrity
+from recorded.run import Run
+from recorded.stamps import ANY_TIME, Span, require_reads_within, require_within, time_of
+from rundir.files import require_directory
+from rundir.frames import LogTails
+from rundir.framing import GAP, LogEnd
+from scraper import perf_metrics
+from scraper.hardware import records as readings
+from scraper.series import table as series
+from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
+
+if TYPE_CHECKING:
+    from scraper.spans.log import Counts, StateRecord
+    from scraper.spans.received import ReceivedSpan
+
+MOST_EVENTS = 20_000  # of a run: it has a dozen, and a watch two more for each death of a process
+# What reading a record raises that its writer has not written.
+UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the logs of a run have gained: requests that ended, states of workers, scrapes, spans."""
+
+    requests: RequestLog
+    worker_stats: Sequence[WorkerStat]
+    scrapes: Sequence[Row | FailureRecord]
+    spans: Sequence[ReceivedSpan]
+
+
+class RunLogs:
+    """Reads the logs of a run, each record once, while they grow or when they are whole; owns the open files.
+
+    A context manager. `requests` are those read so far. `unreadable` counts the records of each log that its writer
+    has not written, or that are stamped with another time than it can have been; they are passed over.
+    """
+
+    def __init__(self, path: Path, *, run_id: str, protocol: str, within: Span = ANY_TIME) -> None:
+        self.path = path
+        self._within, self._held, self._events = within, Held(), 0
+        self.requests = RequestFold(run_id=run_id, protocol=protocol)
+        self.unreadable: dict[str, Unreadable] = {}
+        self._tails = LogTails(path / RAW)
+        self._worker_stats: dict[Path, list[WorkerStat]] = {}
+        self._scrapes: dict[Path, LogReader] = {}
+        self._limit = SeriesLimit()
+        self._series: dict[str, series.SeriesTable] = {}
+        self._spans: _SpanTables | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tails.__exit__()
+
+    @property
+    def pages(self) -> Mapping[str, series.SeriesTable]:
+        """Return the scrapes so far by endpoint."""
+        return self._series
+
+    def read(self, *, spans: bool, last: bool = False) -> News:
+        """Read what is new; spans, which take long to import and to read, only where they are wanted. With `last`,
+        what is behind a damaged end, too: nothing more comes.
+        """
+        self._read_plans(last=last)
+        return News(
+            worker_stats=list(self._read("requests-*.log", self._take_request, last=last)),
+            requests=self.requests.ended(),
+            scrapes=list(self._read("scrapes-*.log", self._take_scrape, last=last)),
+            spans=self._read_spans(last=last) if spans else (),
+        )
+
+    def run(self) -> Run:
+        """Return the run as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
+        manifest = read_manifest(self.path)
+        self.read(spans=True, last=True)
+        hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
+            self._read("hardware*.log", lambda _, payload: self._timely(readings.decode(payload)), last=True)
+        )
+        events = tuple(self._read("events.log", self._take_event, last=True))
+        timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
+        tables = (self._spans or _SpanTables(self.path / RAW, self._within)).fields()
+        return Run(
+            path=self.path,
+            manifest=manifest,
+            requests=self.requests.table(),
+            worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
+            endpoints=tuple(table.view() for table in self._series.values()),
+            hardware=hardware,
+            events=on_last_clock(events),
+            timings=perf_metrics.timings(timings),
+            **tables,
+            offsets_ns=self.requests.offsets_ns,
+            integrity=self._integrity(
+                manifest, events, received=None if tables["receiver_deaths"] else tables["span_counts"]
+            ),
+        )
+
+    def _read(self, pattern: str, read: Callable[[Path, bytes], T | None], *, last: bool) -> Iterator[T]:
+        for path, payload in self._tails.news(pattern, last=last):
+            if payload is GAP and not pattern.startswith("scrapes"):  # elsewhere each record stands for itself
+                continue
+            try:
+                record = read(path, payload)
+            except UNREADABLE as error:
+                unreadable = self.unreadable.setdefault(path.name, Unreadable(reason=one_line(error)))
+                unreadable.count += 1
+            else:
+                if record is not None:
+                    yield record
+
+    def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
+        self._spans = self._spans or _SpanTables(self.path / RAW, self._within)
+        return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
+
+    def _read_plans(self, *, last: bool = False) -> None:
+        for _ in self._read("plan-*.log", self._take_planned, last=last):
+            pass
+
+    def _timely(self, record: T) -> T:
+        """Return a record. Raises ValueError for one that is stamped with another time than the run's."""
+        require_within(record, self._within)
+        return record
+
+    def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event], *, received: Counts | None) -> Integrity:
+        stated = manifest.get("logs")
+        try:
+            ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
+        require_few_logs(f"{self.path / MANIFEST}: logs", ends or ())
+        extents = {path.name: extent for path, extent in self._tails.extents.items()}
+        counts, unsent = self._agreements(manifest, [(event.name, event.data) for event in events], received)
+        return integrity(
+            extents,
+            ends,
+            refused={path.name: reason for path, reason in self._tails.refused.items()},
+            unreadable=self.unreadable,
+            ended="status" in manifest and manifest["status"] != "crashed",
+            counts=counts,
+            never_dispatched=unsent,
+            disagreements=list(
+                disagreements(
+                    counts,
+                    unsent,
+                    sent=sum(self.requests.sent.values()),
+                    complete=manifest.get("status") == "complete",
+                )
+            ),
+        )
+
+    def _agreements(
+        self, manifest: Mapping[str, Any], events: Events, received: Counts | None
+    ) -> tuple[list[Agreement], int | msgspec.UnsetType]:
+        """Return the counts that a run which ended by itself stated, and how many planned requests it has not sent."""
+        if manifest.get("status") not in ("complete", "interrupted"):
+            return [], msgspec.UNSET
+        sent = sum(self.requests.sent.values())
+        if self._spans is not None:
+            self._held.spans = self._spans.spans
+        stated = None if self._spans is None or received is None else received.spans
+        return list(agreements(events, self._held, sent=sent, received=stated)), never_dispatched(events, sent=sent)
+
+    def _take_event(self, _: Path, payload: bytes) -> Event:
+        """Return an event. Raises ValueError for one of more than a run has: all of them are read again and again."""
+        self._events += 1
+        if self._events > MOST_EVENTS:
+            raise ValueError(f"more than {MOST_EVENTS:,} events")
+        return self._timely(decode_event(payload))
+
+    def _take_planned(self, path: Path, payload: bytes) -> None:
+        planned = decode_planned(payload)
+        self.requests.plan(planned)
+        if planned.index != PLAN_END:
+            self._held.planned[path.name] += 1 + len(planned.turns)
+
+    def _take_request(self, path: Path, payload: bytes) -> WorkerStat | None:
+        record = self._timely(decode_log(payload))
+        if isinstance(record, WorkerStat):
+            self._worker_stats.setdefault(path, []).append(record)
+            return record
+        require_reads_within(record, self._within)
+        # What a worker was sent stands in a plan by the time it is in the worker's log.
+        if not self.requests.is_planned(record.index):
+            self._read_plans()
+        self.requests.add(record)
+        return None
+
+    def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
+        scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
+        if scrape is not None:
+            self._held.scrapes[path.name] += 1
+            self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
+        return scrape
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _SpanTables:
+    """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
+
+    def __init__(self, raw: Path, within: Span) -> None:
+        from recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
+        from scraper.spans import log  # noqa: PLC0415
+        from scraper.spans.requests import RequestSpans  # noqa: PLC0415
+
+        self._log, self._within, self._raw = log, within, raw
+        self.spans = 0
+        self._states: list[StateRecord] = []
+        self._requests, self._gateways = RequestSpans(), GatewaySpans()
+
+    def take(self, _: Path, payload: bytes) -> Sequence[ReceivedSpan]:
+        """Add a record and return its spans. Raises ValueError for what no receiver has written."""
+        record = self._log.decode(payload)
+        require_within(record, self._within)
+        if isinstance(record, self._log.StateRecord):
+            self._states.append(record)
+            return ()
+        spans = list(record.spans())
+        self.spans += len(spans)
+        for span in spans:
+            self._requests.add(span)
+            self._gateways.add(span)
+        return spans
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a Run that are read from the logs of spans."""
+        from scraper.spans.backlog import final_counts  # noqa: PLC0415
+
+        counts, deaths = final_counts(self._raw, self._states)
+        return {
+            "spans": self._requests.table(),
+            "gateways": self._gateways.by_trace(),
+            "span_counts": counts,
+            "receiver_deaths": deaths,
+        }
+
+
+def require_logs(path: Path) -> None:
+    """Raise ConfigurationError if the logs of a run directory are elsewhere, unreadable or too many."""
+    try:
+        require_directory(path / RAW)
+        files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read
+    except OSError as error:
+        raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
+    require_few_logs(str(path / RAW), files)
+
+
+def open_logs(path: Path, manifest: Mapping[str, Any]) -> Run:
+    """Return the run that the logs of a directory hold."""
+    protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
+    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol, within=time_of(manifest)) as logs:
+        return logs.run()
