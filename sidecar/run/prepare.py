@@ -261,8 +261,9 @@ async def _tokenizer(
     if isinstance(tokenizer, ServerTokenizer):
         await stack.enter_async_context(tokenizer)
     if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not tokenizer.template:
+        why = f" ({tokenizer.why_no_template})" if isinstance(tokenizer, LocalTokenizer) else ""
         raise ConfigurationError(
-            f"--exact-tokens: {tokenizer.name} does not count a chat template; choose a --tokenizer that does (a "
+            f"--exact-tokens: {tokenizer.name} does not count a chat template{why}; choose a --tokenizer that does (a "
             "server with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
         )
     return tokenizer, unused

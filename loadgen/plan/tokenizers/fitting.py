@@ -30,7 +30,6 @@ class Tokenizer(Protocol):
     """A declared tokenizer, and what the report must state of it.
 
     option    the draft's: "A, native" or "B, reference"
-    template  whether `count_chat` counts a chat template
     """
 
     name: str
@@ -38,7 +37,11 @@ class Tokenizer(Protocol):
     vocab_size: int | None
     source: str
     option: str
-    template: bool
+
+    @property
+    def template(self) -> bool:
+        """Whether `count_chat` counts a chat template."""
+        ...
 
     async def encode(self, text: str) -> list[int]:
         """Return the token ids of a text alone, without special tokens; text that looks like one is ordinary text."""

@@ -6,31 +6,33 @@ Both packages are extras: `tokenizers` reads the file, `jinja2` renders the temp
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 
+from loadgen.plan.tokenizers import rendering
 from loadgen.plan.tokenizers.fitting import TokenizerError
 from loadgen.protocols.request import Prompt, messages_of
+from rundir.printable.masking import secret_variables
 
 _CONFIG = "tokenizer_config.json"
 _TEMPLATE = "chat_template.jinja"
 _EXTRA = "pip install 'sidelight[tokenizers]'"
 
-Render = Callable[[str, str], str]
-
-# A template is a program: what it does wrong is raised as Python has it.
-_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-
 
 class LocalTokenizer:
-    """A model's own tokenizer (native, option A) from its tokenizer.json.
-
-    template      whether a chat template was found that can be rendered
-    why_no_template  else why not
-    """
+    """A model's own tokenizer (native, option A) from its tokenizer.json."""
 
     option = "A, native"
 
@@ -56,10 +58,21 @@ class LocalTokenizer:
         self.version = f"sha256 {hashlib.sha256(raw).hexdigest()[:16]}"
         self.vocab_size: int | None = self._tokenizer.get_vocab_size()
         self.source = str(path)
-        rendered = chat_template(path.parent)
-        self._render = None if isinstance(rendered, str) else rendered
-        self.template = self._render is not None
-        self.why_no_template = rendered if isinstance(rendered, str) else ""
+        self._directory = path.parent
+
+    @cached_property
+    def _chat(self) -> Template | str:
+        return chat_template(self._directory)
+
+    @property
+    def template(self) -> bool:
+        """Whether there is a chat template that can be rendered."""
+        return not self.why_no_template
+
+    @property
+    def why_no_template(self) -> str:
+        """Why no chat template can be rendered, else empty."""
+        return self._chat if isinstance(self._chat, str) else ""
 
     async def encode(self, text: str) -> list[int]:
         """Return token ids without the special tokens that the file would add."""
@@ -71,20 +84,21 @@ class LocalTokenizer:
 
     async def count_chat(self, system: str, user: str) -> int:
         """Return tokens of a chat request after the chat template. Raises TokenizerError where there is none."""
-        if self._render is None:
-            raise TokenizerError(f"{self.source}: no chat template: {self.why_no_template}")
-        return len(self._ids(self._render(system, user)))
+        if isinstance(self._chat, str):
+            raise TokenizerError(f"{self.source}: no chat template: {self._chat}")
+        return len(self._ids(self._chat.render(system, user)))
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def chat_template(directory: Path) -> Render | str:
+def chat_template(directory: Path) -> Template | str:
     """Return what renders a system and a user text by the model's chat template, or why there is nothing.
 
     The template is chat_template.jinja, else the `chat_template` of tokenizer_config.json (its "default" of several).
     """
     config: dict[str, Any] = {}
+    source = directory / _TEMPLATE
     try:
         config = msgspec.json.decode((directory / _CONFIG).read_bytes(), type=dict[str, Any])
     except OSError:
@@ -92,17 +106,22 @@ def chat_template(directory: Path) -> Render | str:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"{directory / _CONFIG}: {error}"
     try:
-        template: object = (directory / _TEMPLATE).read_text(encoding="utf-8")
+        template: object = source.read_text(encoding="utf-8")
     except OSError:
-        template = config.get("chat_template")
+        template, source = config.get("chat_template"), directory / _CONFIG
     except UnicodeDecodeError as error:
-        return f"{directory / _TEMPLATE}: {error}"
+        return f"{source}: {error}"
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     if not isinstance(template, str):
         return f"neither {_TEMPLATE} nor a chat_template in {_CONFIG}"
-    return _renderer(template, {key: _token(config.get(key)) for key in ("bos_token", "eos_token")})
+    if find_spec("jinja2") is None:
+        return f"it needs the package jinja2; {_EXTRA}"
+    try:
+        return Template(template, {key: _token(config.get(key)) for key in ("bos_token", "eos_token")}, source)
+    except TokenizerError as error:
+        return str(error)
 
 
 def _token(value: object) -> str:
@@ -111,32 +130,53 @@ def _token(value: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _renderer(template: str, tokens: dict[str, str]) -> Render | str:
-    try:
-        from jinja2 import TemplateError  # noqa: PLC0415  # an extra
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415  # as above
-    except ImportError:
-        return f"it needs the package jinja2; {_EXTRA}"
+class Template:
+    """A chat template and the process that renders it, which ends with this object.
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
+    All texts are rendered there: one that is quick with a short text may take long with another.
+    """
 
-    # As the models' authors expect it: blocks leave no lines behind, and a template may refuse an order of roles.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda _form: "2025-01-01"  # the same tokens every day
-    try:
-        compiled = environment.from_string(template)
-    except TemplateError as error:
-        return f"the template: {error}"
+    def __init__(self, template: str, tokens: dict[str, str], source: Path) -> None:
+        """Start the process and compile the template there. Raises TokenizerError naming `source`."""
+        self._source = source
+        secret = frozenset(secret_variables(os.environ))
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-P", rendering.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name not in secret},
+            start_new_session=True,  # Ctrl-C is ours
+        )
+        weakref.finalize(self, _end, self._process)
+        self._ask({"template": template, "context": {**tokens, "add_generation_prompt": True}})
 
-    def render(system: str, user: str) -> str:
-        messages = messages_of(Prompt(text=user, system=system))
-        try:
-            return compiled.render(messages=messages, add_generation_prompt=True, **tokens)
-        except (TemplateError, *_OF_TEMPLATES) as error:
-            raise TokenizerError(f"the chat template: {str(error) or type(error).__name__}") from error
+    def render(self, system: str, user: str) -> str:
+        """Return the text of a request. Raises TokenizerError, also where the template takes too much."""
+        return self._ask({"messages": messages_of(Prompt(text=user, system=system))})
 
-    return render
+    def _ask(self, order: dict[str, Any]) -> str:
+        stdin, stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+        with suppress(BrokenPipeError):
+            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.flush()
+        answer = json.loads(stdout.readline() or b"{}")
+        if "text" not in answer:
+            raise TokenizerError(f"the chat template: {answer.get('error') or self._death()} ({self._source})")
+        return str(answer["text"])
+
+    def _death(self) -> str:
+        """Return why the process ended, and what helps."""
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            why = f"it took more than {rendering.LEAST_CPU_S} s of the processor's time, as a loop without an end does"
+        elif code == rendering.NO_MEMORY:
+            why = f"it took more than {rendering.MOST_BYTES // 1024**2} MiB of memory"
+        else:
+            why = f"it ended the process that renders it (exit code {code})"
+        return f"{why}; take the model's own template, or leave out --exact-tokens"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

@@ -120,7 +120,7 @@ async def test_a_template_that_refuses_is_an_error(model: Path):
         await tokenizers.LocalTokenizer(model).count_chat("s", "u")
     (model / "chat_template.jinja").write_text("{% for %}", encoding="utf-8")
     broken = tokenizers.LocalTokenizer(model)
-    assert (False, True) == (broken.template, "the template" in broken.why_no_template)
+    assert (False, True) == (broken.template, "the chat template" in broken.why_no_template)
     with pytest.raises(tokenizers.TokenizerError, match="no chat template"):
         await broken.count_chat("", "u")
 
@@ -164,3 +164,31 @@ async def test_an_error_of_a_chat_template_is_named_as_such(model: Path, templat
     pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
     with pytest.raises(tokenizers.TokenizerError, match=r"the chat template: ."):
         await tokenizers.LocalTokenizer(model).count_chat("system", "user")
+
+
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s of the processor"),
+        # Quick for the short text, not for a long one.
+        ("{% for i in messages[0].content %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "2 s of the proc"),
+        ("{% set x = messages[0].content * 100000000 %}{{ x * 9 }}", "512 MiB of memory"),
+    ],
+    ids=["loop", "long", "bomb"],
+)
+async def test_a_chat_template_takes_so_much_time_and_memory_and_no_more(model: Path, template: str, limit: str):
+    """In a process of its own, so that ours goes on; where it shows only in the text, too."""
+    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    local = tokenizers.LocalTokenizer(model)
+    with pytest.raises(tokenizers.TokenizerError, match=rf"{limit}.*chat_template\.jinja\)"):
+        await local.count_chat("", "long " * 1000)
+
+
+async def test_an_honest_chat_template_renders_long_and_many_texts(model: Path):
+    """Also texts of no encoding, each on a line of its own whatever it holds."""
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    local = tokenizers.LocalTokenizer(model)
+    fixed = await local.count_chat("", "")
+    for text in ("a\nb\r\u2028c", "a " * 50_000, *(f"the {n}" for n in range(300))):
+        assert await local.count_chat("", text) == fixed + await tokenizers.count_text(local, text)
