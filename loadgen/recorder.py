@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from loadgen.records import UUID, RequestPart, WorkerStat, append_record
+from loadgen.records import RequestPart, WorkerStat, append_record
 from loadgen.timer import Alarm, wait_until
 from loadgen.transports.lateness import GcPauses, ReceiveStamps
 from loadgen.transports.packing import NOTHING, Packed, pack
@@ -186,7 +186,6 @@ class Recorder:
             submit_ns=exchange.submit_ns,
             reused=exchange.reused,
             retried=exchange.retried,
-            id_form=UUID,
             status=exchange.status,
             head=blanked(exchange.head),
             reads_ns=packed.reads_ns,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -18,8 +17,6 @@ from rundir.frames import FrameLog, read_frames
 PLAN_END = -1
 MOST_REPLY_BYTES = 64_000_000  # on the wire, unless a run says otherwise
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024  # of one event of a stream, one message, or a reply in one piece
-# Forms of an X-Request-Id: of logs of old, and of those that are written today.
-SHORT_ID, UUID = 0, 1
 
 
 class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -67,7 +64,6 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     held_ns     for how long the cap on requests in flight held it back, which is part of dispatch_ns - scheduled_ns
     retried     it was sent twice: the kept connection of the first time ended before any byte of a reply; connected_ns
                 and submit_ns are of the second time
-    id_form     of the X-Request-Id: one of SHORT_ID and UUID
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, too_large and server
                 (gRPC)
     sha256      of the whole body in the last part, where its texts were left out of the log (--redact-bodies); else ""
@@ -93,7 +89,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     packing: int = 0
     held_ns: int = 0
     retried: bool = False
-    id_form: int = SHORT_ID
+    reserved: int = 1  # the place of a field that is no more: the form of the X-Request-Id
     sha256: str = ""
 
 
@@ -172,21 +168,14 @@ def plan_end(phase: str) -> PlannedRequest:
     return PlannedRequest(index=PLAN_END, phase=phase)
 
 
-def request_id(run_id: str, index: int, form: int = UUID) -> str:
+def request_id(run_id: str, index: int) -> str:
     """Return the X-Request-Id of a request: a UUID that ends in the decimal digits of its index, so that people can
     read it in a server's log.
 
     Envoy samples traces by a UUID's first eight digits, and writes its decision into the thirteenth.
     """
-    if form == SHORT_ID:
-        return f"sl-{_short(run_id)}-{index:06d}"
     digest = blake2b(f"{run_id}/{index}".encode(), digest_size=9, person=b"request").hexdigest()
     return f"{digest[:8]}-{digest[8:12]}-4{digest[12:15]}-8{digest[15:]}-{index:012d}"
-
-
-@lru_cache(maxsize=8)
-def _short(run_id: str) -> str:
-    return blake2b(run_id.encode(), digest_size=4).hexdigest()
 
 
 def trace_id(run_id: str, index: int) -> str:

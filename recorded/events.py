@@ -18,7 +18,7 @@ CLOCK_LEFT = "clock_left"  # the wall clock was set by `moved_ns`, and stamps go
 WRITING = "prometheus_writing"  # a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # up to when a server has the series of the run, sent while it went
 SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"
-RECEIVER_DIED, RECEIVER_RESTARTED = "receiver_died", "receiver_restarted"  # of older runs, with the scraper
+RECEIVER_DIED, RECEIVER_RESTARTED = "receiver_died", "receiver_restarted"
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -19,9 +20,9 @@ from recorded.events import Event, decode_event, on_last_clock
 from recorded.integrity import Agreement, Integrity, Unreadable, integrity
 from recorded.run import Run
 from recorded.stamps import ANY_TIME, Span, require_reads_within, require_within, time_of
-from rundir.files import require_directory
+from rundir.files import open_regular, require_directory
 from rundir.frames import LogTails
-from rundir.framing import GAP, LogEnd
+from rundir.framing import GAP, LogEnd, is_format_1
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 MOST_EVENTS = 20_000  # of a run: it has a dozen, and a watch two more for each death of a process
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
+
+_FIRST_BYTES = 1 << 16  # of a log, which hold its first event
 
 T = TypeVar("T")
 
@@ -260,13 +263,19 @@ class _SpanTables:
 
 
 def require_logs(path: Path) -> None:
-    """Raise ConfigurationError if the logs of a run directory are elsewhere, unreadable or too many."""
+    """Raise ConfigurationError if the logs of a run directory are elsewhere, unreadable, too many or of format 1."""
     try:
         require_directory(path / RAW)
         files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read
     except OSError as error:
         raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
     require_few_logs(str(path / RAW), files)
+    log = path / RAW / "events.log"
+    with suppress(OSError), open_regular(log) as file:  # other faults are said where all logs are read
+        if is_format_1(file.read(_FIRST_BYTES)):
+            raise ConfigurationError(
+                f"{log}: a log of format 1, and only format 2 is read; report it with the sidelight that recorded it"
+            )
 
 
 def open_logs(path: Path, manifest: Mapping[str, Any]) -> Run:

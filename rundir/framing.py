@@ -6,8 +6,7 @@ magic word whose payload states how many frames there were, their bytes, and the
 behind an end, which then counted only what came before it. A reader goes on behind what is damaged at the next magic
 word, and knows by the numbers how many frames it missed.
 
-Format 1, which is only read: `uint32` length, `uint32` CRC-32 of the payload, payload. What is behind the first damage
-is lost, for nothing tells where the next frame begins.
+Format 1 is read no more: `uint32` length, `uint32` CRC-32 of the payload, payload.
 """
 
 from __future__ import annotations
@@ -33,6 +32,14 @@ END_BYTES = _HEAD_BYTES + _END_PAYLOAD.size
 # What may be looked at in vain behind damage: a file of magic words alone, or of terabytes of nothing, would keep a
 # reader for hours.
 _MOST_VAIN_BYTES = 8 * MOST_BYTES
+
+
+def is_format_1(data: bytes) -> bool:
+    """Tell whether a log that begins with these bytes is of format 1, by its first frame."""
+    if len(data) < _HEAD_1.size:
+        return False
+    length, crc = _HEAD_1.unpack_from(data)
+    return bool(length) and zlib.crc32(data[_HEAD_1.size : _HEAD_1.size + length]) == crc
 
 
 def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
@@ -121,11 +128,9 @@ class Unframer:
     def __init__(self) -> None:
         self.extent = Extent()
         self._pending = bytearray()
-        self._format = 0  # not known yet
         self._next = 0  # number of the next frame
         self._vain_bytes = 0
         self._is_behind_gap = False
-        self._is_over = False  # of format 1, behind damage
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what comes next; return the payloads that became whole."""
@@ -142,7 +147,7 @@ class Unframer:
     @property
     def is_hopeless(self) -> bool:
         """Tell whether nothing more can be read of the log, however much of it there is."""
-        return self._is_over or self._vain_bytes >= _MOST_VAIN_BYTES
+        return self._vain_bytes >= _MOST_VAIN_BYTES
 
     def put_back(self) -> int:
         """Forget the bytes at the end that are no whole frame yet, and return how many: they will be fed again."""
@@ -155,57 +160,14 @@ class Unframer:
         self._lose(size)
 
     def _take(self, *, last: bool) -> list[bytes]:
-        if not self._format:
-            self._format = self._format_of_first(last=last)
         payloads: list[bytes] = []
-        if self._format == 2:
-            at = self._take_2(payloads, last=last)
-        elif self._format == 1:
-            at = self._take_1(payloads, last=last)
-        else:
-            return payloads
-        del self._pending[:at]
+        del self._pending[: self._take_frames(payloads, last=last)]
         if last:
             self._lose(len(self._pending))
             self._pending.clear()
         return payloads
 
-    def _format_of_first(self, *, last: bool) -> int:
-        """Return the format by the first frame; 2 of what begins with neither, and 0 where more must come to tell."""
-        data = self._pending
-        if data[:4] in (_RECORD, _END):
-            return 2
-        if len(data) < _HEAD_1.size:
-            return 2 if last and data else 0
-        length, crc = _HEAD_1.unpack_from(data)
-        end = _HEAD_1.size + length
-        if not 0 < length <= MOST_BYTES:
-            return 2
-        if end > len(data):
-            return 2 if last else 0
-        return 1 if zlib.crc32(memoryview(data)[_HEAD_1.size : end]) == crc else 2
-
-    def _take_1(self, payloads: list[bytes], *, last: bool) -> int:
-        data, at = self._pending, 0
-        while not self._is_over and at + _HEAD_1.size <= len(data):
-            length, crc = _HEAD_1.unpack_from(data, at)
-            begin = at + _HEAD_1.size
-            # Length 0 is never written, but is what a file shows whose blocks did not reach the disk.
-            self._is_over = not 0 < length <= MOST_BYTES
-            if self._is_over or begin + length > len(data):
-                break
-            payload = bytes(data[begin : begin + length])
-            self._is_over = zlib.crc32(payload) != crc
-            if not self._is_over:
-                payloads.append(payload)
-                self._keep(_HEAD_1.size + length, _CRC.pack(crc))
-                at = begin + length
-        if self._is_over or last:
-            self._lose(len(data) - at)
-            return len(data)
-        return at
-
-    def _take_2(self, payloads: list[bytes], *, last: bool) -> int:
+    def _take_frames(self, payloads: list[bytes], *, last: bool) -> int:
         data, at = self._pending, 0
         while len(data) - at >= _HEAD_BYTES:
             magic, number, length = _HEAD.unpack_from(data, at)

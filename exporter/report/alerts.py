@@ -13,7 +13,6 @@ from rundir.printable import first_of
 from scraper.window.summary import Gap
 
 _ENDED_AS = {"connect": "could not connect", "reset": "were broken off", "timeout": "timed out"}
-_SPANS_LOST = "spans that were sent meanwhile are lost unless their sender sent them again"
 
 
 def alerts(summary: Summary) -> Iterator[str]:
@@ -55,23 +54,18 @@ def torn_lines(integrity: Integrity) -> Iterator[str]:
         yield f"the last record of a process that was killed is cut off and not used: {first_of(torn)}"
 
 
-def gap_line(gaps: Sequence[Gap], *, start_ns: int, spans: bool) -> str:
-    """Return when the scraper was down, and what that means. The measurement began at `start_ns`; `spans`: it received
-    them as well, as in older runs.
-    """
-    nothing = f"nothing was scraped{', and no span received,' if spans else ''}"
+def gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
+    """Return when the scraper was down, and what that means. The measurement began at `start_ns`."""
     meaning = "totals are whole, since the engine's counters went on; when within that time they rose is not known"
-    lost = f"; {_SPANS_LOST}" if spans else ""
     after = "and the server's results end there"
-    return _gap_line("the scraper", gaps, start_ns, nothing=nothing, after=after, meaning=f"{meaning}{lost}")
+    return _gap_line("the scraper", gaps, start_ns, nothing="nothing was scraped", after=after, meaning=meaning)
 
 
 def span_gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
     """Return likewise when the receiver of spans was down: that it stood still before is not known."""
     nothing, after = "no span was received", "and later requests have no times from spans"
-    return _gap_line(
-        "the receiver", gaps, start_ns, nothing=nothing, after=after, meaning=_SPANS_LOST, least="at least "
-    )
+    lost = "spans that were sent meanwhile are lost unless their sender sent them again"
+    return _gap_line("the receiver", gaps, start_ns, nothing=nothing, after=after, meaning=lost, least="at least ")
 
 
 def _gap_line(

@@ -443,7 +443,7 @@ def _columns(rows: Sequence[_Row], run_id: str) -> RequestLog:
         **{f"usage_{name}": map(attrgetter(name), replies) for name in _OF_USAGE},
         **{f"server_{name}": map(attrgetter(name), timings) for name in _OF_TIMINGS},
         "endpoint_url": (part.url for part in last),
-        "request_id": (request_id(run_id, part.index, part.id_form) for part in last),
+        "request_id": (request_id(run_id, part.index) for part in last),
         "trace_id": (trace_id(run_id, part.index) for part in last),
         "first_read_ns": (row.first_read_ns for row in rows),
         "end_ns": (_end_ns(row) for row in rows),

@@ -50,11 +50,6 @@ def span_gaps_of(run: Run) -> list[Gap]:
     return [] if isinstance(run, WatchRun) else _gaps(run, RECEIVER_DIED, RECEIVER_RESTARTED)
 
 
-def received_by_scraper(run: Run) -> bool:
-    """Tell whether the deaths of the scraper were those of the receiver too: of a run of an older version."""
-    return run.receiver_deaths > 0 and all(event.name != RECEIVER_DIED for event in run.events)
-
-
 def _gaps(run: Run, died: str, restarted: str) -> list[Gap]:
     gaps: list[Gap] = []
     for event in run.events:

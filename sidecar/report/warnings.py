@@ -27,7 +27,7 @@ from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
 from scraper.window.aggregate import impossible_gauges
 from scraper.window.summary import Server
-from sidecar.report.server import received_by_scraper, span_gaps_of
+from sidecar.report.server import span_gaps_of
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
@@ -111,7 +111,7 @@ def _gaps(run: Run, server: Server) -> Iterator[str]:
     starts = {phase.name: phase.start_ns for phase in run.phases}
     if server.gaps:
         start_ns = starts.get("measure", server.gaps[0].start_ns)
-        yield gap_line(server.gaps, start_ns=start_ns, spans=received_by_scraper(run))
+        yield gap_line(server.gaps, start_ns=start_ns)
     if gaps := span_gaps_of(run):
         yield span_gap_line(gaps, start_ns=starts.get("measure", gaps[0].start_ns))
 

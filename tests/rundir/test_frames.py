@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 import tempfile
 import tracemalloc
 import zlib
@@ -52,11 +51,6 @@ def _read(raw: bytes, *, pieces: int = 7) -> tuple[list[bytes], framing.Extent]:
     read = [payload for begin in range(0, len(raw), pieces) for payload in unframer.feed(raw[begin : begin + pieces])]
     read += unframer.finish()
     return [payload for payload in read if payload is not framing.GAP], unframer.extent
-
-
-def _formerly(written: list[bytes]) -> bytes:
-    """Return a log as it was written in format 1."""
-    return b"".join(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload for payload in written)
 
 
 @given(payloads)
@@ -130,20 +124,6 @@ def test_a_log_that_is_opened_again_goes_on(tmp_path: Path):
     assert [b"0", b"1", b"2", b"3", b"5"] == read
     assert extent.lost_bytes > 0
     assert extent.end == frames.log_end(path)
-
-
-@given(payloads, st.data())
-def test_a_log_of_format_1_reads_up_to_its_damage(written: list[bytes], data: st.DataObject):
-    """Run directories of earlier versions stay readable; all behind the damage is lost, and counted."""
-    raw = bytearray(_formerly(written))
-    assert written == _read(bytes(raw))[0]
-    if raw:
-        at = data.draw(st.integers(0, len(raw) - 1))
-        raw[at] ^= data.draw(st.integers(1, 255))
-        read, extent = _read(bytes(raw))
-        ends = list(accumulate(8 + len(payload) for payload in written))
-        assert written[: sum(end <= at for end in ends)] == read
-        assert len(raw) == extent.bytes + extent.torn_bytes
 
 
 def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from sent_spans import TRACE, call, engine, export, gateway
 
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
 from loadgen.requests.table import RequestLog
-from recorded.directory import create, require_free, scarce, write_json, write_text, write_whole
+from recorded.directory import RAW, create, require_free, scarce, write_json, write_text, write_whole
 from recorded.errors import CannotWrite, ConfigurationError, unusable_place
 from recorded.events import Event
 from recorded.run import Phase
@@ -460,6 +461,17 @@ def test_a_manifest_that_no_run_writes_is_one_line(tmp_path: Path, manifest: str
     with pytest.raises(ConfigurationError, match=reason) as error:
         derive(path)
     assert "manifest.json" in str(error.value)
+
+
+def test_a_directory_of_format_1_is_refused(tmp_path: Path):
+    """As one that cannot be read, not as one whose every record is damaged."""
+    path = create(tmp_path / "run")
+    write_json(path / "manifest.json", {"run_id": "r", "config": {}})
+    event = msgspec.msgpack.encode(Event(at_ns=1, name="note", data={"text": "x"}))
+    (path / RAW / "events.log").write_bytes(struct.pack("<II", len(event), zlib.crc32(event)) + event)
+    with pytest.raises(ConfigurationError, match="format 1"):
+        derive(path)
+    assert ["manifest.json", RAW] == sorted(file.name for file in path.iterdir())
 
 
 def test_json_is_strict(tmp_path: Path):

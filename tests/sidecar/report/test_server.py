@@ -17,7 +17,7 @@ from recorded.run import Run
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Gap, server_summary
 from scraper.window.window import Window
-from sidecar.report.server import gaps_of, received_by_scraper, require_server, span_gaps_of
+from sidecar.report.server import gaps_of, require_server, span_gaps_of
 
 S = 10**9
 UP = gauge("up", 1)
@@ -54,12 +54,10 @@ def test_a_gap_begins_with_the_last_scrape():
 
 
 def test_a_receiver_dies_by_itself():
-    """Its gaps are its own. Of older runs, whose scraper received the spans too, only the logs of spans say it."""
+    """Its gaps are its own."""
     events = run((2, RECEIVER_DIED), (4, RECEIVER_RESTARTED), (6, SCRAPER_DIED))
     assert [Gap(start_ns=2 * S, end_ns=4 * S, reason="at 2")] == span_gaps_of(events)
     assert [Gap(start_ns=6 * S, end_ns=None, reason="at 6")] == gaps_of(events)
-    assert (False, False) == (received_by_scraper(events), received_by_scraper(run(*NEVER_BACK)))
-    assert received_by_scraper(replace(run(*NEVER_BACK), receiver_deaths=1))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +103,11 @@ def test_a_hole_is_said_with_what_it_means():
     assert (
         "the scraper died 5.7 s into the measurement (killed) and was started again: nothing was scraped for 1.3 s; "
         f"{whole}"
-    ) == gap_line([gap(15.7, 17)], start_ns=10 * S, spans=False)
+    ) == gap_line([gap(15.7, 17)], start_ns=10 * S)
     assert (
         "the scraper died 1.0 s before the measurement, the first of 2 times (killed) and was started again: nothing "
-        f"was scraped, and no span received, for 3.0 s; {whole}; spans that were sent meanwhile are lost unless their "
-        "sender sent them again"
-    ) == gap_line([gap(9, 11), gap(12, 13)], start_ns=10 * S, spans=True)
+        f"was scraped for 3.0 s; {whole}"
+    ) == gap_line([gap(9, 11), gap(12, 13)], start_ns=10 * S)
 
 
 def test_a_hole_of_spans_is_said_with_what_it_means():
@@ -130,7 +127,5 @@ def test_a_scraper_that_was_not_started_again_is_said():
     assert (
         "the scraper died 2.0 s into the measurement (killed) and could not be started again: nothing was scraped "
         "after that, and the server's results end there"
-    ) == gap_line([gap(12, None)], start_ns=10 * S, spans=False)
-    assert "nothing was scraped after 7.0 s, and" in gap_line(
-        [gap(12, 13), gap(17, None)], start_ns=10 * S, spans=False
-    )
+    ) == gap_line([gap(12, None)], start_ns=10 * S)
+    assert "nothing was scraped after 7.0 s, and" in gap_line([gap(12, 13), gap(17, None)], start_ns=10 * S)
