@@ -340,17 +340,19 @@ GENERATOR = Row(
             unit="reqps",
             width=8,
         ),
-        *scrapes(SCOPE, 8),
+        *scrapes(SCOPE),
         lines(
             "Longest event-loop delay so far",
             {"longest delay": f"max (sidelight_generator_loop_delay_max_seconds{{{RUN}}})"},
             "The latest that a worker's timer came: an upper bound of what a single time stamp can be off.",
+            width=8,
         ),
         lines(
             "Records not shown live",
             {"records / s": total("sidelight_live_errors_total", RUN)},
             "Records that this page passes over, a defect of ours; they are in the report all the same.",
             unit="short",
+            width=8,
         ),
     ),
 )

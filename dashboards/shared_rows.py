@@ -21,6 +21,7 @@ from panels import (
 from correlator.breakdown import ENGINE_FRONTEND, LABELS, SCHEDULER_INTAKE
 
 PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
+LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"
 LIVE_DELAY = "Estimates come some seconds after the requests they are of."
 
 
@@ -269,7 +270,7 @@ def distributions_row(scope: Scope, gaps_by: str) -> Row:
     )
 
 
-def scrapes(scope: Scope, width: int) -> tuple[Panel, ...]:
+def scrapes(scope: Scope) -> tuple[Panel, ...]:
     """Return the panels of how well engines' pages are read."""
     return (
         lines(
@@ -277,12 +278,18 @@ def scrapes(scope: Scope, width: int) -> tuple[Panel, ...]:
             {"{{outcome}}": total("sidelight_scrapes_total", scope.engine, by="outcome")},
             "Scrapes that fail leave holes in the engine's side; the breakdown's coverage falls with them.",
             unit="ops",
-            width=width,
+            width=8,
         ),
         lines(
             "Duration of a scrape",
             {"{{endpoint}}": f"max by (endpoint) (sidelight_scrape_duration_seconds{{{scope.engine}}})"},
             "How old the engine's numbers are on arrival. Near the scrape interval: scrape less often.",
-            width=width,
+            width=8,
+        ),
+        lines(
+            "Age of the last page",
+            {"{{endpoint}}": f"time() - max by (endpoint) ({LAST_ANSWER}{{{scope.engine}}})"},
+            "For how long an engine's page has not answered. A line that climbs: the engine is down since it began to.",
+            width=8,
         ),
     )

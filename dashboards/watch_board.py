@@ -242,7 +242,7 @@ RECEIVER = Row(
             "later.",
             unit="short",
         ),
-        *scrapes(SCOPE, 12),
+        *scrapes(SCOPE),
     ),
 )
 

@@ -44,6 +44,25 @@ def slo(step: int) -> SloResult:
     return tally.result({})
 
 
+def engine(step: int) -> EngineCounts:
+    """Return the page of an engine, `step` seconds into the run."""
+    return EngineCounts(
+        endpoint=ENDPOINT,
+        engine="vllm",
+        version="0.32.0",
+        histograms={name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in ENGINE_HISTOGRAMS},
+        quantiles={
+            ("ttft", "0.99", bound): value_s for bound, value_s in (("estimate", 0.2), ("low", 0.1), ("high", 0.3))
+        },
+        gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
+        highest={"requests_running": 8.0, "requests_waiting": 58.0, "kv_cache_usage": 0.5},
+        counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
+        scrapes={"ok": 4 * step, "failed": 0},
+        last_scrape_duration_s=0.003,
+        last_answer_s=1.7e9 + step,
+    )
+
+
 def snapshot(step: int) -> Snapshot:
     """Return a snapshot in which everything is known, `step` seconds into a run of 5 requests a second."""
     return Snapshot(
@@ -77,23 +96,7 @@ def snapshot(step: int) -> Snapshot:
             loop_delay_max_s=0.004,
             live_errors=0,
         ),
-        engines=(
-            EngineCounts(
-                endpoint=ENDPOINT,
-                engine="vllm",
-                version="0.32.0",
-                histograms={name: observed(step, 0.1, (0.05, 0.1, 0.5, 2.5)) for name in ENGINE_HISTOGRAMS},
-                quantiles={
-                    ("ttft", "0.99", bound): value_s
-                    for bound, value_s in (("estimate", 0.2), ("low", 0.1), ("high", 0.3))
-                },
-                gauges={"requests_running": 4.0, "requests_waiting": 2.0, "kv_cache_usage": 0.4},
-                highest={"requests_running": 8.0, "requests_waiting": 58.0, "kv_cache_usage": 0.5},
-                counters=dict.fromkeys(ENGINE_COUNTERS, 100.0 * step),
-                scrapes={"ok": 4 * step, "failed": 0},
-                last_scrape_duration_s=0.003,
-            ),
-        ),
+        engines=(engine(step),),
         parts=PartCounts(
             pending=1,
             ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},

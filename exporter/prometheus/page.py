@@ -333,6 +333,9 @@ def _scrapes(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
     durations_s = {engine.endpoint: engine.last_scrape_duration_s for engine in engines}
     what = "How long the last scrape took."
     yield _series(GaugeMetricFamily, "sidelight_scrape_duration_seconds", what, ("endpoint",), durations_s)
+    answers_s = {engine.endpoint: engine.last_answer_s for engine in engines}
+    what = "When the last page came, Unix time: the engine is down or unreachable since then, where none comes."
+    yield _series(GaugeMetricFamily, "sidelight_engine_last_answer_timestamp_seconds", what, ("endpoint",), answers_s)
 
 
 def _parts(counts: PartCounts | None) -> Iterator[Metric]:

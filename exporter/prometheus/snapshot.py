@@ -145,8 +145,9 @@ class GatewayCounts(PageCounts):
 class EngineCounts(PageCounts):
     """One scraped endpoint, as an engine's, and what it says of a `gateway` where it is of one.
 
-    `scrapes` counts by outcome ("ok", or the kind of failure). `quantiles` are estimates of a period, unlike the
-    histograms; `highest` is what each gauge was at most, by scrapes that a page is too seldom read for.
+    `scrapes` counts by outcome ("ok", or the kind of failure); `last_answer_s` is when the last page came, s Unix.
+    `quantiles` are estimates of a period, unlike the histograms; `highest` is what each gauge was at most, by scrapes
+    that a page is too seldom read for.
     """
 
     endpoint: str
@@ -157,6 +158,7 @@ class EngineCounts(PageCounts):
     highest: Mapping[str, float] = field(default_factory=dict)
     scrapes: Mapping[str, int] = field(default_factory=dict)
     last_scrape_duration_s: float | None = None
+    last_answer_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,12 @@ class EngineView:
                 self.answered_ns = record.request_ns
             self.failed_ns, self.failure = record.response_ns, record.error
         duration_s = (record.response_ns - record.request_ns) / 1e9
-        self.counts = replace(self.counts, scrapes=dict(self.outcomes), last_scrape_duration_s=duration_s)
+        self.counts = replace(
+            self.counts,
+            scrapes=dict(self.outcomes),
+            last_scrape_duration_s=duration_s,
+            last_answer_s=self.answered_ns / 1e9 if self.outcomes["ok"] else None,
+        )
 
     def silence(self, stale_s: float, now_ns: int | None = None) -> str:
         """Return since when and why there has been no page for longer than `stale_s`, by now or else by the last

@@ -191,13 +191,12 @@ def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
     pages = int(np.searchsorted(endpoint.response_ns, at_ns, side="right"))
     if pages:
         view.show(endpoint.values[pages - 1])
-    view.counts = replace(
-        view.counts,
-        scrapes={"ok": pages, "failed": bisect_right(endpoint.failures, at_ns, key=itemgetter(0))},
-        last_scrape_duration_s=float(endpoint.response_ns[pages - 1] - endpoint.request_ns[pages - 1]) / 1e9
-        if pages
-        else None,
-    )
+        request_ns, response_ns = int(endpoint.request_ns[pages - 1]), int(endpoint.response_ns[pages - 1])
+        view.counts = replace(
+            view.counts, last_scrape_duration_s=(response_ns - request_ns) / 1e9, last_answer_s=response_ns / 1e9
+        )
+    failed = bisect_right(endpoint.failures, at_ns, key=itemgetter(0))
+    view.counts = replace(view.counts, scrapes={"ok": pages, "failed": failed})
     return view
 
 

@@ -113,6 +113,7 @@ CONTRACT = {
     "sidelight_engine_requests_finished_total": {"endpoint"},
     "sidelight_scrapes_total": {"endpoint", "outcome"},
     "sidelight_scrape_duration_seconds": {"endpoint"},
+    "sidelight_engine_last_answer_timestamp_seconds": {"endpoint"},
     "sidelight_ttft_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_e2e_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_inner_part_seconds_bucket": {"part", "source", "le"},

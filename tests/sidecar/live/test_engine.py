@@ -112,10 +112,12 @@ def test_series_twice_on_a_page_do_not_shift_what_is_read():
 def test_a_page_is_silent_when_scrapes_have_failed_for_long():
     """Not by a single failure; and it is back with its next page."""
     view = EngineView(counts=EngineCounts(endpoint="u"))
-    said = []
+    said, answers_s = [], []
     for row in rows(
-        scrape(second, histogram(QUEUE, 1, 1), error="" if second in (0, 9) else "gone") for second in range(10)
+        scrape(second, histogram(QUEUE, 1, 1), error="" if second in (1, 10) else "gone") for second in range(11)
     ):
         view.take(row)
         said.append(view.silence(5.0))
-    assert [""] * 6 + ["since 00:00:00 UTC: gone"] * 3 + [""] == said
+        answers_s.append(view.counts.last_answer_s)
+    assert [""] * 7 + ["since 00:00:01 UTC: gone"] * 3 + [""] == said
+    assert [None] + [pytest.approx(1.0, abs=0.5)] * 9 + [pytest.approx(10.0, abs=0.5)] == answers_s

@@ -124,6 +124,8 @@ def test_scrapes_are_counted_as_they_were_recorded(tmp_path: Path):
             assert last(points, "sidelight_scrapes_total", endpoint=page.url, outcome=outcome) == count
         took_s = (page.response_ns[-1] - page.request_ns[-1]) / 1e9
         assert last(points, "sidelight_scrape_duration_seconds", endpoint=page.url) == took_s
+        answered_s = last(points, "sidelight_engine_last_answer_timestamp_seconds", endpoint=page.url)
+        assert answered_s == page.response_ns[-1] / 1e9
 
 
 @pytest.mark.parametrize("name", RUNS)
