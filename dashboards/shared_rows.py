@@ -72,7 +72,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 f'{labels}, part="queue"',
                 "Two bands: some requests find a free slot and others do not. A band that climbs is a queue that "
                 "grows. A marked request leads to its trace.",
-                width=8,
+                width=6,
             ),
             stack(
                 "Requests by source of their breakdown",
@@ -80,7 +80,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 "Trace and response are the engine's own times, exact; histogram is estimated from scrapes; none is "
                 "not known.",
                 unit="reqps",
-                width=8,
+                width=6,
             ),
             stack(
                 "Requests by quality",
@@ -88,7 +88,16 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
                 "Exact, by_time and tight can be read one by one. Of shared, mixed_traffic and prior read means and "
                 "quantiles only; many mixed ones say that somebody else uses the engine.",
                 unit="reqps",
-                width=8,
+                width=6,
+            ),
+            lines(
+                "Largest part of the TTFT",
+                {"{{part}}": f"max by (part) (sidelight_ttft_largest_part_ratio{{{labels}}})"},
+                "What the live page names first, and its share. Another line: the cause has changed. None: fewer than "
+                "20 requests, or a part within its own error.",
+                unit="percentunit",
+                width=6,
+                highest=1.0,
             ),
             *more,
         ),

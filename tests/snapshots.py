@@ -112,6 +112,7 @@ def snapshot(step: int) -> Snapshot:
             quality={"exact": 5 * step, "none": step},
             gateways={"attribute": 4 * step, "no_gateway": step},
             missing={"no spans came": step},
+            largest={"queue": 0.5},
         ),
         watch=WatchCounts(
             receiver={**dict.fromkeys(Counts.__struct_fields__, 0), "exports": step, "spans": 5 * step},

@@ -352,6 +352,8 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
     )
     means_s = mean_parts(counts.ttft) if counts.ttft_means_s is None else counts.ttft_means_s
     yield _series(GaugeMetricFamily, "sidelight_ttft_part_mean_seconds", what, ("part",), means_s)
+    what = "The largest part of the mean TTFT of the latest requests, and its share of it; none where it is uncertain."
+    yield _series(GaugeMetricFamily, "sidelight_ttft_largest_part_ratio", what, ("part",), counts.largest)
     if counts.pending is not None:
         what = "Requests that ended and are not counted yet: they wait for their spans, or for an estimate."
         yield GaugeMetricFamily("sidelight_breakdown_pending", what, value=counts.pending)

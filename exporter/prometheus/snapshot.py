@@ -171,7 +171,8 @@ class PartCounts:
     what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
     a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
     broken down. `ttft_means_s` are by part, over all sources; None: `mean_parts` of `ttft`, which on the last page of
-    a run may be above the report's, since no counter falls.
+    a run may be above the report's, since no counter falls. `largest` has the largest part of the mean TTFT of the
+    latest requests and its share, where it is certain.
     """
 
     ttft: Mapping[tuple[str, str], Cumulative]
@@ -183,6 +184,7 @@ class PartCounts:
     missing: Mapping[str, int] = field(default_factory=dict)
     pending: int | None = None
     ttft_means_s: Mapping[str, float] | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,13 +99,22 @@ def where_it_goes(breakdown: Breakdown) -> str:
     """Return where the mean TTFT of the latest requests went, in a sentence; "" of few, or where the largest part is
     within its own error.
     """
+    if not largest_part(breakdown):
+        return ""
     parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
     shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
     count = breakdown.ttft_ms.count
-    if count < FEW_REQUESTS or not shares or not is_certain(parts[max(shares, key=shares.__getitem__)]):
-        return ""
     subject = f"Of the mean TTFT of the last {count:,} requests"
     return _shared_out(subject, parts, shares, breakdown, count)
+
+
+def largest_part(breakdown: Breakdown) -> dict[str, float]:
+    """Return the largest part of the mean TTFT with its share; empty where `where_it_goes` says nothing."""
+    parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
+    shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
+    largest = max(shares, key=shares.__getitem__, default="")
+    is_known = breakdown.ttft_ms.count >= FEW_REQUESTS and largest and is_certain(parts[largest])
+    return {largest: shares[largest]} if is_known else {}
 
 
 def _subject(covered: Statistics) -> str:

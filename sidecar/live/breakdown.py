@@ -22,8 +22,8 @@ from correlator.live.traces import own_copy
 from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
-from exporter.report.conclusion import where_it_goes
-from exporter.summary.breakdown import Explained, group
+from exporter.report.conclusion import largest_part, where_it_goes
+from exporter.summary.breakdown import Breakdown, Explained, group
 from loadgen.requests.table import RequestLog
 from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
@@ -70,11 +70,21 @@ class LiveParts:
     @property
     def cause(self) -> str:
         """Return where the TTFT of the latest LATEST requests went, in a sentence; "" where too little is known."""
+        breakdown = self._lately()
+        return where_it_goes(breakdown) if breakdown else ""
+
+    @property
+    def largest(self) -> dict[str, float]:
+        """Return the largest part of their TTFT with its share, where the cause is said."""
+        breakdown = self._lately()
+        return largest_part(breakdown) if breakdown else {}
+
+    def _lately(self) -> Breakdown | None:
         if not self._latest:
-            return ""
+            return None
         parts, attribution = (concat(list(columns)) for columns in zip(*self._latest, strict=True))
         explained = Explained(parts=parts, attribution=attribution, clocks={})
-        return where_it_goes(group(explained, np.ones(len(parts), dtype=np.bool_)).breakdown)
+        return group(explained, np.ones(len(parts), dtype=np.bool_)).breakdown
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))

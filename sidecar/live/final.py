@@ -17,6 +17,7 @@ from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import ENGINE_GAUGES, LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
+from exporter.report.conclusion import largest_part
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
@@ -42,7 +43,10 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
     shown, generator = latest.client or ClientCounts(requests={}), latest.generator or GeneratorCounts()
     sources = () if latest.parts is None else {source for _, source in latest.parts.ttft}
     counts = replace(
-        counted(nothing_counted(sources=sources), measured, requests=log), ttft_means_s=_means_s(measured), pending=0
+        counted(nothing_counted(sources=sources), measured, requests=log),
+        ttft_means_s=_means_s(measured),
+        largest=largest_part(summary.correlation.breakdown),
+        pending=0,
     )
     if latest.parts is not None:
         before = latest.parts

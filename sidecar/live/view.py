@@ -224,7 +224,9 @@ class LiveRun:
             engines=tuple(
                 replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in stated(pages, version)
             ),
-            parts=None if self._parts is None else replace(self._parts.counts, pending=self._parts.pending),
+            parts=None
+            if self._parts is None
+            else replace(self._parts.counts, pending=self._parts.pending, largest=self._parts.largest),
             about={**self._described.about, **about_engine(pages, version)},
             labels={"run_id": self._run_id, **self._described.tags},
         )

@@ -1,4 +1,4 @@
-"""The requests that a watch counted in the last minutes, for who looks at a terminal.
+"""The requests that a watch counted in the last minutes: what a terminal, the live page and an alert say of them.
 
 What is said of them is what a report says of its window: the same statistics of the same columns.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
 from correlator.live.breakdown import Ended
+from exporter.report.conclusion import largest_part
 from exporter.summary.breakdown import Explained, Group, group
 from exporter.summary.slowest import SlowRequest, slowest
 from rundir.columns import concat
@@ -24,6 +25,7 @@ from rundir.stats import Missing
 WINDOW_S = 300.0
 RATE_S = 60.0  # what "requests/s" is the mean of
 MOST = 20_000  # requests: their statistics cost 30 ms each time
+LARGEST_S = 5.0
 SLOWEST = 3
 _NOT_SHOWN = Missing("not shown")
 
@@ -77,11 +79,14 @@ class Lately:
         self._size = 0
         self._batches: deque[_Batch] = deque()
         self._clients: deque[_Clients] = deque()
+        self._largest: Mapping[str, float] = {}
+        self._largest_due_ns = 0
 
     def clock_moved(self, moved_ns: int) -> None:
         """Go on by a clock that was set by so much."""
         if self._begun_ns is not None:
             self._begun_ns += moved_ns
+        self._largest_due_ns += moved_ns
         self._batches = deque(replace(batch, at_ns=batch.at_ns + moved_ns) for batch in self._batches)
         self._clients = deque(replace(spans, at_ns=spans.at_ns + moved_ns) for spans in self._clients)
 
@@ -110,6 +115,14 @@ class Lately:
             self._size -= len(self._batches.popleft().parts)
         while self._clients and self._clients[0].at_ns < now_ns - RATE_S * 1e9:
             self._clients.popleft()
+
+    def largest(self, now_ns: int) -> Mapping[str, float]:
+        """Return the largest part of their TTFT with its share, if it is certain; up to LARGEST_S old."""
+        if now_ns >= self._largest_due_ns:
+            described = self._group()
+            self._largest = largest_part(described.breakdown) if described else {}
+            self._largest_due_ns = now_ns + round(LARGEST_S * 1e9)
+        return self._largest
 
     def _is_full(self) -> bool:
         """Tell whether there are enough requests without those of the oldest batch."""

@@ -78,9 +78,7 @@ async def watch(
         run_id, path = await stack.enter_async_context(recorded)
         stack.enter_context(claimed(raw := path / run_directory.RAW))
         columns = LiveColumns(run_id, clock.now_ns(), is_by_clock=True)
-        view = stack.enter_context(
-            WatchView(raw, run_id=run_id, pages=options.metrics, is_shown=progress.mode == "panel", columns=columns)
-        )
+        view = stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, columns=columns))
         shared = Watch(
             path=path,
             clock=clock,
@@ -251,7 +249,6 @@ async def _publish(shared: Watch) -> None:
     with shared.view.failures.guard():
         state = b""
         if stream.is_watched:
-            shared.view.show()
             lines = [panel(await asyncio.to_thread(_state, shared)).renderable]
             facts = shared.columns.facts(shared.view_ns())
             state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)

@@ -62,8 +62,8 @@ READ_S = 1.0
 class WatchView:
     """Owns the tails of a watch's logs. A context manager; `poll` and `state` may run in a thread, one call at a time.
 
-    Where it `is_shown`, it keeps the requests of the last minutes too, for `state`. `columns` are filled for browsers.
-    A poll reads spans for `read_s`, after which what is known by then is shown.
+    It keeps the requests of the last minutes, for `state`. `columns` are filled for browsers. A poll reads spans for
+    `read_s`, after which what is known by then is shown.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class WatchView:
         *,
         run_id: str,
         pages: Collection[str] = (),
-        is_shown: bool = False,
         columns: LiveColumns | None = None,
         read_s: float = READ_S,
     ) -> None:
         self._columns, self._read_s = columns, read_s
-        self._lately = Lately() if is_shown else None
+        self._lately = Lately()
         self._waiting = Peaks(columns=BAR, column_s=WINDOW_S / BAR)
         self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
@@ -123,10 +122,6 @@ class WatchView:
             missing={**self._parts.missing, DEFECT: lost},
         )
 
-    def show(self) -> None:
-        """Keep the requests of the last minutes from now on, for `state`."""
-        self._lately = self._lately or Lately()
-
     def missed(self, back_ns: int) -> None:
         """Say that until then there was no receiver."""
         self._requests.missed(back_ns)
@@ -135,8 +130,7 @@ class WatchView:
         """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
         self._requests.clock_moved(moved_ns)
         self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
-        if self._lately is not None:
-            self._lately.clock_moved(moved_ns)
+        self._lately.clock_moved(moved_ns)
         if self._columns is not None:
             self._columns.clock_moved(moved_ns)
         self._pages.clear()  # stamps before and after cannot be compared
@@ -198,8 +192,9 @@ class WatchView:
             with self.failures.guard():
                 self._count_parts(requests, now_ns)
         self._breaks = self._requests.count.breaking(now_ns)
-        if self._lately is not None:
-            self._lately.forget(now_ns)
+        self._lately.forget(now_ns)
+        with self.failures.guard():
+            self._parts = replace(self._parts, largest=self._lately.largest(now_ns))
 
     def fresh_breaks(self) -> list[str]:
         """Say where the traces of nearly all requests have been breaking for a minute, each place once."""
@@ -220,8 +215,7 @@ class WatchView:
         self._parts = counted(
             self._parts, ended.parts, whole=ended.whole, reasons=ended.reason, requests=ended.requests
         )
-        if self._lately is not None:
-            self._lately.take(ended, now_ns)
+        self._lately.take(ended, now_ns)
         if self._columns is not None:
             self._columns.known(ended.requests, ended.parts)
 
@@ -292,9 +286,7 @@ class WatchView:
         )
 
     def state(self, now_ns: int, *, elapsed_s: float, stale_s: float, restarts: int, receiver_down: str) -> WatchState:
-        """Return what a terminal shows of a view that `is_shown`. A page without an answer for `stale_s` is silent."""
-        if self._lately is None:
-            raise ValueError("the requests of the last minutes are not kept")
+        """Return what a terminal shows. A page without an answer for `stale_s` is silent."""
         restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
         self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
         received = self.receiver_counts()
@@ -364,8 +356,7 @@ class WatchView:
             return
         before = self._client
         failed = sum(span.failed for span in spans)
-        if self._lately is not None:
-            self._lately.count_clients(len(spans), failed, now_ns)
+        self._lately.count_clients(len(spans), failed, now_ns)
         if before.ttft is None or before.e2e is None:
             raise AssertionError("they are counted from the start")
         first_s, traces = np.array([span.first_s for span in spans]), np.array([trace for _, trace in clients], object)

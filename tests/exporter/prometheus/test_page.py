@@ -120,6 +120,7 @@ CONTRACT = {
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_pending": set(),
     "sidelight_ttft_part_mean_seconds": {"part"},
+    "sidelight_ttft_largest_part_ratio": {"part"},
     "sidelight_breakdown_quality_total": {"quality"},
     "sidelight_gateway_requests_total": {"first_output"},
     "sidelight_breakdown_missing_total": {"reason"},

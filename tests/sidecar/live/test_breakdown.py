@@ -86,6 +86,8 @@ def test_requests_are_estimated_as_they_end(case: Case):
     assert re.fullmatch(
         r"Of the mean TTFT of the last 161 requests, \d+ % was spent in the engine's queue.*", parts.cause
     )
+    (share,) = [share for part, share in parts.largest.items() if part == "queue"]
+    assert f"requests, {100 * share:.0f} % was spent" in parts.cause
     queue_s = parts.counts.ttft["queue", "histogram"].sum_s
     assert float(case.queue_s.sum()) == pytest.approx(queue_s, rel=0.01)
 
@@ -95,7 +97,7 @@ def test_of_few_requests_no_cause_is_named(case: Case):
     parts = LiveParts()
     assert parts.cause == ""
     passed(take(case.requests, np.arange(19)), parts, pages_of(case), {})
-    assert (19, "") == (parts.broken_down, parts.cause)
+    assert (19, "", {}) == (parts.broken_down, parts.cause, parts.largest)
 
 
 def test_requests_that_all_fail_are_said_since_when(case: Case):

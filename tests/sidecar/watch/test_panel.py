@@ -72,7 +72,7 @@ def logged(path: Path, *requests: Sequence[Span]) -> None:
 def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path: Path):
     """With the labels of a report, and the sums of the page: two requests whose spans came, one without an engine's."""
     logged(tmp_path, traced(1), traced(2, first_ms=400.0), [call(trace=b"t" * 16)])
-    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         state = looked(view, NOON + 30 * S)
         counted = view.parts
     text = words(shown(state))
@@ -96,10 +96,27 @@ def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path:
         assert counted.ttft[part, "trace"].sum_s == pytest.approx(described.mean * described.count / 1e3)
 
 
+def test_the_page_names_the_largest_part_of_the_ttft_where_it_is_certain(tmp_path: Path):
+    """Of twenty requests, with the share that the sentence of the panel has; of fewer, none."""
+    for count in (19, 20):
+        raw = tmp_path / str(count)
+        raw.mkdir()
+        logged(raw, *(traced(number) for number in range(1, count + 1)))
+        with WatchView(raw, run_id="r", read_s=inf) as view:
+            state = looked(view, NOON + 40 * S)
+            parts = view.snapshot(restarts=0).parts
+        assert parts is not None
+        assert bool(parts.largest) == (count == 20)
+    ((part, share),) = parts.largest.items()
+    assert f"{100 * share:.0f} % was spent" in words(shown(state, width=100))
+    assert state.recent.group is not None
+    assert getattr(state.recent.group.breakdown, f"{part}_ms").share_of_ttft == share
+
+
 def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tmp_path: Path):
     """On the terminal and on the page: neither a 0 nor a share, and the TTFT is the gateway's."""
     logged(tmp_path, *(traced(number)[1:] for number in range(1, 4)))
-    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         text = words(shown(looked(view, NOON + 20 * S), width=100))
         snapshot = view.snapshot(restarts=0)
     assert "network not seen gateway" in text
@@ -115,7 +132,7 @@ def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tm
 def test_requests_go_after_five_minutes(tmp_path: Path):
     """What is too old is shown no more; a clock that was set makes nothing older."""
     logged(tmp_path, traced(1))
-    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         looked(view, NOON + 30 * S)
         view.clock_moved(3600 * S)
         later = looked(view, NOON + 3600 * S + 60 * S)
@@ -133,7 +150,7 @@ def test_it_says_where_traces_break(tmp_path: Path):
         spans.append(export(halves, at_s=second + 1.0))
     spans.close()
     logged_texts: list[str] = []
-    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         for second in range(0, 120, 2):
             state = looked(view, NOON + second * S)
             logged_texts += view.fresh_breaks()
@@ -152,7 +169,7 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
         FailureRecord(url=URL, tick_ns=gone_ns, request_ns=gone_ns, response_ns=gone_ns, status=0, error="refused")
     )
     pages.close()
-    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
         before = words(shown(looked(view, NOON + 4 * S), width=120))
         after = words(shown(looked(view, NOON + 7 * S), width=120))
     assert "vllm running 7 waiting 3 KV cache 21 % restarted 3 s ago 127.0.0.1:8000" in before
@@ -161,7 +178,7 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
 
 def state_of(**changes: object) -> WatchState:
     """Return a state without requests."""
-    with WatchView(Path(os.devnull), run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(Path(os.devnull), run_id="r", read_s=inf) as view:
         bare = view.state(NOON, elapsed_s=1.0, stale_s=5.0, restarts=0, receiver_down="")
     return replace(bare, **changes)  # type: ignore[arg-type]
 
@@ -192,7 +209,7 @@ def test_it_says_what_is_still_to_come():
 def test_a_narrow_terminal_gets_no_line_that_is_too_long(width: int, tmp_path: Path):
     """Whatever stands in it."""
     logged(tmp_path, traced(1))
-    with WatchView(tmp_path, run_id="r", is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         state = replace(looked(view, NOON + 30 * S), engines=[replace(FOREIGN, url="http://" + "e" * 200)] * 6)
     assert width >= max(map(len, shown(state, width=width).splitlines()))
 
@@ -205,7 +222,7 @@ def test_its_width_stays_and_the_queue_of_the_last_minutes_is_drawn(width: int, 
     pages = ScrapeLog(tmp_path / "scrapes-000000.log")
     pages.append(scraped(NOON, PAGE.format(started=100), url=URL))
     pages.close()
-    with WatchView(tmp_path, run_id="r", pages=[URL], is_shown=True, read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
         frames = [shown(state, width=width) for state in (state_of(), looked(view, NOON + 2 * S))]
     assert {min(width, 100)} == {len(row) for frame in frames for row in frame.splitlines()}
     assert width == 60 or "█  up to 3 " in frames[1]
