@@ -45,8 +45,9 @@ def bar(summary: Summary) -> str:
         text = f"{escape(label_of(part, correlation.breakdown))} {percent(ratio) if sure else '(within its own error)'}"
         fill = f'height="100%" fill="var(--{part.name})"' + ("" if sure else f' opacity="{UNSURE}"')
         pieces.append(f'<rect x="{100 * left:.2f}%" width="{100 * ratio:.2f}%" {fill}><title>{text}</title></rect>')
+        swatch = f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>'
         shown = text.replace(" %", "&nbsp;%")
-        words.append(f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>&nbsp;{shown}')
+        words.append(f'<span class="number">{swatch} {shown}</span>')
         left += ratio
     picture = f'<svg class="parts" role="img" aria-label="Mean TTFT by part">{"".join(pieces)}</svg>'
     return f"{picture}\n<p>Mean TTFT: {', '.join(words)}</p>" if known else ""

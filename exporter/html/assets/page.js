@@ -14,7 +14,6 @@ async function openPage() {
 
 const placeOfCharts = (section) => document.querySelector(`#${section} .charts`);
 
-/* Put charts in their places, where the page has them. */
 const CHARTS = { time: timeCharts, requests: waterfall, spread: spreadCharts, causes: causeCharts };
 function drawCharts(run, names = Object.keys(CHARTS)) {
   for (const name of names) {

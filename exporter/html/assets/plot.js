@@ -21,8 +21,9 @@ const ms = (value) => (Number.isFinite(value) ? grouped(value, Math.abs(value) >
 const cell = (value) =>
   !Number.isFinite(value) ? "-" : Number.isInteger(value) ? grouped(value, 0) : grouped(value, Math.abs(value) >= 10 ? 1 : 2);
 
-/* Milliseconds on an axis: seconds from 1 s on. */
+/* Milliseconds on an axis: seconds from 1 s on; beside it (`finer`), little stays in ms. */
 function axisMs(value, step, finer = 1) {
+  if (finer > 1 && value && value < step / 50) return `${ms(value)} ms`;
   const seconds = step >= 100 || value >= 10000;
   const shown = seconds ? value / 1000 : value;
   const apart = seconds ? step / 1000 : step;

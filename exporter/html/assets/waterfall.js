@@ -156,7 +156,7 @@ function rangeOf(rows, columns, clock) {
   return { low: Number.isFinite(low) ? low : 0, high };
 }
 
-/* One request: its parts in order, pale within an estimate's error, red where it failed. */
+/* Parts in order, pale within an estimate's error, red where it failed. */
 function drawBar(context, run, row, begin, place, y, tall, clock) {
   const { columns, parts } = run;
   const ttft = valueOf(columns, "ttft", row), e2e = valueOf(columns, "e2e", row);
@@ -186,7 +186,6 @@ function drawBar(context, run, row, begin, place, y, tall, clock) {
   }
 }
 
-/* All that is known of one request, as a table. */
 function detailOf(run, row) {
   const { columns, gauges, parts, inner } = run;
   const facts = [["request", requestId(run, row)], ["trace", traceLink(run.traceUrl, traceId(run, row))]];

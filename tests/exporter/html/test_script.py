@@ -90,6 +90,16 @@ def test_an_axis_tells_its_places_apart():
     assert output == "2.5 s; 12.5 s; 50 ms; 0.50 ms; 2 s"
 
 
+def test_a_value_beside_an_axis_of_seconds_keeps_its_digits():
+    """Of 1.6 ms two digits of a second show nothing; nothing is 0 in the axis' own unit."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    script = (resources.files("exporter.html") / "assets" / "plot.js").read_text(encoding="utf-8")
+    shown = "; process.stdout.write([1.6, 0, 280, 7647.7].map((value) => axisMs(value, 5e3, 100)).join('; '))"
+    output = subprocess.run([NODE, "-e", script + shown], check=True, capture_output=True, text=True).stdout
+    assert output == "1.60 ms; 0.00 s; 0.28 s; 7.65 s"
+
+
 def test_a_peak_within_a_step_is_drawn():
     """And a step of which nothing is known is empty."""
     if NODE is None:
