@@ -10,7 +10,15 @@ from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.report.format import SUMMARY, ms, percent, table
-from exporter.summary.breakdown import NOT_SEEN, Breakdown, TtftPart, json_name, label_of, short_label_of
+from exporter.summary.breakdown import (
+    NOT_SEEN,
+    Breakdown,
+    TtftPart,
+    is_certain,
+    json_name,
+    label_of,
+    short_label_of,
+)
 from exporter.summary.correlation import Correlation
 from rundir.stats import Statistics
 
@@ -24,6 +32,7 @@ SOURCES = {
 }
 GATEWAY_SPANS = "gateway's spans"
 WHOLES = {"client": "client", "gateway": GATEWAY_SPANS, "mixed": "client or gateway"}
+HARDLY = 0.005  # of TTFT: an error of less changes no whole percent
 LEAST_SHARE = 0.02  # of TTFT: what is less is not divided further
 FRONTEND = f"{ENGINE_FRONTEND.label}: tokenise, wait, output"
 
@@ -38,9 +47,9 @@ def breakdown_table(
 ) -> Table:
     """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
 
-    A row within another makes that up; its share is of TTFT too. An estimate bears its standard error, and a part that
-    adds up with the others how many requests know it, where not all do. `tail` is the percentile beside the median;
-    without `inner`, only what adds up is shown.
+    A row within another makes that up; its share is of TTFT too. A part within its own error has no share. An estimate
+    bears its standard error, and a part that adds up with the others how many requests know it, where not all do.
+    `tail` is the percentile beside the median; without `inner`, only what adds up is shown.
     """
     shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18, kept_in=kept_in)
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
@@ -85,6 +94,8 @@ def _row(
     label: str, part: TtftPart, sources: Mapping[str, str], tail: str, *, bar: bool = True
 ) -> tuple[str | Text, ...]:
     share = part.share_of_ttft
+    if share and not is_certain(part) and (part.error_ms or 0.0) * abs(share) > HARDLY * abs(part.mean or 0.0):
+        share = None
     drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
     return label, *_times(part, tail), percent(share), drawn, _known_from(part, sources)
 

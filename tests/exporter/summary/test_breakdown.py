@@ -89,6 +89,8 @@ def test_an_estimate_within_its_own_error_has_no_share(error_ms: float, is_named
     assert is_named == ("in the engine's queue" in said)
     assert is_named != ("queueing, 150 ms, is within its own error of 151 ms" in said)
     assert is_named == ("replica" in said)
+    rows = {line.split()[0]: line for line in as_text(summary).splitlines() if "estimate" in line and line.strip()}
+    assert is_named == ("75 %" in rows["queue"])
 
 
 def test_of_parts_all_within_their_errors_none_has_a_share():
