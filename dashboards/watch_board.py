@@ -43,7 +43,7 @@ ANSWER_FIRST = Row(
             engines(ENGINE),
             "The engines that were found behind the scraped endpoints. Empty: nothing known was found on their pages.",
             unit="none",
-            width=6,
+            width=4,
             shows="name",
             empty="none found",
         ),
@@ -52,7 +52,7 @@ ANSWER_FIRST = Row(
             {f"p{q * 100:g}": quantile(q, "sidelight_client_ttft_seconds", WATCH, "$__range") for q in (0.5, 0.99)},
             "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
             "decade: a watch keeps no requests, and a value may be off by up to a quarter.",
-            width=6,
+            width=8,
             shows="value_and_name",
             empty="no span says its first token",
         ),
