@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from exporter import tables
+from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from scraper.series.table import EndpointSeries
-from sidecar.report.correlation import Correlated, correlated
-from sidecar.report.derive import summarise, window_of
 from sidecar.run import Run as Recorded
 from sidecar.run import open_run as _open_run
 
@@ -80,9 +79,9 @@ class Run:
         Raises ValueError for another name.
         """
         if name == "requests":
-            return tables.requests_table(self.requests, self._correlated.parts)
+            return tables.requests_table(self.requests, self._evaluated.parts)
         if name == "timeslices":
-            return tables.timeslices_table(self._summary)
+            return tables.timeslices_table(self._evaluated.summary)
         if name == "chunks":
             return _chunks(self.requests)
         if name == "scrapes":
@@ -90,12 +89,8 @@ class Run:
         raise ValueError(f"{name!r}: no such table; choose from {', '.join(get_args(TableName))}")
 
     @cached_property
-    def _correlated(self) -> Correlated:
-        return correlated(self._recorded)
-
-    @cached_property
-    def _summary(self) -> Summary:
-        return summarise(self._recorded, window_of(self._recorded), self._correlated)
+    def _evaluated(self) -> Evaluated:
+        return evaluate(self._recorded)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -111,7 +106,7 @@ def summary(path: str | os.PathLike[str]) -> Summary:
 
     Raises SidelightError (`sidelight.ConfigurationError`) where there is no run.
     """
-    return open_run(path)._summary  # noqa: SLF001  one module
+    return open_run(path)._evaluated.summary  # noqa: SLF001  one module
 
 
 def _chunks(requests: RequestLog) -> pa.Table:

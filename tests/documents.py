@@ -16,7 +16,7 @@ ERRORS = {
 NOTES = {"warn", "warn_and_record", "record_note"}
 # Every sentence of these functions, or where there is no name of these modules, is a warning.
 WARNINGS = {
-    "sidecar/report/warnings.py": "",
+    "exporter/evaluation/warnings.py": "",
     "exporter/report/alerts.py": "",
     "exporter/report/load.py": "overload",
     "sidecar/run/phases.py": "_span_notes",

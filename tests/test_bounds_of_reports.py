@@ -18,6 +18,7 @@ from processes import ended, sidelight, start
 from series import END, QUEUE, gauge, histogram, scraped
 from test_hostile_directories import ESCAPES, MOST_CPU_S, UNSEEN, ran
 
+from exporter.evaluation.measured import MOST_SLICES
 from exporter.summary import correlation
 from recorded.directory import MOST_LOGS
 from recorded.events import Event
@@ -27,7 +28,6 @@ from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
 from sidecar.cli.untrusted import run_bounded
 from sidecar.options.fields import FORMATS
-from sidecar.report.derive import MOST_SLICES
 
 
 def test_a_directory_of_others_is_evaluated_in_so_much_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

@@ -288,7 +288,7 @@ def test_a_seed_decides_the_requests_byte_for_byte(interrupted: Ended, killed: K
 
 @pytest.mark.parametrize("name", ["complete", "interrupted", "bare", "scraped"])
 def test_a_report_is_the_same_bytes(name: str, request: pytest.FixtureRequest):
-    """Derived again from the directory alone, every file is what it was, and the same is printed."""
+    """Evaluated again from the directory alone, every file is what it was, and the same is printed."""
     run: Ended = request.getfixturevalue(name)
     before = {name: (run.path / name).read_bytes() for name in DERIVED}
     (run.path / "summary.json").unlink()

@@ -21,6 +21,7 @@ from sent_spans import MS, NOON, call, engine, export, gateway
 
 from correlator.breakdown import TTFT_PARTS
 from correlator.exact.table import SLACK_S
+from exporter.evaluation.evaluate import Evaluated
 from exporter.report import as_text
 from loadgen.records import RequestPart, append_record, plan_end, trace_id
 from recorded.directory import write_json
@@ -28,7 +29,7 @@ from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
-from sidecar.report.derive import Derived, derive
+from sidecar.report.derive import derive
 
 REQUESTS = 6
 URL = "http://h/v1/chat/completions"
@@ -217,9 +218,9 @@ def written(path: Path, spans: list[Any], replies: list[Any], scraped: list[Any]
     return path
 
 
-def check(derived: Derived) -> None:
+def check(derived: Evaluated) -> None:
     """Whole requests stay whole, and parts that are exact add up to what the client waited, each within it."""
-    parts, client = derived.times.parts, derived.summary.client
+    parts, client = derived.parts, derived.summary.client
     ended = client.requests
     assert REQUESTS == len(parts) == ended.sent == ended.ok
     assert 0 == ended.failed + ended.refused + ended.cancelled + ended.in_flight

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Struct
 
+from correlator.replay import Replayed
+from recorded.events import WATCHED
+from recorded.run import Run
+from rundir.clock import iso_ms
 from rundir.fields import Count, StampNs, doc
+from scraper.window.window import Window
 
 
 class BrokenTraces(Struct, frozen=True, kw_only=True):
@@ -56,3 +62,25 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     since_start: Annotated[
         SinceStart | None, doc("All from start to end; null while the watch goes on, or after a crash.")
     ]
+
+
+def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraffic:
+    """Return what a watch saw beside its requests."""
+    begun_ns = next((phase.start_ns for phase in run.phases), window.start_ns)
+    broken = [
+        {"service": service, "how": how, "requests": requests} for (service, how), requests in watched.broken.items()
+    ]
+    counted = next((event.data for event in run.events if event.name == WATCHED), None)
+    return WatchedTraffic(
+        begun_ns=begun_ns,
+        begun=iso_ms(begun_ns),
+        shortened=watched.shortened,
+        missing=dict(watched.missing),
+        engine_spans=watched.engine_spans,
+        repeated_spans=watched.repeated,
+        evicted_spans=watched.evicted,
+        whole_traces=watched.whole,
+        broken_traces=msgspec.convert(broken, list[BrokenTraces]),
+        left_out_requests=watched.dropped,
+        since_start=msgspec.convert(counted, SinceStart | None),
+    )

@@ -65,12 +65,12 @@ from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
+    from exporter.evaluation.evaluate import Evaluated
     from exporter.summary.result import Summary
     from recorded.run import Run
-    from sidecar.report.derive import Derived
 
     # What is made of a run that has ended, and the parts of its requests.
-    Finish = Callable[[Run], tuple[Derived, Parts, Summary]]
+    Finish = Callable[[Run], tuple[Evaluated, Parts, Summary]]
 
 HELP = """Load-test an LLM engine, scrape its metrics, and report for each request where its time to first token went.
 
@@ -141,7 +141,7 @@ def demo(  # noqa: PLR0913  an argument is an option
     return _measured(load, lambda progress, finish: _demonstrate(load, engine, progress, finish))
 
 
-async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Derived:
+async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Evaluated:
     """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidecar.run import session  # noqa: PLC0415  as above
@@ -372,19 +372,19 @@ def schema(
 
 def _measured(
     options: RunOptions | ScrapeOptions,
-    measure: Callable[[Progress, Finish], Coroutine[Any, Any, Derived]],
+    measure: Callable[[Progress, Finish], Coroutine[Any, Any, Evaluated]],
 ) -> int:
     """Measure, derive, print and export. Results of an interrupted run are printed as well; the exit code is 130."""
     mode = mode_for(quiet=options.quiet, as_json=options.json, stream_is_terminal=is_terminal(sys.stderr))
     with Progress(mode) as progress:
 
-        def finish(measured: Run) -> tuple[Derived, Parts, Summary]:
+        def finish(measured: Run) -> tuple[Evaluated, Parts, Summary]:
             from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
             derived = derive.derive_run(measured)
             progress.done(str(measured.path), derived.summary.status)
             derive.print_report(derived.summary, measured.path, said=progress.warned)
-            return derived, derived.times.parts, derived.summary
+            return derived, derived.parts, derived.summary
 
         try:
             derived = asyncio.run(measure(progress, finish))
@@ -413,7 +413,7 @@ def _measured(
     return 0 if slo is None or slo.met else MISSED
 
 
-def _export(derived: Derived, wanted: ExportOptions, options: SpanOptions, progress: Progress) -> None:
+def _export(derived: Evaluated, wanted: ExportOptions, options: SpanOptions, progress: Progress) -> None:
     """Send the results of a run to the servers that were named."""
     if wanted.otlp_export is not None:
         from sidecar.report import span_export  # noqa: PLC0415  as above
@@ -422,7 +422,7 @@ def _export(derived: Derived, wanted: ExportOptions, options: SpanOptions, progr
     if wanted.prometheus_write is not None:
         from sidecar.report import history  # noqa: PLC0415  as above
 
-        history.write_run(derived.run, derived.times.parts, derived.summary, wanted, progress)
+        history.write_run(derived.run, derived.parts, derived.summary, wanted, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

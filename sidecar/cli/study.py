@@ -19,7 +19,7 @@ from sidecar.options.study import ALL, TESTS, CompareOptions, StudyOptions, Swee
 from sidecar.progress import Mode, Progress, Terminal, is_terminal, mode_for
 
 if TYPE_CHECKING:
-    from sidecar.study.derive import Derived
+    from sidecar.study.derive import DerivedStudy
     from sidecar.study.verb import Ended
 
 STUDY, LOCK = "study.json", ".lock"  # as in sidecar.study.record, which takes long to import
@@ -173,7 +173,7 @@ def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
     return 0
 
 
-def _require_sound(derived: "Derived", path: Path) -> None:
+def _require_sound(derived: "DerivedStudy", path: Path) -> None:
     """Raise CannotWrite where results could not be kept, and DamagedRun where what they rest on is lost in part."""
     if derived.unwritten is not None:
         raise derived.unwritten
@@ -189,7 +189,7 @@ def _require_test(name: str) -> None:
         raise ConfigurationError(f"{name[:40]}: there is no such test; tests: {', '.join(tests)}{nearest(name, tests)}")
 
 
-def _print_report(derived: "Derived", path: Path) -> None:
+def _print_report(derived: "DerivedStudy", path: Path) -> None:
     from sidecar.report.derive import files_in  # noqa: PLC0415  as above
 
     _print(derived.report)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
+from exporter.evaluation.evaluate import Evaluated
 from exporter.html import as_comparison
 from exporter.report import without_controls, without_padding
 from recorded.directory import write_text
@@ -20,7 +21,7 @@ from rundir.printable import escaped, printable
 from rundir.printable.masking import without_secrets
 from sidecar.live.final import recorded
 from sidecar.progress import Terminal
-from sidecar.report.derive import MARKDOWN, Derived, evaluate
+from sidecar.report.derive import MARKDOWN, evaluated
 
 DEFAULT_OUTPUT = Path("comparison.html")
 
@@ -34,7 +35,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     _check(paths)
     read = [_evaluated(path) for path in paths]
     compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
-    page_text = as_comparison(compared, [recorded(derived.run, derived.times.parts) for derived in read])
+    page_text = as_comparison(compared, [recorded(derived.run, derived.parts) for derived in read])
     try:
         replace_file(output, lambda file: file.write(without_secrets(page_text).encode()))
     except OSError as error:
@@ -45,7 +46,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     console.print(Text(f"\nWritten: {escaped(str(output))}"), soft_wrap=True)
 
 
-def write_change(derived: Derived, base: Path) -> None:
+def write_change(derived: Evaluated, base: Path) -> None:
     """Write `report.md` of a run with its change against another one, whose directory stays as it is.
 
     Raises ConfigurationError where that is the run itself, or sent nothing; CannotWrite.
@@ -55,14 +56,14 @@ def write_change(derived: Derived, base: Path) -> None:
     write_text(derived.run.path / MARKDOWN, as_markdown(derived.summary, against_base=pair))
 
 
-def _evaluated(path: Path) -> Derived:
-    derived = evaluate(path)
+def _evaluated(path: Path) -> Evaluated:
+    derived = evaluated(path)
     if not derived.summary.client.requests.sent:
         raise ConfigurationError(f"{path}: no requests were measured in it, so there is nothing to compare")
     return derived
 
 
-def _compared(label: str, derived: Derived) -> Compared:
+def _compared(label: str, derived: Evaluated) -> Compared:
     run = derived.run
     rows = run.requests.phase == "measure"
     return Compared(
@@ -70,7 +71,7 @@ def _compared(label: str, derived: Derived) -> Compared:
         name=printable(run.path.resolve().name),
         summary=without_controls(derived.summary),
         measured=take(run.requests, rows),
-        parts=take(derived.times.parts, rows),
+        parts=take(derived.parts, rows),
     )
 
 

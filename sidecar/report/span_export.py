@@ -7,20 +7,20 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
+from exporter.evaluation.evaluate import Evaluated
 from exporter.otlp.metrics import metric_exports
 from exporter.otlp.send import Sent, send
 from exporter.otlp.spans import SpanSource, exports
 from rundir.access import Access, bare, masked
 from scraper import engines
 from sidecar.progress import Progress
-from sidecar.report.derive import Derived
 from sidecar.report.history import history
 
 # A collector of one signal alone does not know the path, or the service, of the other.
 _UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")
 
 
-def export_run(derived: Derived, url: str, access: Access, progress: Progress) -> None:
+def export_run(derived: Evaluated, url: str, access: Access, progress: Progress) -> None:
     """Send the spans of every request of a run, and its metrics, and report the outcome; a failing collector raises
     nothing. A URL whose path ends in /v1/metrics gets metrics alone.
     """
@@ -37,7 +37,7 @@ def export_run(derived: Derived, url: str, access: Access, progress: Progress) -
         _report(sent, "span", derived, where, progress)
     if sent is None or not sent.is_away:
         start_ns = min((event.at_ns for event in run.events), default=0)
-        steps = history(run, derived.times.parts, derived.summary)
+        steps = history(run, derived.parts, derived.summary)
         metrics = metric_exports(source, steps, start_ns=start_ns)
         was_taken = sent is not None and not sent.given_up
         sent = asyncio.run(send(metrics, url, access, report=progress.stage))
@@ -47,7 +47,7 @@ def export_run(derived: Derived, url: str, access: Access, progress: Progress) -
             _report(sent, "metric point", derived, where, progress)
 
 
-def _report(sent: Sent, what: str, derived: Derived, where: str, progress: Progress) -> None:
+def _report(sent: Sent, what: str, derived: Evaluated, where: str, progress: Progress) -> None:
     if sent.given_up:
         taken = f"{sent.taken:,} {what}s were accepted" if sent.taken else f"no {what} was accepted"
         progress.warn(
@@ -61,7 +61,7 @@ def _report(sent: Sent, what: str, derived: Derived, where: str, progress: Progr
         progress.warn(f"--otlp-export {where}: rejected {sent.rejected:,} {what}s: {reason}")
 
 
-def span_source(derived: Derived) -> SpanSource:
+def span_source(derived: Evaluated) -> SpanSource:
     """Return what the spans of a run are made from."""
     run = derived.run
     detected = (engines.detect(endpoint.series) for endpoint in run.endpoints)
@@ -73,5 +73,5 @@ def span_source(derived: Derived) -> SpanSource:
         protocol=str(manifest["config"].get("endpoint") or "chat"),
         provider=next((engine.name for engine in detected if engine is not None), ""),
         requests=run.requests,
-        parts=derived.times.parts,
+        parts=derived.parts,
     )

@@ -11,6 +11,9 @@ import numpy as np
 from correlator.breakdown import Parts
 from correlator.opening import open_run
 from correlator.statistics.tail import tail_shares
+from exporter.evaluation.client import self_check_of
+from exporter.evaluation.measured import closed_loop, engine_here, window_of
+from exporter.evaluation.times import correlated
 from exporter.report.alerts import damage_of
 from exporter.summary.tail import sentence
 from loadgen.requests.metrics import request_metrics
@@ -25,8 +28,6 @@ from recorded.run import Run
 from rundir.columns import take
 from rundir.stats import Missing, known
 from scraper.hardware.summary import gpu_names, hardware_summary
-from sidecar.report.correlation import correlated
-from sidecar.report.derive import closed_loop, engine_here, self_check_of, window_of
 from sidecar.study.record import step_directory
 
 MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request

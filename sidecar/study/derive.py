@@ -35,7 +35,7 @@ Ends = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
+class DerivedStudy:
     """What follows from a study: `result.json`, in text too, and `report.txt`.
 
     `damage` is what is lost of its log and of its steps' records, `unwritten` why its files could not all be written.
@@ -49,7 +49,7 @@ class Derived:
     unwritten: CannotWrite | None = None
 
 
-def derive_study(path: Path, *, outside: bool = False) -> Derived:
+def derive_study(path: Path, *, outside: bool = False) -> DerivedStudy:
     """Write the derived files of a study into its directory, as far as that is possible, and return what they say.
 
     The steps of a comparison of recorded runs lie elsewhere, and are read only where that is meant. Raises
@@ -69,7 +69,7 @@ def derive_study(path: Path, *, outside: bool = False) -> Derived:
         result = study_result(study, procedure, findings, facts, compliance.system)
         files = {RESULT: json_text(builtins(result)), COMPLIANCE: json_text(builtins(compliance))}
         files |= study_files(result, findings, compliance)
-    derived = Derived(
+    derived = DerivedStudy(
         result=result, compliance=compliance, json=files[RESULT], report=files["report.txt"], damage=study.damage
     )
     try:

@@ -31,7 +31,7 @@ from sidecar.study.plan import MOST_STEPS
 from sidecar.study.record import Begun, Status, Stopped, Study, append
 
 if TYPE_CHECKING:
-    from sidecar.report.derive import Derived
+    from exporter.evaluation.evaluate import Evaluated
 
 # How many times more of other requests a system may serve than it is known to.
 OTHER_REQUESTS = 4.0
@@ -46,10 +46,10 @@ def measure(options: RunOptions, command: list[str], progress: Progress) -> Step
     def finish(measured: Run) -> tuple[StepData, object, object]:
         from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
 
-        derived: Derived = derive.derive_run(measured)
+        derived: Evaluated = derive.derive_run(measured)
         if derived.unwritten is not None:
             raise derived.unwritten
-        return data_of(measured, derived.times.parts, derived.summary.self_check), derived.times.parts, derived.summary
+        return data_of(measured, derived.parts, derived.summary.self_check), derived.parts, derived.summary
 
     try:
         return asyncio.run(session.run(options, command=command, progress=progress, finish=finish))  # type: ignore[arg-type]

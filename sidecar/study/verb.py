@@ -28,7 +28,7 @@ from sidecar.options.study import ALL, TESTS, StudyOptions
 from sidecar.progress import Progress
 from sidecar.study import asking, between, record
 from sidecar.study.asking import common_options, options_of, targets, variants_of
-from sidecar.study.derive import Derived, derive_study, procedure_named
+from sidecar.study.derive import DerivedStudy, derive_study, procedure_named
 from sidecar.study.plan import Plan, engines_for, expected, in_all, minutes, plan_lines, served_by_one, within
 from sidecar.study.record import Seen, Study
 from sidecar.study.runner import Conduct, conduct
@@ -45,7 +45,7 @@ class Ended:
     """How a study ended: the exit code of the command, what follows from it, its directory."""
 
     code: int
-    derived: Derived
+    derived: DerivedStudy
     path: Path
     error: SidelightError | None
 
@@ -216,7 +216,7 @@ def _conducted(study: Study, options: StudyOptions, command: list[str], progress
     return Ended(code=code, derived=derived, path=study.path, error=error)
 
 
-def code_of(derived: Derived, options: StudyOptions, error: SidelightError | None) -> int:
+def code_of(derived: DerivedStudy, options: StudyOptions, error: SidelightError | None) -> int:
     if error is not None:
         return error.exit_code
     result = derived.result

@@ -22,17 +22,17 @@ LOOKS = 23  # at the growing logs; few frames end where one of that many pieces 
 AGAIN = "if this is meant, `python tests/golden/record.py` keeps it"
 
 
-Derived = Callable[[str], Path]
+Evaluated = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     """Return the directory in which a recorded run was derived, once for all tests."""
     return cache(lambda name: derive(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recorded_run_derives_to_what_was_kept(run: Derived, name: str):
+def test_a_recorded_run_derives_to_what_was_kept(run: Evaluated, name: str):
     """Every derived file of every format, field by field."""
     different = list(compare(expected(name), derived(run(name))))
     shown = "\n".join(map(str, islice(different, SHOWN)))
@@ -44,7 +44,7 @@ def files(place: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.iterdir() if path.name not in (MANIFEST, RAW)}
 
 
-def test_a_run_derives_to_the_same_bytes_wherever_it_lies(run: Derived, tmp_path: Path):
+def test_a_run_derives_to_the_same_bytes_wherever_it_lies(run: Evaluated, tmp_path: Path):
     """The directory's path stands in no derived file, and nothing is drawn at random; by the command line too."""
     place = copied("two_engines", tmp_path)
     assert 0 == sidelight("report", place, "--formats", ",".join(FORMATS)).code
@@ -52,7 +52,7 @@ def test_a_run_derives_to_the_same_bytes_wherever_it_lies(run: Derived, tmp_path
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_run_read_as_it_went_is_reported_as_one_read_afterwards(run: Derived, name: str, tmp_path: Path):
+def test_a_run_read_as_it_went_is_reported_as_one_read_afterwards(run: Evaluated, name: str, tmp_path: Path):
     """Every derived file of every format, with the breakdown of the live page reading along from the start."""
     (tmp_path / RAW).mkdir()
     shutil.copy(GOLDEN / name / MANIFEST, tmp_path)

@@ -18,12 +18,13 @@ from golden_files import GOLDEN
 from rich.text import Text
 
 from correlator.opening import open_run
+from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import FailureRecord, Row
-from sidecar.report.derive import Derived, derive_run
+from sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")
 ATTACK = "</script><img src=x onerror=alert(1)>"
@@ -81,7 +82,7 @@ def shown(*groups: tuple[list[bytes], float]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     path = tmp_path_factory.mktemp("live") / "run"
     shutil.copytree(GOLDEN / "vllm_spans", path, ignore=shutil.ignore_patterns("expected"))
     return derive_run(open_run(path), ["json"])
@@ -91,9 +92,9 @@ def sent_ms(log: RequestLog, start_ns: int) -> np.ndarray[Any, np.dtype[np.float
     return (log.submit_ns - start_ns) / 1e6
 
 
-def test_requests_come_with_their_parts_however_they_are_handed_in(run: Derived):
+def test_requests_come_with_their_parts_however_they_are_handed_in(run: Evaluated):
     """Ended in any order and in several events, some with parts later and some with none."""
-    log, parts, start_ns = run.run.requests, run.times.parts, run.summary.window.start_ns
+    log, parts, start_ns = run.run.requests, run.parts, run.summary.window.start_ns
     columns, rows = LiveColumns("r", start_ns), np.random.default_rng(1).permutation(len(log))
     events = []
     for some in np.array_split(rows, 4):
@@ -114,9 +115,9 @@ def test_requests_come_with_their_parts_however_they_are_handed_in(run: Derived)
     assert np.isnan(queue_ms[~np.isin(order, known)]).all()
 
 
-def test_what_is_older_than_is_shown_is_left_out(run: Derived):
+def test_what_is_older_than_is_shown_is_left_out(run: Evaluated):
     """Of requests, gauges and marks; parts of a request that has gone are nothing."""
-    log, parts, start_ns = run.run.requests, run.times.parts, run.summary.window.start_ns
+    log, parts, start_ns = run.run.requests, run.parts, run.summary.window.start_ns
     columns = LiveColumns("r", start_ns)
     columns.ended(log)
     for second in range(10):
@@ -144,9 +145,9 @@ def test_engines_are_shown_before_the_first_request():
     assert shown(([], ALL))["laidOut"] == []
 
 
-def test_requests_of_others_are_known_by_their_ids(run: Derived):
+def test_requests_of_others_are_known_by_their_ids(run: Evaluated):
     """Those of a watch have no index of ours: none takes the place of another."""
-    log, parts = run.run.requests, run.times.parts
+    log, parts = run.run.requests, run.parts
     columns = LiveColumns("w", run.summary.window.start_ns, is_by_clock=True)
     log.index[:] = 0
     columns.known(log, parts)

@@ -19,16 +19,17 @@ from html_page import ATTACK, Page
 from packed_columns import read
 
 from correlator.opening import open_run
+from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
 from exporter.report import as_text
 from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
-from sidecar.report.derive import Derived, derive_run
+from sidecar.report.derive import derive_run
 
 
-def derived(name: str, tmp_path: Path, **manifest: Any) -> Derived:
+def derived(name: str, tmp_path: Path, **manifest: Any) -> Evaluated:
     """Return a recorded run, derived with its page."""
     path = tmp_path / name
     shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
@@ -39,7 +40,7 @@ def derived(name: str, tmp_path: Path, **manifest: Any) -> Derived:
     return derive_run(open_run(path), ["html"])
 
 
-def page_of(run: Derived) -> Page:
+def page_of(run: Evaluated) -> Page:
     return Page((run.run.path / "report.html").read_text(encoding="utf-8"))
 
 
@@ -83,7 +84,7 @@ def test_every_request_is_in_the_page_with_its_parts(tmp_path: Path):
     """In the order of submission, to a hundredth of a millisecond, warm-up included."""
     run = derived("vllm_spans", tmp_path)
     columns = read(json.loads(page_of(run).contents["script"][0])["requests"])
-    log, parts = run.run.requests, run.times.parts
+    log, parts = run.run.requests, run.parts
     assert len(log) == len(columns["sent"])
     assert columns["sent"] == sorted(columns["sent"])
     assert sorted(columns["queue"]) == pytest.approx(sorted(1e3 * parts.queue_s), abs=0.006)
@@ -97,7 +98,7 @@ def test_what_servers_said_stays_text(tmp_path: Path):
     attacked["warnings"] = [*attacked["warnings"], ATTACK]
     requests = run.run.requests
     requests.workload_class[:], requests.error[0] = ATTACK, ATTACK
-    recorded = Recorded(requests=requests, parts=run.times.parts, endpoints=run.run.endpoints, phases=())
+    recorded = Recorded(requests=requests, parts=run.parts, endpoints=run.run.endpoints, phases=())
     text = as_html(msgspec.convert(attacked, Summary), recorded, trace_url=f"https://t/{ATTACK}{{trace_id}}")
     page = Page(text)
     assert "img" not in {tag for tag, _ in page.elements}
@@ -117,7 +118,7 @@ def test_what_servers_state_beyond_any_chart_costs_no_page(tmp_path: Path):
     run.run.requests.output_tokens[0] = 2**53
     run.run.endpoints[0].values[:] = 1.8446744073709552e19
     endpoints = run.run.endpoints
-    recorded = Recorded(requests=run.run.requests, parts=run.times.parts, endpoints=endpoints, phases=())
+    recorded = Recorded(requests=run.run.requests, parts=run.parts, endpoints=endpoints, phases=())
     data = json.loads(Page(as_html(msgspec.convert(stated, Summary), recorded)).contents["script"][0])
     assert "p99" not in data["engine"].get("ttft", {})
     assert sum(np.isnan(read(data["requests"])["output"])) == 1 + sum(run.run.requests.output_tokens < 0)

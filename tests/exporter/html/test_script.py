@@ -56,7 +56,7 @@ def scripted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_the_script_reads_the_numbers_of_the_run(scripted: tuple[Any, dict[str, Any]]):
     """Times to a hundredth of a millisecond, counts exactly, what is missing as missing."""
     run, page = scripted
-    log, parts = run.run.requests, run.times.parts
+    log, parts = run.run.requests, run.parts
     order = np.argsort(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), kind="stable")
     for name, values in {
         "ttft": 1e3 * parts.ttft_s, "queue": 1e3 * parts.queue_s, "network": 1e3 * parts.network_s,

@@ -19,13 +19,14 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metri
 from waiting import BOUND_S
 
 from correlator.opening import open_run
+from exporter.evaluation.evaluate import Evaluated
 from exporter.otlp.metrics import metric_exports
 from exporter.otlp.send import send
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from sidecar.cli import free_pair
-from sidecar.report.derive import Derived, derive_run
+from sidecar.report.derive import derive_run
 from sidecar.report.history import history
 from sidecar.report.span_export import span_source
 
@@ -34,21 +35,21 @@ START_NS = 10**18
 CLIENT = {"gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "server.address", "server.port"}
 
 
-def derived(name: str, directory: Path) -> Derived:
+def derived(name: str, directory: Path) -> Evaluated:
     shutil.copytree(GOLDEN / name, directory / name, ignore=shutil.ignore_patterns("expected"))
     return derive_run(open_run(directory / name), ["json"])
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     return derived("vllm_spans", tmp_path_factory.mktemp("otlp"))
 
 
-def steps(run: Derived) -> Iterator[Any]:
-    return history(run.run, run.times.parts, run.summary)
+def steps(run: Evaluated) -> Iterator[Any]:
+    return history(run.run, run.parts, run.summary)
 
 
-def metrics(run: Derived) -> dict[str, list[Metric]]:
+def metrics(run: Evaluated) -> dict[str, list[Metric]]:
     """Return the metrics of a run by name, in the order of their exports."""
     by_name: dict[str, list[Metric]] = {}
     for export in metric_exports(span_source(run), steps(run), start_ns=START_NS):
@@ -73,7 +74,7 @@ def attributes(point: HistogramDataPoint) -> dict[str, str]:
     return {each.key: each.value.string_value or str(each.value.int_value) for each in point.attributes}
 
 
-def test_each_metric_ends_at_what_was_observed(run: Derived):
+def test_each_metric_ends_at_what_was_observed(run: Evaluated):
     """Of the measured phase, and with all that the conventions ask for."""
     log = take(run.run.requests, run.run.requests.phase == "measure")
     every, ok = metrics(run), log.status == "ok"
@@ -102,7 +103,7 @@ def test_each_metric_ends_at_what_was_observed(run: Derived):
     assert bounds == list(last(every, "gen_ai.client.operation.duration")[0].explicit_bounds)
 
 
-def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Derived, tmp_path: Path):
+def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Evaluated, tmp_path: Path):
     """By its spans; else its page's own histograms stand for them, whose start it does not say."""
     plain = derived("vllm_plain", tmp_path)
     *_, (_, snapshot) = steps(plain)
@@ -115,14 +116,14 @@ def test_what_the_engine_said_of_each_request_is_in_the_server_metrics(run: Deri
     assert attributes(first)["gen_ai.provider.name"] == "vllm"
 
 
-def test_decoding_that_the_client_measured_is_not_what_the_engine_said(run: Derived):
+def test_decoding_that_the_client_measured_is_not_what_the_engine_said(run: Evaluated):
     """Its own time to the first token is, where its spans state that alone."""
-    parts = replace(run.times.parts, decode_source=np.full(len(run.times.parts), "client", dtype=np.object_))
-    every = metrics(replace(run, times=replace(run.times, parts=parts)))
+    parts = replace(run.parts, decode_source=np.full(len(run.parts), "client", dtype=np.object_))
+    every = metrics(replace(run, parts=parts))
     assert {"gen_ai.server.time_to_first_token"} == {name for name in every if name.startswith("gen_ai.server.")}
 
 
-def test_exemplars_are_requests_of_their_bucket(run: Derived):
+def test_exemplars_are_requests_of_their_bucket(run: Evaluated):
     """Each is sent once."""
     log = run.run.requests
     ttft_s = dict(zip(log.trace_id, (log.first_output_ns - log.submit_ns) / 1e9, strict=True))
@@ -178,7 +179,7 @@ async def _value(url: str, expr: str, at_s: float) -> float:
 
 
 @pytest.mark.parametrize("way", ["remote write", "OTLP"])
-async def test_victoriametrics_holds_the_reports_numbers(run: Derived, tmp_path: Path, way: str):
+async def test_victoriametrics_holds_the_reports_numbers(run: Evaluated, tmp_path: Path, way: str):
     """Count and sum of TTFT to 1e-9, also when the run is sent twice."""
     end_s = list(steps(run))[-1][0] / 1e9
     name = "sidelight_client_ttft_seconds" if way == "remote write" else "sidelight.client_ttft"

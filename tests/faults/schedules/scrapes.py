@@ -12,11 +12,11 @@ from faults.schedules.network import Weather
 from faults.schedules.virtual_time import BOOT_NS, EPOCH_NS
 from faults.schedules.watching import Played, Watched
 
+from exporter.evaluation.server import gaps_of
 from recorded.events import SCRAPER_DIED
 from recorded.run import Run
 from rundir.frames import FrameTail, in_order
 from scraper.series.log import FailureRecord, Row, read_log
-from sidecar.report.server import gaps_of
 from sidecar.watch.processes import UNCOUNTED
 
 IN_HAND_S, CALM_S = 6.0, 0.2  # that a scrape may take, its time-out included, and where nothing is slow

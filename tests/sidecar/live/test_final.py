@@ -42,7 +42,7 @@ def test_the_final_numbers_are_those_of_the_report(name: str, tmp_path: Path):
     summary = derived.summary
     pages = {page.url: page for page in summary.server.endpoints}
     latest = replace(LATEST, engines=tuple(EngineCounts(endpoint=url) for url in pages))
-    last = final(latest, derived.run, derived.times.parts, summary)
+    last = final(latest, derived.run, derived.parts, summary)
     assert last.client is not None
     assert last.parts is not None
     assert (last.client.requests["ok"], last.client.in_flight) == (summary.client.requests.ok, 0)
@@ -74,7 +74,7 @@ def test_quantiles_of_engines_while_a_run_goes_are_those_of_its_report(tmp_path:
         live.snapshot()
         live.poll()
         (engine,) = live.snapshot().engines
-    (reported,) = final(live.snapshot(), derived.run, derived.times.parts, derived.summary).engines
+    (reported,) = final(live.snapshot(), derived.run, derived.parts, derived.summary).engines
     assert {of for of, _, _ in engine.quantiles} == set(ENGINE_HISTOGRAMS)
     assert engine.quantiles == reported.quantiles
     window = Window(start_ns=derived.summary.window.start_ns, end_ns=derived.summary.window.end_ns)
@@ -90,7 +90,7 @@ def test_objectives_end_as_the_report_has_them(tmp_path: Path):
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     derived = derive_run(open_run(tmp_path / "run"), ["json"])
     slo, page = derived.summary.client.slo, LivePage()
-    page.update(final(LATEST, derived.run, derived.times.parts, derived.summary))
+    page.update(final(LATEST, derived.run, derived.parts, derived.summary))
     assert slo is not None
     samples = dict(line.split(" ") for line in page.render().decode().splitlines() if not line.startswith("#"))
     for each in slo.objectives:
@@ -114,7 +114,7 @@ def test_no_counter_of_the_client_falls_when_the_report_comes(name: str, tmp_pat
     for row in range(len(log)):
         tally.count(take(log, np.arange(len(log)) == row))
     latest = replace(LATEST, client=tally.client_counts(in_flight=0))
-    last = final(latest, derived.run, derived.times.parts, derived.summary)
+    last = final(latest, derived.run, derived.parts, derived.summary)
     before, after = (counters(snapshot) for snapshot in (latest, last))
     assert [] == [name for name, value in before.items() if after[name] < value]
     assert before == pytest.approx({name: after[name] for name in before}, rel=1e-9)
@@ -244,7 +244,7 @@ def test_rates_verdicts_and_classes_end_as_the_report_has_them(tmp_path: Path):
     shutil.copytree(GOLDEN / "two_engines", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
     derived = derive_run(open_run(tmp_path / "run"), ["json"])
     summary = derived.summary
-    last = final(LATEST, derived.run, derived.times.parts, summary)
+    last = final(LATEST, derived.run, derived.parts, summary)
     assert last.client is not None
     throughput, rates = summary.client.throughput, summary.client.rates
     assert last.client.rates["output_tokens"] == throughput.output_tokens_per_s
@@ -262,7 +262,7 @@ def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
     """Prometheus would take that for a restart and count all anew; the means are the report's all the same."""
     shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
     derived = derive_run(open_run(tmp_path / "run"), ["json"])
-    plain = final(LATEST, derived.run, derived.times.parts, derived.summary).parts
+    plain = final(LATEST, derived.run, derived.parts, derived.summary).parts
     assert plain is not None
     later = {
         key: replace(each, counts=(0.0, *each.counts[:-1]), sum_s=2 * each.sum_s) for key, each in plain.ttft.items()
@@ -272,7 +272,7 @@ def test_parts_that_the_report_estimates_lower_do_not_fall(tmp_path: Path):
     }
     for shown in (later, earlier):
         latest = replace(LATEST, parts=replace(plain, ttft=shown))
-        last = final(latest, derived.run, derived.times.parts, derived.summary)
+        last = final(latest, derived.run, derived.parts, derived.summary)
         before, after = (counters(snapshot) for snapshot in (latest, last))
         assert [] == [name for name, value in before.items() if after[name] < value]
         assert last.parts is not None
@@ -286,7 +286,7 @@ def test_parts_below_nothing_leave_the_means_of_the_ttft_whole(tmp_path: Path):
     """A stamp that is a little late makes a part negative; its histogram counts that as nothing, the mean does not."""
     shutil.copytree(GOLDEN / "vllm_plain", tmp_path / "run", ignore=shutil.ignore_patterns("expected"))
     derived = derive_run(open_run(tmp_path / "run"), ["json"])
-    parts = derived.times.parts
+    parts = derived.parts
     late_s = np.where(np.arange(len(parts.ttft_s)) % 3, 0.0, parts.network_s + 0.002)
     late = replace(parts, network_s=parts.network_s - late_s, other_s=parts.other_s + late_s)
     last = final(LATEST, derived.run, late, derived.summary).parts

@@ -20,7 +20,7 @@ from processes import Ended
 from exporter.report.format import cell, ms
 from recorded.errors import ConfigurationError
 from sidecar.report.comparison import compare, write_change
-from sidecar.report.derive import evaluate
+from sidecar.report.derive import evaluated
 
 NODE = shutil.which("node")
 PROGRAM = """
@@ -90,7 +90,7 @@ def test_the_table_of_differences_has_the_runs_own_numbers(runs: tuple[Path, Pat
     compare(runs, tmp_path / "page.html")
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     rows = {row[0]: row[1:] for row in page.rows}
-    first, second = (evaluate(run).summary for run in runs)
+    first, second = (evaluated(run).summary for run in runs)
     for label, values in {
         "TTFT, mean": [summary.client.ttft_ms.mean for summary in (first, second)],
         "TTFT, p99": [summary.client.ttft_ms.p99 for summary in (first, second)],
@@ -112,7 +112,7 @@ def test_every_request_of_each_run_is_in_the_page(runs: tuple[Path, Path], tmp_p
     compare(runs, tmp_path / "page.html")
     data = json.loads(Page((tmp_path / "page.html").read_text(encoding="utf-8")).contents["script"][0])
     assert [run["label"] for run in data["runs"]] == ["A", "B"]
-    derived = [evaluate(run) for run in runs]
+    derived = [evaluated(run) for run in runs]
     assert [len(read(run["requests"])["sent"]) for run in data["runs"]] == [len(run.run.requests) for run in derived]
     if NODE is None:
         pytest.skip("node is not installed (Debian package nodejs)")
@@ -158,7 +158,7 @@ def test_a_comment_says_the_change_against_a_base(
     ended = sidelight("report", run, "--base", base)
     assert (ended.code, before) == (0, files_of(base)), ended.err
     comment = (run / "report.md").read_text(encoding="utf-8")
-    base_id = evaluate(base).summary.run_id
+    base_id = evaluated(base).summary.run_id
     order = [
         f"**Change against run {base_id}**",
         "This run against the base: the mean TTFT is ",
@@ -171,13 +171,13 @@ def test_a_comment_says_the_change_against_a_base(
     assert "- ! In the base: Gaps between chunks may be wrong by up to 19.4 ms" in comment
     for wrong, reason in ((run, "is named twice"), (tmp_path, "no manifest.json here")):
         with pytest.raises(ConfigurationError, match=reason):
-            write_change(evaluate(run), wrong)
+            write_change(evaluated(run), wrong)
 
 
 def test_a_difference_that_is_no_chance_is_bold(tmp_path: Path):
     """In the comment, as in the page: its interval does not hold zero."""
     base, run = copied("two_engines", tmp_path / "base"), copied("vllm_plain", tmp_path / "run")
-    write_change(evaluate(run), base)
+    write_change(evaluated(run), base)
     comment = (run / "report.md").read_text(encoding="utf-8")
     differences = comment[comment.index("**This run against") : comment.index("**What differs in")]
     rows = [[cell.strip(" *") for cell in line.split("|")] for line in differences.splitlines()[4:] if line]

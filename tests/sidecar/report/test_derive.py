@@ -10,6 +10,9 @@ import pytest
 from recordings import request_log
 from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 
+from exporter.evaluation.correlation import ONLY_GREW, correlation_of
+from exporter.evaluation.evaluate import evaluate
+from exporter.evaluation.measured import measured_run, window_of
 from exporter.report import as_text
 from exporter.report.conclusion import where_it_went
 from recorded.events import Event
@@ -18,8 +21,6 @@ from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.spans.requests import engine_spans
 from scraper.targets.scrape import Scrape
-from sidecar.report.correlation import ONLY_GREW, correlated, correlation_of
-from sidecar.report.derive import summarise, window_of
 
 SECOND = 10**9
 
@@ -122,7 +123,7 @@ def test_why_the_ttft_is_not_broken_down_is_the_servers_own_reason(
     bare = run_of(request(sent_s=1, ended_s=3), request(sent_s=2, ended_s=4))
     endpoints = build(rows([] if page is None else [scrape_at(second, page) for second in range(6)]))
     run = replace(bare, manifest=MANIFEST | {"server_missing": server_missing}, endpoints=endpoints)
-    summary = summarise(run, window_of(run), correlated(run))
+    summary = evaluate(run).summary
     assert why == summary.correlation.missing
     assert [2] == list(summary.correlation.none_reasons.values())
     cure = "no metrics page of this server could be read"
@@ -140,7 +141,7 @@ def test_exact_times_are_the_servers_percentiles_in_a_run_too_short_to_estimate(
     ]
     endpoints = build(rows([scrape_at(1, pages[0]), scrape_at(4, pages[1])]))
     run = replace(bare, manifest=MANIFEST, requests=requests, endpoints=endpoints)
-    percentiles = summarise(run, window_of(run), correlated(run)).correlation.server_percentiles.queue_ms
+    percentiles = evaluate(run).summary.correlation.server_percentiles.queue_ms
     assert ("client spans", 1.0, 50.0) == (
         percentiles.source,
         percentiles.covered_ratio,
@@ -164,7 +165,7 @@ def overloaded() -> Run:
 def test_an_overloaded_run_is_called_so():
     """With what was offered, what was served, how many were open; its throughput includes the drain."""
     run = overloaded()
-    summary = summarise(run, window_of(run), correlated(run))
+    summary = evaluate(run).summary
     stability, rates = summary.methodology.stability, summary.client.rates
     assert (stability.verdict, stability.queued_ratio) == ("growing", 1.0)
     assert stability.capacity_per_s == pytest.approx(1.0, rel=0.15)
@@ -177,11 +178,10 @@ def test_an_overloaded_run_is_called_so():
 def test_no_length_of_a_queue_that_only_grew_is_a_threshold():
     """It says how long the load had lasted; neither summary nor report name a number of waiting requests."""
     run = overloaded()
-    times = correlated(run)
-    unaware = correlation_of(run, times, window_of(run), 2 * SECOND).tail_attribution.threshold
+    unaware = correlation_of(measured_run(run)).tail_attribution.threshold
     assert unaware
     assert unaware.waiting is not None
-    summary = summarise(run, window_of(run), times)
+    summary = evaluate(run).summary
     threshold = summary.correlation.tail_attribution.threshold
     assert threshold
     assert (None, ONLY_GREW.reason) == (threshold.waiting, threshold.missing)
@@ -201,6 +201,6 @@ def test_a_step_of_a_study_states_no_compliance_of_its_own(command: str, tests: 
     """It would be that with another test; the study states that of its own."""
     run = run_of(request(sent_s=2, ended_s=3))
     run = replace(run, manifest={**run.manifest, "command": ["sidelight", command, "capacity"]})
-    methodology = summarise(run, window_of(run), correlated(run)).methodology
+    methodology = evaluate(run).summary.methodology
     assert tests == [*methodology.tests]
     assert stated == methodology.missing

@@ -14,26 +14,27 @@ from prometheus_client.openmetrics.parser import _parse_sample
 from prometheus_client.samples import Sample
 
 from correlator.opening import open_run
+from exporter.evaluation.evaluate import Evaluated
+from exporter.evaluation.times import correlated
 from exporter.prometheus.page import families
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from scraper.window.quantities import Histogram
-from sidecar.report.correlation import correlated
-from sidecar.report.derive import OPENMETRICS, Derived, derive_run
+from sidecar.report.derive import OPENMETRICS, derive_run
 from sidecar.report.history import history
 
 PROMTOOL = shutil.which("promtool")
 RUNS = ["vllm_spans", "vllm_plain", "two_engines"]
 
 
-def derived(name: str, tmp_path: Path) -> Derived:
+def derived(name: str, tmp_path: Path) -> Evaluated:
     path = tmp_path / name
     shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
     return derive_run(open_run(path), ["openmetrics"])
 
 
-def samples(run: Derived) -> list[Sample]:
+def samples(run: Evaluated) -> list[Sample]:
     """Return the samples of the file, line by line: the library's reader of whole files drops later points of
     histograms, and promtool, which is who reads it, has a test of its own.
     """
@@ -103,7 +104,7 @@ def test_a_ttft_counts_from_its_first_token_on(tmp_path: Path):
     run = derived("vllm_plain", tmp_path)
     log = take(run.run.requests, run.run.requests.phase == "measure")
     counted = 0
-    for at_ns, snapshot in history(run.run, run.times.parts, run.summary):
+    for at_ns, snapshot in history(run.run, run.parts, run.summary):
         assert snapshot.client is not None
         assert snapshot.client.ttft is not None
         come = (log.first_token_ns >= 0) & (log.first_token_ns <= at_ns)
@@ -152,9 +153,9 @@ def test_points_bear_the_stamps_of_the_run(name: str, tmp_path: Path):
 def test_the_end_is_later_than_what_a_server_may_have(tmp_path: Path):
     """Whether the last step of a run that was killed arrived is not known: a server that has it takes nothing older."""
     run = derived("vllm_spans", tmp_path)
-    whole = [at_ns for at_ns, _ in history(run.run, run.times.parts, run.summary)]
+    whole = [at_ns for at_ns, _ in history(run.run, run.parts, run.summary)]
     sent_ns = whole[-1] + 2 * 10**9
-    after = [at_ns for at_ns, _ in history(run.run, run.times.parts, run.summary, after_ns=whole[0], sent_ns=sent_ns)]
+    after = [at_ns for at_ns, _ in history(run.run, run.parts, run.summary, after_ns=whole[0], sent_ns=sent_ns)]
     assert after[:-1] == whole[1:-1]
     assert sent_ns // 10**6 < after[-1] // 10**6
 
@@ -213,7 +214,7 @@ async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_pat
     async with promql.prometheus(scraping=[], directory=tmp_path) as base_url:
         for again in (False, True):
             url = f"{base_url}/api/v1/write"
-            sent = await write(history(run.run, run.times.parts, run.summary), url, Access(), report=lambda _: None)
+            sent = await write(history(run.run, run.parts, run.summary), url, Access(), report=lambda _: None)
             assert again or sent.reason == ""
             ok = await promql.value_at(base_url, 'sidelight_client_requests_total{status="ok"}', end_s)
             sum_s = await promql.value_at(base_url, "sidelight_client_ttft_seconds_sum", end_s)
@@ -225,7 +226,7 @@ async def test_prometheus_holds_the_reports_numbers_after_a_remote_write(tmp_pat
         queue_exemplars = await promql.exemplars(
             base_url, 'sidelight_ttft_part_seconds_bucket{part="queue"}', since_s=end_s - 600
         )
-    rows, parts = {trace: row for row, trace in enumerate(run.run.requests.trace_id)}, run.times.parts
+    rows, parts = {trace: row for row, trace in enumerate(run.run.requests.trace_id)}, run.parts
     for exemplars, values_s in ((ttft_exemplars, parts.ttft_s), (queue_exemplars, parts.queue_s)):
         assert exemplars
         for exemplar in exemplars:

@@ -10,6 +10,7 @@ import pytest
 from logs import request_log
 from series import endpoint_of, gauge
 
+from exporter.evaluation.server import gaps_of, require_server, span_gaps_of
 from exporter.report.alerts import gap_line, span_gap_line
 from recorded.errors import DamagedRun
 from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event
@@ -17,7 +18,6 @@ from recorded.run import Run
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Gap, server_summary
 from scraper.window.window import Window
-from sidecar.report.server import gaps_of, require_server, span_gaps_of
 
 S = 10**9
 UP = gauge("up", 1)

@@ -12,6 +12,9 @@ import summaries
 from logs import request_log
 from series import END, endpoint_of, gauge
 
+from correlator.opening import WatchRun
+from exporter.evaluation.warnings import warnings
+from exporter.evaluation.workload import workload
 from exporter.summary.correlation import Correlation, ReceivedSpans
 from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
@@ -20,8 +23,6 @@ from recorded.run import Run
 from scraper.series.table import EndpointSeries
 from scraper.spans.requests import engine_spans
 from scraper.window.summary import Endpoint, Scrapes, Server
-from sidecar.report.derive import workload
-from sidecar.report.warnings import warnings
 
 REPLY = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
 COUNTED = summaries.counter(1000.0, 100.0)
@@ -63,19 +64,19 @@ def said(
     sections["check"] = msgspec.convert(sections["check"], SelfCheck)
     sections["correlation"] = msgspec.convert(sections["correlation"], Correlation)
     sections["client"] = msgspec.convert(sections["client"], ClientSummary)
-    run = Run(
-        path=Path(),
-        manifest={"status": "complete", "config": {}, **manifest},
-        requests=request_log(*sent),
-        worker_stats=(),
-        endpoints=tuple(endpoints),
-        spans=engine_spans([]),
-        watched=watched,
-        events=(
+    logs = {
+        "path": Path(),
+        "manifest": {"status": "complete", "config": {}, **manifest},
+        "requests": request_log(*sent),
+        "worker_stats": (),
+        "endpoints": tuple(endpoints),
+        "spans": engine_spans([]),
+        "events": (
             Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),
             *(Event(at_ns=1, name="note", data={"text": text}) for text in manifest.get("notes", ())),
         ),
-    )
+    }
+    run = Run(**logs) if watched is None else WatchRun(**logs, watched=watched)
     return list(warnings(run, workload(run), **sections))
 
 

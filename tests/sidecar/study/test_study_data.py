@@ -9,13 +9,13 @@ import pytest
 from logs import request_log
 
 from correlator.opening import open_run
+from exporter.evaluation.measured import window_of
+from exporter.evaluation.times import correlated
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.records import WorkerStat
 from loadgen.requests.self_check import self_check
 from methodology.study.model import Kind
 from scraper.hardware.records import HardwareRecord
-from sidecar.report.correlation import correlated
-from sidecar.report.derive import window_of
 from sidecar.study.data import data_of, doubts
 
 BUSY = MachineLoad(steal_ratio=0.0, busy_ratio=0.97)

@@ -27,7 +27,7 @@ from sidecar.options.study import StudyOptions
 from sidecar.progress import Progress
 from sidecar.study.asking import Variant
 from sidecar.study.data import step_data
-from sidecar.study.derive import Derived, derive_study
+from sidecar.study.derive import DerivedStudy, derive_study
 from sidecar.study.record import Stopped, Study, StudyRecord, create, open_study
 from sidecar.study.runner import Conduct, conduct, prepared_requests
 from sidecar.study.verb import capacity_of, resumed
@@ -112,7 +112,7 @@ def led(
     *,
     variants: Mapping[str, Variant] | None = None,
     procedure: Procedure = TINY,
-) -> tuple[Stopped, SidelightError | None, Derived]:
+) -> tuple[Stopped, SidelightError | None, DerivedStudy]:
     """Conduct a study to its end, and derive it."""
     common = RunOptions(url=(url,), metrics=(), scrape_interval=0.01)
     options = dict.fromkeys(variants or {"": Variant()}, common)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from correlator.breakdown import Parts, break_down
-from correlator.estimate import attribute
-from correlator.estimate.intervals import Observed, observe, pick
+from correlator.estimate.intervals import Observed, pick
 from correlator.estimate.percentiles import (
     ServerMeans,
     ServerPercentiles,
@@ -19,28 +16,20 @@ from correlator.estimate.percentiles import (
     server_means,
     server_percentiles,
 )
-from correlator.estimate.table import Attribution
-from correlator.exact.clock_offset import ClockOffset, clock_offsets
-from correlator.exact.join import join
-from correlator.exact.matching import Matched, matched
-from correlator.exact.table import Joined
-from correlator.live.reasons import NOT_COMPARED
 from correlator.opening import WatchRun
-from correlator.replay import Replayed
-from correlator.requests import address
 from correlator.statistics.association import associations, rank_correlation
 from correlator.statistics.queueing import while_waiting
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import tail_shares
+from exporter.evaluation.measured import MeasuredRun
+from exporter.evaluation.times import Correlated
 from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Findings, ReceivedSpans, correlation
 from exporter.summary.slowest import slowest
 from exporter.summary.timeline import timeline
-from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
 from loadgen.requests.table import RequestLog
-from recorded.gateway_spans import GatewaySpan, nested
 from recorded.run import Run
-from rundir.columns import Floats, Texts, take
+from rundir.columns import take
 from rundir.fields import UNSET
 from rundir.stats import Missing
 from scraper.spans.requests import PROBE
@@ -51,91 +40,14 @@ ONLY_GREW = Missing(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correlated:
-    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n].
-
-    `observed` is what each endpoint's scrapes show of the ends of requests, `refusal` is as of `Joined`.
-    """
-
-    parts: Parts
-    refusal: Texts
-    attribution: Attribution
-    observed: Sequence[Observed | Missing]
-    clocks: Mapping[str, ClockOffset]
-    records: Matched | None = None
-
-
-def correlated(run: Run) -> Correlated:
-    """Return every request's times: exact ones from spans and replies, for all others estimates from scrapes.
-
-    Those of a watch are as they were when its requests ended.
-    """
-    if isinstance(run, WatchRun):
-        return _watched(run, run.watched)
-    records = matched(run.requests, run.timings) if run.timings.clocks else None
-    joined = join(run.requests, run.spans, records)
-    observed = [observe(endpoint) for endpoint in run.endpoints]
-    attribution = attribute(run.requests, run.endpoints, observed)
-    round_trips = _round_trips(run)
-    own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
-    clocks = clock_offsets(run.requests, joined, own_urls)
-    parts = break_down(
-        run.requests,
-        joined,
-        attribution,
-        clocks,
-        gateways=_gateways(run, joined),
-        round_trip_s=_round_trip_s(run, round_trips),
-    )
-    return Correlated(
-        parts=parts,
-        refusal=joined.refusal,
-        attribution=attribution,
-        observed=observed,
-        clocks=clocks.by_engine,
-        records=records,
-    )
-
-
-def _watched(run: Run, watched: Replayed) -> Correlated:
-    unknown = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NOT_COMPARED)
-    return Correlated(
-        parts=watched.parts,
-        refusal=np.full(len(watched.parts), "", dtype=np.object_),
-        attribution=watched.attribution,
-        observed=[observe(endpoint) for endpoint in run.endpoints],
-        clocks={"": unknown},
-    )
-
-
-def _gateways(run: Run, joined: Joined) -> list[tuple[GatewaySpan, ...]]:
-    """Return the gateways that each request passed [n]: those of its own trace, and of that of its engine's span."""
-    pairs = zip(run.requests.trace_id.tolist(), joined.trace_id.tolist(), strict=True)
-    return [nested(*(run.gateways.get(trace, ()) for trace in dict.fromkeys(pair))) for pair in pairs]
-
-
-def _round_trips(run: Run) -> dict[str, RoundTrip]:
-    """Return the round trip of TCP to the server of each URL that was asked, where one was measured."""
-    measured = msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip])
-    by_address = {address(trip.url): trip for trip in measured if trip.median is not None}
-    return {url: by_address[address(url)] for url in set(run.requests.endpoint_url) if address(url) in by_address}
-
-
-def _round_trip_s(run: Run, round_trips: Mapping[str, RoundTrip]) -> Floats:
-    """Return the round trip to the server that each request asked [n], NaN where none was measured."""
-    by_url = {url: trip.median / 1e3 for url, trip in round_trips.items() if trip.median is not None}
-    return np.array([by_url.get(url, np.nan) for url in run.requests.endpoint_url], dtype=np.float64)
-
-
-def correlation_of(run: Run, times: Correlated, window: Window, slice_ns: int, *, steady: bool = True) -> Correlation:
-    """Return the `correlation` object of a run's summary: of the measured requests, in slices of `slice_ns`.
+def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correlation:
+    """Return the `correlation` section of a summary.
 
     Where the queue only grew, its length stands for the time since the load began, and no threshold is sought in it.
     """
-    rows = run.requests.phase == "measure"
-    measured, parts = take(run.requests, rows), take(times.parts, rows)
-    edges = slice_edges(window, slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
+    run, times, window = measured_run.run, measured_run.times, measured_run.window
+    measured, parts, rows = measured_run.requests, measured_run.parts, measured_run.rows
+    edges = slice_edges(window, measured_run.slice_ns)[0].tolist() if window.end_ns > window.start_ns else []
     met = met_at_submission(measured, run.endpoints)
     waiting, running = met["requests_waiting"], met["requests_running"]
     findings = Findings(

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from correlator.live.reasons import explain_breaks
 from correlator.opening import WatchRun
+from exporter.evaluation.server import span_gaps_of
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, RecordsOfRequests
 from exporter.summary.result import Workload
@@ -27,7 +28,6 @@ from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
 from scraper.window.aggregate import impossible_gauges
 from scraper.window.summary import Server
-from sidecar.report.server import span_gaps_of
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1

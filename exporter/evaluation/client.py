@@ -1,0 +1,64 @@
+"""Client's half of a summary, and the load generator's own error."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from exporter.evaluation.measured import MeasuredRun, closed_loop
+from exporter.evaluation.workload import workload
+from loadgen.host.clock_sync import ClockSummary
+from loadgen.host.cpu_steal import MachineLoad
+from loadgen.host.round_trip import RoundTrip
+from loadgen.requests.self_check import SelfCheck, self_check
+from loadgen.requests.slo import parse_slo
+from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
+from loadgen.requests.table import RequestLog
+from methodology.steady import steady_throughput
+from recorded.run import Run
+from rundir.stats import Missing
+from scraper.hardware.summary import Hardware
+from scraper.window.window import Window
+
+
+def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
+    """Return the `client` section of a summary; energy is by the hardware's mean power."""
+    run, window, measured = measured_run.run, measured_run.window, measured_run.requests
+    config, watts = run.manifest["config"], hardware.gpu.mean_power_w
+    client = client_summary(
+        measured,
+        start_ns=window.start_ns,
+        end_ns=window.end_ns,
+        slo=parse_slo(config["slo"]) if config.get("slo") else None,
+        power_watts=NO_POWER if watts is None else float(watts),
+        concurrency=config.get("concurrency") if closed_loop(run) else None,
+        barrier=bool(config.get("barrier")),
+        stopped=run.status == "interrupted",
+        held=_held_back(run, measured),
+    )
+    return msgspec.structs.replace(client, steady=steady_throughput(measured, window.start_ns))
+
+
+def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
+    """Return what the cap on requests in flight held back; UNSET without one."""
+    config = run.manifest["config"]
+    if not config.get("concurrency") or closed_loop(run):
+        return UNSET
+    planned = workload(run).planned_requests
+    if run.status != "complete" or planned is None:
+        return held_back(measured, cap=config["concurrency"], planned=Missing("the run did not end by itself"))
+    return held_back(measured, cap=config["concurrency"], planned=planned)
+
+
+def self_check_of(run: Run, measured: RequestLog, window: Window) -> SelfCheck:
+    """Return what the load generator's own records say of its error in a window."""
+    stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
+    ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
+    return self_check(
+        measured,
+        stats,
+        open_loop=not closed_loop(run),
+        clock=msgspec.convert(run.manifest.get("clock_state"), ClockSummary | None),
+        round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
+        machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
+    )

@@ -1,0 +1,108 @@
+"""Evaluation of a recorded run, whole: its window, its requests' times, and its summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from correlator.breakdown import Parts
+from correlator.opening import WatchRun
+from exporter.evaluation.client import client_of, self_check_of
+from exporter.evaluation.correlation import correlation_of
+from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, measured_run
+from exporter.evaluation.methodology import methodology_of
+from exporter.evaluation.server import server_of
+from exporter.evaluation.warnings import warnings
+from exporter.evaluation.workload import workload
+from exporter.summary.gateways import beside_pages
+from exporter.summary.result import MeasuredWindow, Status, Summary, Tool
+from exporter.summary.watched import watched_traffic
+from loadgen.requests.summary import output_tokens_within
+from methodology.load import stability_of
+from recorded.errors import CannotWrite
+from recorded.run import Run
+from rundir.clock import iso_ms
+from rundir.stats import Missing
+from scraper.hardware.summary import Hardware, hardware_summary
+from scraper.window.window import Window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A recorded run and all that its outputs are made of; `parts` are the times of all its requests [n].
+
+    `unwritten` is why a derived file could not be written.
+    """
+
+    run: Run
+    window: Window
+    slice_ns: int
+    parts: Parts
+    summary: Summary
+    unwritten: CannotWrite | None = None
+
+
+def evaluate(run: Run) -> Evaluated:
+    """Return the evaluation of a run: a pure function of its logs."""
+    measured = measured_run(run)
+    return Evaluated(
+        run=run,
+        window=measured.window,
+        slice_ns=measured.slice_ns,
+        parts=measured.times.parts,
+        summary=summarise(measured),
+    )
+
+
+def summarise(measured: MeasuredRun) -> Summary:
+    """Return `summary.json` of a run: its sections, each from its measured part."""
+    run, window, manifest = measured.run, measured.window, measured.run.manifest
+    hardware = _hardware(measured)
+    client = client_of(measured, hardware)
+    server = server_of(run, window, measured.slice_ns)
+    stability = stability_of(measured.requests, run.endpoints, closed_loop=closed_loop(run))
+    correlation = correlation_of(measured, steady=stability.verdict != "growing")
+    if server.gateways:
+        by_page = beside_pages(correlation.gateways, server.gateways)
+        correlation = msgspec.structs.replace(correlation, gateways=by_page)
+    sent = workload(run)
+    check = self_check_of(run, measured.requests, window)
+    return Summary(
+        run_id=manifest["run_id"],
+        tool=Tool(**manifest["tool"]),
+        status=msgspec.convert(run.status, Status),
+        started_at=manifest["started_at"],
+        ended_at=manifest.get("ended_at"),
+        window=MeasuredWindow(
+            start_ns=window.start_ns,
+            end_ns=window.end_ns,
+            start=iso_ms(window.start_ns),
+            end=iso_ms(window.end_ns),
+            duration_s=window.duration_s,
+        ),
+        warnings=list(warnings(run, sent, client, server, correlation, check)),
+        integrity=run.integrity,
+        config=manifest["config"],
+        workload=sent,
+        client=client,
+        server=server,
+        correlation=correlation,
+        hardware=hardware,
+        self_check=check,
+        methodology=methodology_of(measured, stability, client.ttft_ms),
+        watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
+    )
+
+
+def _hardware(measured: MeasuredRun) -> Hardware:
+    run, window = measured.run, measured.window
+    generated = output_tokens_within(measured.requests, window.start_ns, window.end_ns)
+    return hardware_summary(
+        run.hardware,
+        run.endpoints,
+        window=window,
+        output_tokens=None if isinstance(generated, Missing) else generated,
+        engine_here=engine_here(run),
+    )
