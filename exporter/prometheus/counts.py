@@ -50,7 +50,7 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     return PartCounts(
         ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
         e2e={(part.name, source): coarse for part in E2E_PARTS for source in sources},
-        inner={(part.name, source): coarse for part in INNER for source in sources},
+        inner={(part.name, source): empty for part in INNER for source in sources},
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
         gateways=dict.fromkeys((*FIRST_OUTPUT, NO_GATEWAY), 0),
@@ -79,7 +79,7 @@ def counted(
     return PartCounts(
         ttft=_observed(before.ttft, TTFT_PARTS, parts, of_ttft, LATENCY_BOUNDS_S, requests),
         e2e=_observed(before.e2e, E2E_PARTS, whole, of_e2e, MEAN_BOUNDS_S),
-        inner=_observed(before.inner, INNER, whole, of_e2e, MEAN_BOUNDS_S),
+        inner=_observed(before.inner, INNER, whole, of_e2e, LATENCY_BOUNDS_S),
         requests=_more(before.requests, source),
         quality=_more(before.quality, quality),
         gateways=_more(before.gateways, map(_first_output, parts.gateways[source != SOURCES[-1]].tolist())),

@@ -31,7 +31,7 @@ _LADDER = tuple(float(f"{step}e{power}") for power in range(-3, 3) for step in _
 # fmt: off
 LATENCY_BOUNDS_S = tuple(bound_s for bound_s in _LADDER if bound_s <= 600.0)
 TOKEN_BOUNDS_S = (0.0001, 0.0002, 0.0005, *(bound_s for bound_s in _LADDER if bound_s <= 10.0))
-# Of what dashboards show the means of: the parts of an end-to-end time, and what parts consist of.
+# Of what dashboards show the means of: the parts of an end-to-end time.
 MEAN_BOUNDS_S = (0.1, 1.0, 10.0, 60.0)
 LATENESS_BOUNDS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
