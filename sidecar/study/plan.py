@@ -24,7 +24,7 @@ from recorded.errors import ConfigurationError
 from sidecar.options.checks import lengths_of
 from sidecar.options.load import SHORT_WARM_UP, RunOptions
 from sidecar.run.load import WARM_UP_CONCURRENCY
-from sidecar.study.asking import with_values
+from sidecar.study.asking import options_of, with_values
 from simulator.settings import EngineSettings
 
 ENGINE = EngineSettings()  # the simulated engine of the profile `demo`
@@ -300,15 +300,19 @@ _SHORTENED = (
 )
 
 
-def within(procedure: Procedure, asked: Asked, common: RunOptions, budget_s: float) -> tuple[Asked, list[str]]:
+def within(
+    procedure: Procedure, asked: Asked, common: RunOptions, budget_s: float, *, engines: float | None = None
+) -> tuple[Asked, list[str]]:
     """Return what to ask for so that a test takes no longer, and what that costs, a sentence each.
+
+    engines  how many simulated ones serve what was stated; None: what the test's own number says
 
     Raises ConfigurationError where even the short scale takes longer.
     """
     costs: list[str] = []
     short = procedure.presets["short"]
     for name, cost in _SHORTENED:
-        needed_s = expected(procedure, asked, common).seconds
+        needed_s = expected(procedure, asked, common, engines=engines).seconds
         if needed_s <= budget_s:
             return asked, costs
         now, least = getattr(asked.parameters, name), getattr(short, name)
@@ -323,9 +327,10 @@ def within(procedure: Procedure, asked: Asked, common: RunOptions, budget_s: flo
         parameters: Parameters = replace(asked.parameters, **{name: least})
         asked = replace(asked, parameters=parameters)
         costs.append(f"--budget: {name.replace('_', ' ')} {_shown_value(now)} became {_shown_value(least)}: {cost}")
-    needed_s = expected(procedure, asked, common).seconds
+    needed_s = expected(procedure, asked, common, engines=engines).seconds
     if needed_s > budget_s:
-        cure = "" if asked.parameters.capacity else ", or --capacity if it is known"
+        stated = engines or asked.parameters.capacity or "capacity" not in options_of(procedure)
+        cure = "" if stated else ", or --capacity if it is known"
         raise ConfigurationError(
             f"--budget {minutes(budget_s)}: the shortest {procedure.name} takes about {minutes(needed_s)}; give "
             f"--budget {math.ceil(needed_s / 60)}m{cure}"

@@ -54,8 +54,8 @@ class Ended:
         return self.derived.result
 
 
-def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[str]]:
-    """Return what is asked of a test, and what --budget costs. Raises ConfigurationError."""
+def asked_of(options: StudyOptions, procedure: Procedure, engines: float | None = None) -> tuple[Asked, list[str]]:
+    """Return what is asked of a test, and what --budget costs of it. Raises ConfigurationError."""
     variants = variants_of(options)
     common = common_options(options, procedure)
     parameters = asking.parameters_of(options, procedure)
@@ -72,7 +72,9 @@ def asked_of(options: StudyOptions, procedure: Procedure) -> tuple[Asked, list[s
         isolated=options.isolated or bool(system.isolated),
         system=json.loads(as_text(system)),
     )
-    return (asked, []) if options.budget is None else within(procedure, asked, common, options.budget)
+    if options.budget is None:
+        return asked, []
+    return within(procedure, asked, common, options.budget, engines=engines)
 
 
 def _stated(options: StudyOptions) -> Capacity | None:
@@ -115,7 +117,7 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
         if is_all and (why := _left_out(procedure.name, each)):
             yield f"{procedure.name:16} {why}"
             continue
-        asked, costs = asked_of(each, procedure)
+        asked, costs = asked_of(each, procedure, engines)
         yield from costs
         yield from () if is_all else _too_few(options, asked)
         plans.append(_planned(procedure, asked, common_options(each, procedure), engines))

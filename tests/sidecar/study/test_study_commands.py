@@ -58,6 +58,8 @@ test_of.__test__ = False  # type: ignore[attr-defined]
         (("tiny", URL, "--budget", "1s"), "--budget 1 s: the shortest tiny takes about"),
         (("tiny", URL, "--budget", "1s"), "; give --budget 1m, or --capacity if it is known\n"),
         (("tiny", URL, "--budget", "1s", "--capacity", "9"), "; give --budget 1m\n"),
+        (("capacity", URL, "--budget", "1m", "--capacity", "6", "--plan"), "; give --budget 7m\n"),
+        (("capacity", URL, "--budget", "1m"), "; give --budget 8m\n"),
         (("tiny", "--variant", "off"), "--variant off: must be NAME=URL, as in cache-off=http://127.0.0.1:8001"),
         (("tiny", "--variant", "a/b=http://h"), "--variant a/b: a name is of letters, digits"),
         (("tiny", "--variant", "a=http://h", "--variant", "a=http://g"), "--variant a: given more than once"),
