@@ -284,7 +284,7 @@ def report(  # noqa: PLR0913  an argument is an option
     Without --formats, the formats of the run are written. Of several runs, one page: what differs between the first and
     each other, with intervals, and why. The directories stay as they are.
 
-    sidelight report runs/before runs/after --output difference.html
+    sidelight report before=runs/before after=runs/after --output difference.html
 
     For a pull request, its comment with the change against the main branch:
 

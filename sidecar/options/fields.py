@@ -32,6 +32,7 @@ Interval = Annotated[float, Meta(ge=0.01, le=3600.0)]
 Rate = Annotated[float, Meta(ge=1e-6, le=1e6)]
 
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[\w.-]+):\d{1,5}(/[^\s@]*)?")  # a URL without its scheme
+VARIANT_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
 
 D = TypeVar("D")
 
@@ -345,3 +346,11 @@ def http_url(
     if not usable:
         raise ConfigurationError(f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. {example}")
     return url
+
+
+def named_path(given: Path, otherwise: str) -> tuple[str, Path]:
+    """Return name and path of NAME=DIRECTORY, else `otherwise` and the path; one that exists is taken as it stands."""
+    name, equals, path = str(given).partition("=")
+    if not equals or given.exists() or not VARIANT_NAME.fullmatch(name):
+        return otherwise, given
+    return name, Path(path)

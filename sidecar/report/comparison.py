@@ -20,6 +20,7 @@ from rundir.files import replace_file
 from rundir.printable import escaped, printable
 from rundir.printable.masking import without_secrets
 from sidecar.live.final import recorded
+from sidecar.options.fields import named_path
 from sidecar.progress import Terminal
 from sidecar.report.derive import MARKDOWN, evaluated
 
@@ -27,14 +28,20 @@ DEFAULT_OUTPUT = Path("comparison.html")
 
 
 def compare(paths: Sequence[Path], output: Path) -> None:
-    """Write the page of several runs, and print what it says in text.
+    """Write the page of several runs, each by itself or as NAME=DIRECTORY, and print what it says in text.
 
     Raises ConfigurationError for more runs than a page shows, for one that is named twice, and for one that sent
     nothing, or an output that cannot be written; CannotWrite where the disk is full.
     """
-    _check(paths)
-    read = [_evaluated(path) for path in paths]
-    compared = [_compared(label, derived) for label, derived in zip(LABELS, read, strict=False)]
+    if len(paths) > len(LABELS):
+        raise ConfigurationError(f"report: {len(paths)} runs, but a page compares at most {len(LABELS)}")
+    named = [named_path(path, label) for label, path in zip(LABELS, paths, strict=False)]
+    labels = [label for label, _ in named]
+    if len(set(labels)) < len(labels):
+        raise ConfigurationError(f"report: {', '.join(labels)}: two runs have one name; give each its own")
+    _check([path for _, path in named])
+    read = [_evaluated(path) for _, path in named]
+    compared = [_compared(label, derived) for label, derived in zip(labels, read, strict=True)]
     page_text = as_comparison(compared, [recorded(derived.run, derived.parts) for derived in read])
     try:
         replace_file(output, lambda file: file.write(without_secrets(page_text).encode()))
@@ -76,8 +83,6 @@ def _compared(label: str, derived: Evaluated) -> Compared:
 
 
 def _check(paths: Sequence[Path]) -> None:
-    if len(paths) > len(LABELS):
-        raise ConfigurationError(f"report: {len(paths)} runs, but a page compares at most {len(LABELS)}")
     resolved = [path.resolve() for path in paths]
     for at, path in enumerate(resolved):
         if path in resolved[:at]:

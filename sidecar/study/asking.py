@@ -21,7 +21,7 @@ from rundir.access import masked
 from rundir.printable.masking import MASK, register_command, unmasked
 from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
-from sidecar.options.fields import flag_of, http_url, seconds
+from sidecar.options.fields import VARIANT_NAME, flag_of, http_url, seconds
 from sidecar.options.load import RunOptions
 from sidecar.options.study import HIDDEN, StudyOptions
 
@@ -39,7 +39,6 @@ _OUTPUT = ("out", "world_readable", "formats", *_LISTEN, "quiet", "json", "verbo
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", *_LISTEN, "quiet", "json", "verbose", "config", "require")
 STEP_FORMATS = ("json", "text")
-VARIANT_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
 SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 
 

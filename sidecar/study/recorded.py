@@ -17,9 +17,9 @@ from methodology.study.saturation import SATURATE
 from recorded.directory import MANIFEST, RAW
 from recorded.errors import ConfigurationError
 from recorded.failures import evaluating
+from sidecar.options.fields import named_path
 from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
-from sidecar.study.asking import VARIANT_NAME
 from sidecar.study.data import step_data
 from sidecar.study.derive import derive_study, procedure_named
 from sidecar.study.verb import Ended, asked_of, code_of
@@ -73,7 +73,7 @@ def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
     groups: dict[str, list[Path]] = {}
     taken: dict[Path, Path] = {}
     for letter, given in zip(SYSTEMS, paths, strict=False):
-        name, path = _named(given, letter)
+        name, path = named_path(given, letter)
         if name in groups:
             raise ConfigurationError(f"compare: two systems are named {name}; give each its own name")
         groups[name] = list(_runs(path))
@@ -84,14 +84,6 @@ def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
                 raise ConfigurationError(f"compare: {path} and {taken[run]} are the same; give different runs")
             taken[run] = path
     return groups
-
-
-def _named(given: Path, letter: str) -> tuple[str, Path]:
-    """Return a system's name and path; an existing path is taken as it stands."""
-    name, equals, path = str(given).partition("=")
-    if not equals or given.exists() or not VARIANT_NAME.fullmatch(name):
-        return letter, given
-    return name, Path(path)
 
 
 def _runs(path: Path) -> Iterator[Path]:

@@ -75,6 +75,16 @@ def test_two_runs_give_one_page_and_stay_as_they_are(
     assert any(text.startswith("B against A: the mean TTFT is ") for text in page.contents["p"])
 
 
+def test_runs_are_called_by_their_names(runs: tuple[Path, Path], sidelight: Callable[..., Ended], tmp_path: Path):
+    """In the text, the page and its charts; a run without a name keeps its letter."""
+    ended = sidelight("report", f"old={runs[0]}", runs[1], "--output", tmp_path / "page.html")
+    assert ended.code == 0, ended.err
+    assert "B against old: the mean TTFT is " in " ".join(ended.out.split())
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert any(text.startswith("B against old: ") for text in Page(text).contents["p"])
+    assert ["old", "B"] == re.findall(r'"label":"(old|A|B)"', text)
+
+
 def test_a_page_that_cannot_be_written_is_bad_usage(
     runs: tuple[Path, Path], sidelight: Callable[..., Ended], tmp_path: Path
 ):
@@ -140,6 +150,8 @@ def test_what_cannot_be_compared_is_refused(runs: tuple[Path, Path], sidelight: 
     page = tmp_path / "page.html"
     with pytest.raises(ConfigurationError, match="named twice"):
         compare([*runs, runs[0]], page)
+    with pytest.raises(ConfigurationError, match="two runs have one name"):
+        compare([Path(f"old={run}") for run in runs], page)
     with pytest.raises(ConfigurationError, match="at most 6"):
         compare([tmp_path / str(at) for at in range(7)], page)
     with pytest.raises(ConfigurationError, match="missing"):
