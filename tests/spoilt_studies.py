@@ -73,15 +73,28 @@ def asked_of(name: str, rng: np.random.Generator) -> Asked:
 def spoilt_study(name: str, seed: int, *, wholes: float = 0.5, parts: PartsSource = "truth") -> Spoilt:
     """Run a test, each of whose steps lacks something with the probability 1 - `wholes`; it may stop anywhere."""
     rng = np.random.default_rng(seed)
-    procedure, asked = PROCEDURES[name], asked_of(name, rng)
+    asked, last = asked_of(name, rng), rng.integers(1, MOST_STEPS)
+
+    def spoil(_step: Step, data: StepData) -> StepData:
+        return SPOILING[rng.integers(len(SPOILING))](data, rng) if rng.random() > wholes else data
+
+    return study_of(asked, spoil, most_steps=int(last), parts=parts)
+
+
+def study_of(
+    asked: Asked,
+    spoil: Callable[[Step, StepData], StepData],
+    *,
+    most_steps: int = MOST_STEPS,
+    parts: PartsSource = "truth",
+) -> Spoilt:
+    """Run what is asked, each of whose steps brings what `spoil` leaves of it."""
+    procedure = PROCEDURES[asked.test]
     finished: list[Finished] = []
     data: dict[int, StepData] = {}
-    last = rng.integers(1, MOST_STEPS)
-    while isinstance(step := decide(procedure, asked, finished), Step) and len(finished) < last:
+    while isinstance(step := decide(procedure, asked, finished), Step) and len(finished) < most_steps:
         number = len(finished) + 1
-        data[number] = played(step, procedure, parts)
-        if rng.random() > wholes:
-            data[number] = SPOILING[rng.integers(len(SPOILING))](data[number], rng)
+        data[number] = spoil(step, played(step, procedure, parts))
         came = outcome(step, data[number], procedure.rests_on)
         finished.append(Finished(number=number, run=f"steps/{number:04d}-{step.label}", step=step, outcome=came))
     return derived(procedure, asked, finished, data, step)
@@ -127,7 +140,12 @@ def _played(options: bytes, load: str, seed: int, parts: PartsSource) -> StepDat
 def _failed(data: StepData, rng: np.random.Generator) -> StepData:
     """Let requests fail: some, or all."""
     log = data.requests
-    failed = rng.random(len(log)) < rng.choice([0.1, 0.6, 1.0])
+    return failed_where(data, rng.random(len(log)) < rng.choice([0.1, 0.6, 1.0]))
+
+
+def failed_where(data: StepData, failed: np.ndarray) -> StepData:
+    """Return a step of which these requests [n] failed."""
+    log = data.requests
     without = {name: np.where(failed, -1, getattr(log, name)) for name in _REPLIED}
     status, error = log.status.copy(), log.error.copy()
     status[failed], error[failed] = "failed", "http_error: 500 out of memory"

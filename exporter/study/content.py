@@ -80,7 +80,7 @@ def answer(study: Study) -> Iterator[RenderableType]:
     result = study.result
     if result.status != "complete":
         reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
-        yield Prose(f"! The study is {result.status}: {reason} What follows is of the steps that ended.", "red")
+        yield Prose(f"! The study is {result.status}: {reason} What follows is of the steps that count.", "red")
     for sentence in study.compliance.contradictions:
         yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
     if result.drift and result.drift.verdict == "drifted":
@@ -163,11 +163,10 @@ def _results(study: Study) -> Iterator[RenderableType]:
     yield Prose("A dash stands for what was not measured or cannot be said.", "dim")
     counting = [step for step in study.result.steps if not step.void]
     sent, ok = sum(step.requests for step in counting), sum(step.ok for step in counting)
-    ratio = f" ({100 * ok / sent:.4g} %)" if sent else ""
     void = len(study.result.steps) - len(counting)
     left_out = f"; {_counted(void, 'void step')} left out" if void else ""
-    among = f"{_counted(sent, 'request')}{ratio} in {_counted(len(counting), 'step')}"
-    yield Prose(f"Success: {ok:,} of {among}{left_out}.")
+    among = f"{ok:,} of {_counted(sent, 'request')} ({100 * ok / sent:.4g} %) in " if sent else "no request counts in "
+    yield Prose(f"Success: {among}{_counted(len(counting), 'step')}{left_out}.")
     drift = study.result.drift
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 

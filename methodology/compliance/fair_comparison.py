@@ -10,7 +10,7 @@ from methodology.study.model import Asked, Finished
 
 Facts = Mapping[str, Any]
 
-CHECKED, DECLARED, NOT_MET = "checked", "declared", "not met"
+CHECKED, DECLARED, NOT_MET, NOT_JUDGED = "checked", "declared", "not met", "not judged"
 _LOAD = ("rate", "concurrency", "arrival", "burstiness", "barrier", "ramp")
 # Settings that say nothing about what was measured.
 _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config", "warmup"}
@@ -19,7 +19,14 @@ _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url"
 def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
     """Return the checklist of a comparison, whose runs [n] recorded `facts` [n]."""
     titles = {"line": "Line", "state": "State", "evidence": "Evidence"}
-    return table("fair-comparison-checklist", "Fair Comparison Checklist", titles, _lines(asked, runs, facts))
+    lines = _lines(asked, runs, facts) if runs else _unjudged(asked)
+    return table("fair-comparison-checklist", "Fair Comparison Checklist", titles, lines)
+
+
+def _unjudged(asked: Asked) -> Iterator[tuple[str, str, str]]:
+    """Yield the checklist where no run counts: what is declared stands, nothing else can be said."""
+    for line, state, evidence in _lines(asked, (), ()):
+        yield (line, state, evidence) if state == DECLARED else (line, NOT_JUDGED, "no run counts")
 
 
 def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
@@ -48,12 +55,13 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
     yield "Same test duration (s)", *_equal(facts, lambda each: _config(each).get("duration"))
     yield "Same warm-up procedure", *_equal(_warmed(facts), lambda each: (each.get("warmup") or {}).get("policy"))
     yield "Same success criteria", *_equal(facts, lambda each: _config(each).get("slo"))
+    order = _in_whole_pairs(asked, runs)
     interleaved = all(
-        {each.step.variant for each in runs[at : at + len(asked.variants)]} == set(asked.variants)
-        for at in range(0, len(runs), max(1, len(asked.variants)))
+        set(order[at : at + len(asked.variants)]) == set(asked.variants)
+        for at in range(0, len(order), max(1, len(asked.variants)))
     )
-    order = ", ".join(each.step.variant for each in runs)
-    yield "Tested at the same time: configurations in turn", CHECKED if interleaved and runs else NOT_MET, order
+    state = CHECKED if interleaved and order else NOT_MET
+    yield "Tested at the same time: configurations in turn", state, ", ".join(order)
     for line, name in (
         ("Equivalent SUT boundary", "boundary"),
         ("Comparable hardware, or normalised", "accelerator"),
@@ -64,6 +72,13 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
         yield line, DECLARED if declared else NOT_MET, value
     differences = "; ".join(_differences(runs, facts))
     yield "Differences in configuration noted", CHECKED, differences or "no difference in what Sidelight recorded"
+
+
+def _in_whole_pairs(asked: Asked, runs: Sequence[Finished]) -> list[str]:
+    """Return the configurations in order, without those of a pair that lacks one, as void runs leave it."""
+    seeds = {(each.step.seed, each.step.variant) for each in runs}
+    whole = {seed for seed, _ in seeds if all((seed, name) in seeds for name in asked.variants)}
+    return [each.step.variant for each in runs if each.step.seed in whole]
 
 
 def _same_requests(runs: Sequence[Finished], facts: Sequence[Facts]) -> tuple[bool, str]:

@@ -101,7 +101,7 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     names = (f"max_output_tokens_per_s_{suffix}", f"throughput_change_ratio_{suffix}")
     served = step.outcome.output_tokens_per_s if step else None
     if step is None or served is None:
-        reason = "no saturated step has been measured"
+        reason = "no saturated step counts"
         return {names[0]: number(None, "tokens/s", missing=reason), names[1]: number(None, "ratio", missing=reason)}
     ci95, count = step.outcome.output_tokens_ci95, step.outcome.ok
     results = {names[0]: number(served, "tokens/s", ci95=ci95, n=count, method="batch means")}

@@ -121,9 +121,9 @@ def _level_of(each: Finished) -> float:
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     levels = of_kind(counting(finished), LEVEL)
     if not levels:
-        missing = number(None, "requests", missing="no level was completed")
+        missing = number(None, "requests", missing="no level counts")
         return Findings(
-            answer=("The capacity is not known: no level was completed.",),
+            answer=("The capacity is not known: no level counts.",),
             results={"max_concurrency": missing} | reported_times(None),
         )
     held = {each.number: held_by(each, read(each)) for each in levels}

@@ -330,7 +330,8 @@ def _part_table(comparison: Against) -> Table:
         "part": "Part", "first_ms": f"{comparison.first}, ms", "other_ms": f"{comparison.other}, ms", "ratio": "Ratio",
         "change_ms": "Change, ms", "share_of_change_percent": "Share of the change, %",
     }  # fmt: skip
-    note = "" if rows else "No request has a breakdown of its TTFT."
+    counts = comparison.before and comparison.after
+    note = "" if rows else "No request has a breakdown of its TTFT." if counts else "No runs of both count."
     return table(f"ttft-parts-{slug(comparison.other, 'run')}", title, titles, rows, note)
 
 

@@ -108,7 +108,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     lengths = [length for each in steps if np.isfinite((length := _length(each, read(each))).ttft_ms).any()]
     if not lengths:
         missing = number(None, "1", missing="no length has a request with a TTFT")
-        return Findings(answer=("How the TTFT grows with the input is not known: no length was completed.",),
+        return Findings(answer=("How the TTFT grows with the input is not known: no length counts.",),
                         results={"scaling_exponent": missing} | reported_times(None), notes=_NOTES)  # fmt: skip
     whole = [length.of(length.ttft_ms) for length in lengths]
     prefill = [at for length in lengths if len((at := length.of(length.prefill_ms)).times_ms)]

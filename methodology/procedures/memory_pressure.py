@@ -137,7 +137,7 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
 def _pressure(levels: Sequence[Finished]) -> str:
     """Say whether memory was short at the highest level, or only seats."""
     if not levels:
-        return "no level has been measured"
+        return "no level counts"
     out_of_memory = [each for each in levels if each.outcome.out_of_memory]
     if out_of_memory:
         count = sum(each.outcome.out_of_memory for each in out_of_memory)
@@ -160,7 +160,7 @@ def _pressure(levels: Sequence[Finished]) -> str:
 
 def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressure: str) -> tuple[str, ...]:
     if not levels:
-        return ("Nothing is known of memory pressure: no level has been measured.",)
+        return ("Nothing is known of memory pressure: no level counts.",)
     share, first = _percents(levels[-1]), _percents(levels[0])
     complete, before = results[f"completion_ratio_{share}"], results[f"completion_ratio_{first}"]
     ttft, ttft_before = results[f"ttft_p99_ms_{share}"], results[f"ttft_p99_ms_{first}"]

@@ -115,6 +115,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     spread = _spread(runs)
     best = max(runs, key=lambda run: run.sample.metrics[RATES[0].name], default=None)
     answer = [f"{len(runs)} runs of {len(counts)} combinations of {', '.join(names)} were measured."]
+    if not runs:
+        answer = [f"Nothing is known of the combinations of {', '.join(names)}: no run counts."]
     if best is not None and not math.isnan(peak := best.sample.metrics[RATES[0].name]):
         where = ", ".join(f"{name} {value}" for name, value in zip(names, best.cell, strict=True))
         answer.append(f"Most output tokens/s ({figure(peak)}) came at {where}.")
@@ -164,7 +166,7 @@ def _spread(runs: Sequence[_Measured]) -> Quantity:
     value = pooled_std(np.array([run.speed for run in runs]), groups) if runs else Missing("no run has ended")
     method = "asiai's M8: pooled over the runs of the same combination; the speed of a run is the median of its replies"
     if isinstance(value, Missing):
-        return Quantity(value=None, unit="tokens/s", missing="no combination was run twice", method=method)
+        return Quantity(value=None, unit="tokens/s", missing="no combination has two runs that count", method=method)
     return number(value, "tokens/s", n=len(runs), method=method)
 
 

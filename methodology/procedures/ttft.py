@@ -111,7 +111,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if not levels:
         missing = number(None, "ms", missing="no step at the stated load has a request with a TTFT")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
-        return Findings(answer=("The TTFT is not known: no step at the stated load was completed.",), results=results)
+        return Findings(answer=("The TTFT is not known: no step at the stated load counts.",), results=results)
     logs, parts_of = zip(*(_requests(measured(each, read(each))) for each in levels), strict=True)
     requests, parts = concat(logs), concat(parts_of)
     known = requests.ok & np.isfinite(requests.ttft_ms)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spoilt_studies import Spoilt, spoilt_study
+from spoilt_studies import Spoilt, asked_of, spoilt_study, study_of
 
 from methodology.procedures import PROCEDURES
+from methodology.study.model import Step, StepData
 
 NO_NUMBER = re.compile(r"(?<![\w-])(nan|inf|None|NaN)(?![\w.-])")
 
@@ -37,3 +40,30 @@ def test_a_study_that_is_not_complete_has_passed_nothing():
 
 def complete(study: Spoilt) -> bool:
     return study.result.status == "complete"
+
+
+def untrusted(data: StepData) -> StepData:
+    return replace(data, doubts={"load": "It may be wrong by up to 10 ms: held up."})
+
+
+@pytest.mark.parametrize("name", PROCEDURES)
+def test_of_a_study_without_a_step_that_counts_nothing_is_judged(name: str):
+    """No count of requests, runs or lines of a checklist is stated of steps that are void."""
+    study = study_of(asked_of(name, np.random.default_rng(1)), lambda _, data: untrusted(data))
+    text = " ".join(study.files["report.txt"].split())
+    assert ("partial", None) == (study.result.status, study.result.passed)
+    assert "Success: no request counts in 0 steps; " in text
+    assert not re.search(r"was completed|were measured\.|No request has|has been measured\b", text)
+    assert not any(row[1] in ("not met", "checked") for each in study.findings.tables for row in each.rows)
+
+
+def test_pairs_that_are_whole_are_in_turn():
+    """Though a run whose like is void stands between them."""
+
+    def spoil(step: Step, data: StepData) -> StepData:
+        return untrusted(data) if step.label == "pair-2-b" else data
+
+    study = study_of(asked_of("compare", np.random.default_rng(1)), spoil)
+    states = {row[0]: row[1] for row in study.findings.tables[-1].rows}
+    assert "checked" == states["Tested at the same time: configurations in turn"]
+    assert "over 4 of 5 pairs" in study.result.answer[0]
