@@ -136,6 +136,7 @@ def _passed(comparisons: Sequence[Against]) -> bool | None:
         return False
     known = [
         any(of.verdict for of in each.concluded.values())
+        and not _all_failed([*each.before, *each.after])
         and not any(_hides(metric, each.before, each.after) for metric in TIMES if metric.kind == "ttft")
         for each in comparisons
     ]
@@ -186,6 +187,10 @@ def _compared(
         shares = " and ".join(f"{100 * share:.1f} %" for share in success)
         return Comparison(reason=f"success rates differ ({shares}), so that these are times of different requests")
     a, b = ([each.metrics[metric.name] for each in group] for group in (before, after))
+    if metric in RATES and (
+        failed := [name for name, group in zip(names, (before, after), strict=True) if _all_failed(group)]
+    ):
+        return Comparison(reason=f"no request of a run of {' and of one of '.join(failed)} ended ok: it has no ratio")
     if np.isinf([*a, *b]).any():
         return Comparison(reason="so many requests failed that it falls on one of them")
     if empty := [name for name, values in zip(names, (a, b), strict=True) if np.isnan(values).all()]:
@@ -194,6 +199,11 @@ def _compared(
         return Comparison(reason=hidden)
     compare = paired if is_paired else unpaired
     return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
+
+
+def _all_failed(runs: Sequence[Sample]) -> bool:
+    """Tell whether a run had no request that ended ok."""
+    return any(each.success == 0 for each in runs)
 
 
 def _hides(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> str:

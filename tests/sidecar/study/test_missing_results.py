@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spoilt_studies import Spoilt, asked_of, spoilt_study, study_of
+from spoilt_studies import Spoilt, asked_of, failed_where, spoilt_study, study_of
 
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Step, StepData
@@ -67,3 +67,15 @@ def test_pairs_that_are_whole_are_in_turn():
     states = {row[0]: row[1] for row in study.findings.tables[-1].rows}
     assert "checked" == states["Tested at the same time: configurations in turn"]
     assert "over 4 of 5 pairs" in study.result.answer[0]
+
+
+def test_a_run_without_a_success_leaves_a_gate_undecided():
+    """It has no ratio to its like: the other pairs alone must not pass for all."""
+
+    def spoil(step: Step, data: StepData) -> StepData:
+        return failed_where(data, np.full(len(data.requests), step.label == "pair-2-b"))
+
+    study = study_of(asked_of("compare", np.random.default_rng(1)), spoil)
+    assert ("complete", None) == (study.result.status, study.result.passed)
+    verdicts = {row[0]: row[7] for row in study.findings.tables[0].rows}
+    assert "no request of a run of b ended ok" in str(verdicts["Completed requests/s"])
