@@ -51,6 +51,7 @@ class Described:
 
     about: Mapping[str, str] = field(default_factory=dict)
     engine_version: str = ""
+    planned_requests: int | None = None
     slo: Slo | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     trace_url: str = ""
@@ -191,6 +192,7 @@ class LiveRun:
                 Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)
                 for each in (slo.objectives if slo else ())
             ],
+            planned_requests=self._described.planned_requests if self._phase == "measure" else None,
             silent={url: why for url, engine in self._engines.items() if (why := engine.silence(self._stale_s))},
         )
 

@@ -44,7 +44,8 @@ class View:
     Rates are of the last seconds; `offered_per_s` is that of the schedule, of a closed loop what was sent. The means of
     TTFT's parts are of the `broken_down` requests of the measured phase. `cause` is a sentence on the latest, "" where
     too little is known. `waiting_lately` has the most that waited in each of the last stretches of time. `silent` are
-    the metrics pages that no longer answer, each with since when and why.
+    the metrics pages that no longer answer, each with since when and why. `planned_requests` is of a closed loop that
+    ends by their number.
     """
 
     phase: str
@@ -70,6 +71,7 @@ class View:
     waiting_lately: list[float | None] = field(default_factory=list)
     objectives: list[Standing] = field(default_factory=list)
     silent: Mapping[str, str] = field(default_factory=dict)
+    planned_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,8 @@ def cell(label: str, value: str, style: str = "") -> Text:
 
 
 def _elapsed(view: View) -> str:
+    if view.planned_requests is not None:
+        return f"{view.ok + view.failed} of {view.planned_requests} requests, {view.elapsed_s:.0f} s"
     if view.planned_s is None:
         return f"{view.elapsed_s:.0f} s"
     if view.elapsed_s > view.planned_s:

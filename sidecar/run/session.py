@@ -187,11 +187,12 @@ def _live(
         path,
         run_id=run_id,
         clock=clock,
-        planned_s=options.duration if options.closed_loop or not options.requests else None,
+        planned_s=None if options.requests else options.duration,
         stale_s=STALE_TICKS * options.scrape_interval,
         protocol=options.endpoint,
         described=Described(
             about={"model": model, "workload": str(options.workload or ""), "url": masked(options.url[0])},
+            planned_requests=options.requests if options.closed_loop else None,
             engine_version=prepared.about["target"]["version"] or "",
             slo=parse_slo(options.slo) if options.slo else None,
             tags=options.tags,

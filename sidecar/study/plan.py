@@ -38,9 +38,10 @@ _SAMPLE = 500  # requests that lengths are taken of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A step that a study would run, and what it takes, its warm-up among it."""
+    """A step that a study would run, and what it takes, its warm-up among it; `by_requests`: their number ends it."""
 
     step: Step
+    by_requests: bool
     seconds: float
     warm_up_s: float
     requests: int
@@ -212,6 +213,7 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
         warm_up_s = warm / served.closed_per_s(width) + probes * PROBE_S
     return Expected(
         step=step,
+        by_requests=step.duration is None or length_s < step.duration,
         seconds=OVERHEAD_S + warm_up_s + length_s + drain_s,
         warm_up_s=warm_up_s,
         requests=requests,
@@ -267,7 +269,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         step = each.step
         load = f"{figure(step.level)} requests/s" if step.load == "open" else f"{step.level:g} in flight"
         share = f" ({step.share:.0%})" if step.share is not None else ""
-        until = f"{step.duration:.0f} s" if step.duration is not None else f"{step.requests} requests"
+        until = f"{step.requests} requests" if each.by_requests else f"{step.duration:.0f} s"
         prompts = f" {step.options['input_tokens']} in" if "input_tokens" in step.options else ""
         what = f"{step.kind} {step.variant}".rstrip() + prompts
         warm = f", {minutes(each.warm_up_s)} of it warm-up" if each.warm_up_s else ""

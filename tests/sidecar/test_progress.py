@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from io import BytesIO, StringIO, TextIOWrapper
 
@@ -73,6 +74,13 @@ def rendered(view: View, width: int = 120) -> str:
 def test_the_mode_follows_what_was_asked_and_who_reads(quiet: bool, as_json: bool, terminal: bool, mode: Mode):
     """A machine's wish goes before silence, and a panel is for terminals only."""
     assert mode == mode_for(quiet=quiet, as_json=as_json, stream_is_terminal=terminal)
+
+
+def test_a_load_that_ends_by_its_requests_shows_how_many_ended():
+    """Not a duration, which says nothing of when it ends."""
+    view = replace(VIEW, planned_s=None, planned_requests=60)
+    for shown in (rendered(view), line(view)):
+        assert "51 of 60 requests, 12 s" in shown
 
 
 def test_the_panel_shows_both_sides():

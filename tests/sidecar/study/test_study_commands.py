@@ -121,6 +121,15 @@ def test_a_plan_has_steps_time_and_tokens_and_sends_nothing(capsys: pytest.Captu
     assert lines[1].startswith("--budget: duration 60 became 1: ")
 
 
+def test_a_plan_says_what_ends_a_step(capsys: pytest.CaptureFixture[str]):
+    """So many requests where these come to their end first, else the duration."""
+    for requests, until in (("30", ["30", "requests"]), ("3000", ["60", "s"])):
+        with pytest.raises(SystemExit):
+            main(["sweep", "--plan", "--vary", "concurrency=2", "--requests", requests, "--repeat", "1"])
+        line = capsys.readouterr().out.splitlines()[-3]
+        assert until == line.split()[5:7]
+
+
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """A study is not begun where files are."""
     (tmp_path / "notes.txt").write_text("mine")
