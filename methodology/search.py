@@ -201,7 +201,7 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
     reached, disputed = crossing_of(steps, limit), contradiction(asked, steps, limit)
     if reached is not None and reached[0] >= lowest:
         method = (
-            f"where a logistic fit of the share of requests beyond the bound over realised load, of {len(judged)} open "
+            f"where a logistic fit of the share of requests beyond the bound over the load sent, of {len(judged)} open "
             f"loops, reaches what {text} allows; interval by Fieller"
         )
         return number(reached[0], "requests/s", ci95=reached[1:], n=len(judged), method=method)

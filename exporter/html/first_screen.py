@@ -23,7 +23,8 @@ def figures(summary: Summary) -> Prose:
     if summary.watch or offered is None:
         flow = f"{cell(client.throughput.requests_per_s)} requests/s"
     else:
-        flow = f"{cell(offered)} requests/s offered" + ("" if served is None else f", {cell(served)} served")
+        word = "sent" if rates.offered_requests_per_s is None else "offered"
+        flow = f"{cell(offered)} requests/s {word}" + ("" if served is None else f", {cell(served)} served")
     p50, p99 = spoken_together(ttft.p50, ttft.p99)
     failed = f"{requests.sent - requests.ok:,} of {requests.sent:,} without success"
     return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "bold")

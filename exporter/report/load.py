@@ -11,7 +11,7 @@ from loadgen.requests.rates import Rates, SteadyThroughput
 from loadgen.requests.summary import HeldBack
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
-DRAWN_OFF = 0.1  # of the rate that was asked for: arrivals drawn at random that are further off are worth a sentence
+DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are worth a sentence
 
 
 def overload(summary: Summary) -> Iterator[str]:
@@ -53,7 +53,7 @@ def sustained(summary: Summary) -> str:
 
 
 def rate_lines(summary: Summary) -> Iterator[str]:
-    """Yield what was asked for, offered, sent and served while the load lasted, then the throughput, which includes the
+    """Yield what was offered, sent and served while the load lasted, then the throughput, which includes the
     drain. Without a load of our own, the throughput alone: others sent the requests.
     """
     rates, own_load = summary.client.rates, not summary.watch
@@ -92,8 +92,8 @@ def _steady(steady: SteadyThroughput) -> Iterator[str]:
 def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
     offered, sent = cell(rates.offered_requests_per_s), cell(rates.realised_requests_per_s)
     asked = _asked_per_s(summary.config)
-    steps = [f"{cell(asked)} asked for"] if asked else []
-    steps += [f"{offered} offered"] if rates.offered_requests_per_s is not None and offered != sent else []
+    rate = f" (--rate {cell(asked)})" if asked and cell(asked) != offered else ""
+    steps = [f"{offered} offered{rate}"] if rates.offered_requests_per_s is not None else []
     steps += [f"{sent} sent"] if rates.realised_requests_per_s is not None else []
     growing = summary.methodology.stability.verdict == "growing"
     if (served_per_s := served_in_load(summary)) is not None:
@@ -123,6 +123,6 @@ def served_in_load(summary: Summary) -> float | None:
 
 
 def _asked_per_s(config: Mapping[str, Any]) -> float | None:
-    """Return the rate that was asked for, None where it is not one number."""
+    """Return --rate, None where it is not one number."""
     is_one = not config.get("ramp_to") and not config.get("trace") and not config.get("replay_requests")
     return config.get("rate") if is_one else None

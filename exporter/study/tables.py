@@ -150,7 +150,7 @@ def steps_table(steps: Sequence[StepRecord]) -> Table:
     ]  # fmt: skip
     filled = [at for at in range(len(titles)) if at < 3 or any(row[at] not in (None, "") for row in rows)]
     shown = {name: title for at, (name, title) in enumerate(titles.items()) if at in filled}
-    note = "Level: requests/s that an open loop was to send, requests in flight of a closed loop."
+    note = "Level: requests/s offered by an open loop, requests in flight of a closed loop."
     return new_table("steps", "Steps", shown, ([row[at] for at in filled] for row in rows), note, {"level": None})
 
 

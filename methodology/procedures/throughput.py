@@ -285,7 +285,7 @@ def _latency_table(study: _Study, results: dict[str, Quantity]) -> Table:
 def _search_table(study: _Study) -> Table:
     p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
-        "step": "Step", "level": "Level", "target_per_s": "Target (req/s)", "sent_per_s": "Sent (req/s)",
+        "step": "Step", "level": "Level", "target_per_s": "Offered (req/s)", "sent_per_s": "Sent (req/s)",
         "load_per_s": "Load (req/s)", "completed_per_s": "Completed (req/s)", "output_tokens_per_s": "Output (tok/s)",
         "queued_ratio": "Scrapes with waiting", "running_mean": "Running (mean)", "limit": "Limit",
         "kv_cache_max": "KV cache (max)",

@@ -154,7 +154,7 @@ def _times(optimal: Finished | None, stable: Finished | None, levels: Sequence[F
 
 
 _FIT = (
-    "where a monotone fit of log TTFT P99 over realised load (PAVA, PCHIP) reaches twice its least; interval by "
+    "where a monotone fit of log TTFT P99 over the load sent (PAVA, PCHIP) reaches twice its least; interval by "
     "resampling the percentiles"
 )
 
@@ -221,7 +221,7 @@ def _table(study: _Study) -> Table:
     times = [(metric, name) for metric in METRICS for name in NAMES]
     p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
-        "level_ratio": "Level", "offered_per_s": "Offered (r/s)", "realised_per_s": "Realised (r/s)",
+        "level_ratio": "Level", "offered_per_s": "Offered (r/s)", "realised_per_s": "Sent (r/s)",
         "load_per_s": "Load (r/s)",
         "achieved_tokens_per_s": "Achieved (tok/s)",
         **{f"{metric}_{name}_ms": f"{METRICS[metric]} {LABELS[name]}" for metric, name in times},
@@ -238,7 +238,7 @@ def _table(study: _Study) -> Table:
 
     size = ", in requests of mean size, by the output tokens that they asked for" if study.limit.tokens_per_s else ""
     note = (
-        f"Times in ms. Load: what was realised{size}; all loads below and in the answer are such. Percentiles of a "
+        f"Times in ms. Load: what was sent{size}; all loads below and in the answer are such. Percentiles of a "
         "level whose queue was growing depend on how long it ran."
     )
     return table("throughput-latency", "Throughput-Latency Table", titles, map(row, study.levels), note)

@@ -23,6 +23,7 @@ from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
+from exporter.html.first_screen import figures as figures_of
 from exporter.report import as_text
 from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
@@ -219,6 +220,9 @@ def test_the_first_screen_is_figures_and_a_bar(tmp_path: Path):
     shown = bar(replace(run.summary, correlation=replace(run.summary.correlation, breakdown=breakdown)))
     assert "queue (within its own error)" in shown
     assert shown.count("opacity") == 2
+    closed = replace(client, rates=replace(client.rates, offered_requests_per_s=None))
+    texts = [figures_of(each).text for each in (run.summary, replace(run.summary, client=closed))]
+    assert [("offered" in text, "sent" in text) for text in texts] == [(True, False), (False, True)]
     counts = replace(client.requests, failed=client.requests.sent)
     assert "" == bar(replace(run.summary, client=replace(client, requests=counts)))
 

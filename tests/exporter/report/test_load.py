@@ -102,7 +102,7 @@ def test_throughput_is_called_what_it_is():
     """What was sent and served while the load lasted, then what counts the drain in, which is named."""
     load, throughput = rate_lines(asked_for(12.4, loaded_run(2.0, seconds=60)))
     assert load.startswith(
-        "Requests/s in the 59.9 s of load, first to last sent: 12.4 asked for, 12.4 sent, 5.81 served (without the "
+        "Requests/s in the 59.9 s of load, first to last sent: 12.4 offered, 12.4 sent, 5.81 served (without the "
     )
     assert throughput.startswith("Throughput including 69.1 s of drain: 5.76 requests/s")
 
@@ -116,7 +116,7 @@ def test_a_short_run_of_a_system_that_served_all_says_so():
     sent = cell(rates.realised_requests_per_s)
     load, throughput = rate_lines(asked_for(rates.offered_requests_per_s or 0.0, run))
     assert load == (
-        f"Requests/s in the {cell(rates.load_s)} s of load, first to last sent: {sent} asked for, {sent} sent, "
+        f"Requests/s in the {cell(rates.load_s)} s of load, first to last sent: {sent} offered, {sent} sent, "
         f"all served in the end, the last {cell(rates.drain_s)} s after the load"
     )
     assert throughput.startswith(f"Throughput including {cell(rates.drain_s)} s of drain: ")
@@ -137,7 +137,7 @@ def test_arrivals_that_came_to_another_rate_than_was_asked_for_are_named():
     assert 2 == len(list(rate_lines(asked_for(1.04 * offered, run))))
     load, chance, _ = rate_lines(asked_for(1.2 * offered, run))
     asked = cell(1.2 * offered)
-    assert f"first to last sent: {asked} asked for, {cell(offered)} sent" in load
+    assert f"first to last sent: {cell(offered)} offered (--rate {asked}), {cell(offered)} sent" in load
     assert chance.startswith(f"The arrivals that were drawn at random for {asked} requests/s came to {cell(offered)}: ")
 
 
