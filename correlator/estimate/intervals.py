@@ -72,8 +72,8 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
 
     A page on which the histograms of the end disagree in count was read half written: it counts as not scraped.
     Missing: fewer than two usable scrapes, no known engine, no queue or prefill histogram, one without count or sum,
-    or one that is observed at another moment than the end of a request: its sums then speak of other requests than
-    those that ended.
+    one whose sum falls, or one that is observed at another moment than the end of a request: its sums then speak of
+    other requests than those that ended.
     """
     if not len(endpoint.at_ns):
         return Missing("no scrape succeeded")
@@ -154,6 +154,11 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
         name: [rising_histogram(endpoint, columns, restarts) for columns in groups]
         for name, groups in (times | _end_tokens(endpoint, engine)).items()
     }
+    falling = [name for name, shown in rising_of.items() if _sum_falls(shown)]
+    for name, source in (("queue", queue), ("prefill", prefill)):
+        if name in falling:
+            return Missing(f"the sum of {source.metric} cannot be: it falls while its count rises")
+    rising_of = {name: label_sets for name, label_sets in rising_of.items() if name not in falling}
     counts = [_count(label_sets) for label_sets in rising_of.values()]
     sums = {name: _sum(label_sets) for name, label_sets in rising_of.items()}
     if not (np.abs([counts[0], counts[1], sums["queue"], sums["prefill"]]) < LARGEST).all():
@@ -193,6 +198,8 @@ def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> I
     if len(endpoint.at_ns) < 2 or any(columns.count < 0 or columns.sum < 0 for columns in groups):
         return None
     risen = [rising_histogram(endpoint, columns, restarts) for columns in groups]
+    if _sum_falls(risen):
+        return None
     sums = {"ttft": np.diff(_sum(risen))}
     if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
         tokens = [rising(endpoint, column, restarts).values for column in prompt.columns]
@@ -217,6 +224,10 @@ def _count(label_sets: Sequence[RisingHistogram]) -> Floats:
 
 def _sum(label_sets: Sequence[RisingHistogram]) -> Floats:
     return np.asarray(np.sum([histogram.sum for histogram in label_sets], axis=0))
+
+
+def _sum_falls(label_sets: Sequence[RisingHistogram]) -> bool:
+    return any(histogram.sum_falls for histogram in label_sets)
 
 
 def _resets(histograms: Sequence[RisingHistogram]) -> Bools:

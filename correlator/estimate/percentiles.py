@@ -221,7 +221,7 @@ def _increases(endpoint: EndpointSeries, window: Window) -> list[tuple[float, fl
         if isinstance(source, Missing) or any(min(columns.count, columns.sum) < 0 for columns in source.histograms):
             return None
         risen = [rising_histogram(endpoint, columns, restarts) for columns in source.histograms]
-        if any(histogram.resets[first + 1 :].any() for histogram in risen):
+        if any(histogram.sum_falls or histogram.resets[first + 1 :].any() for histogram in risen):
             return None
         count, sum_s = (
             float(sum(column[-1] - column[first] for column in columns))

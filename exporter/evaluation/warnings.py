@@ -26,7 +26,7 @@ from recorded.run import Run
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates
-from scraper.window.aggregate import impossible_gauges
+from scraper.window.aggregate import falling_sums, impossible_gauges
 from scraper.window.summary import Server
 
 CACHED_RATIO = 0.05
@@ -198,6 +198,8 @@ def _impossible(run: Run, correlation: Correlation) -> Iterator[str]:
                 f"the page at {endpoint.url} states {metric} {values[0]:g}, which cannot be: such values "
                 f"({len(values)}) are left out; a share is 0 to 1, and no count is below 0"
             )
+        for metric in falling_sums(endpoint):
+            yield f"the page at {endpoint.url} states a sum of {metric} that falls, which cannot be: it is left out"
     if correlation.comparable and correlation.client_requests and correlation.missing:
         yield f"no breakdown: {correlation.missing}"
 

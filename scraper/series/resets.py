@@ -19,6 +19,8 @@ from scraper.exposition import HistogramColumns, Series, without_le
 from scraper.series.table import EndpointSeries
 
 START_TIME = "process_start_time_seconds"
+ROUNDING = 1e-9  # of a value: a fall within it is of several processes' values added up in another order
+MOST_FALL = 0.01  # s, or tokens, of a sum: by which times of two clocks may be below 0
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -48,13 +50,15 @@ class RisingHistogram:
     """A histogram as if it had never been reset, and the scrapes (bool[T]) of its resets.
 
     `count` (float64[T]) and `buckets` (float64[T, B], cumulative over buckets) never fall. `sum` (float64[T]) is NaN
-    where the page has none; what a formula takes off it (`HistogramColumns.less`) is already off.
+    where the page has none, or one that falls between resets (`sum_falls`), which is no sum; what a formula takes off
+    it (`HistogramColumns.less`) is already off.
     """
 
     count: Floats
     buckets: Floats
     sum: Floats
     resets: Bools
+    sum_falls: bool
 
 
 def restarts_of(endpoint: EndpointSeries) -> Restarts:
@@ -87,12 +91,26 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
     values = endpoint.values[:, [counted, *columns.buckets]]
     resets = _resets(endpoint, values, (columns.family, columns.labels), restarts)
     counts = np.maximum.accumulate(without_resets(values, resets))
-    total = np.full(len(values), np.nan)
+    total, sum_falls = np.full(len(values), np.nan), False
     if columns.sum >= 0:
         total = without_resets(endpoint.values[:, [columns.sum]], resets)[:, 0]
+        sum_falls = _falls(total)
     if columns.less >= 0:
         total = together([total, -without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]])
-    return RisingHistogram(count=counts[:, 0], buckets=counts[:, 1:], sum=total, resets=resets)
+    return RisingHistogram(
+        count=counts[:, 0],
+        buckets=counts[:, 1:],
+        sum=np.full(len(values), np.nan) if sum_falls else total,
+        resets=resets,
+        sum_falls=sum_falls,
+    )
+
+
+def _falls(total: Floats) -> bool:
+    """Tell whether a sum (float64[T]) falls, as none of times or of tokens does."""
+    known = total[np.isfinite(total)]
+    with np.errstate(over="ignore"):
+        return bool((np.diff(known) < -MOST_FALL - ROUNDING * np.abs(known[:-1])).any())
 
 
 def alternates(endpoint: EndpointSeries) -> bool:
@@ -134,8 +152,7 @@ def reset_rows(values: Floats, *restarts: Bools) -> Bools:
     # A series that reappears below its value before a stated restart is not reset once more.
     filled = _filled(values, stated)
     resets: Bools = stated.copy()
-    # A fall within 1e-9 is rounding: several processes' values added up in another order.
-    resets[1:] |= (filled[1:] < filled[:-1] * (1 - 1e-9)).any(axis=1)
+    resets[1:] |= (filled[1:] < filled[:-1] * (1 - ROUNDING)).any(axis=1)
     return resets
 
 
@@ -182,7 +199,7 @@ def _common_resets(endpoint: EndpointSeries) -> Bools:
         before = last[row - 1]
         shown = np.flatnonzero(known[row] & (before >= since))
         earlier = values[before[shown], shown]
-        fallen = int((values[row, shown] < earlier * (1 - 1e-9)).sum())
+        fallen = int((values[row, shown] < earlier * (1 - ROUNDING)).sum())
         if 2 * fallen > int((earlier > 0).sum()):
             resets[row], since = True, row
     return resets

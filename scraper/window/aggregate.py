@@ -10,6 +10,7 @@ import numpy as np
 from rundir.columns import Floats
 from rundir.stats import Missing
 from scraper.engines import CanonicalSource, canonical, detect
+from scraper.series.resets import restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import (
     Buckets,
@@ -100,6 +101,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
         slice_sums=_sum_slices([increase.slice_sums for increase in increases], share=share),
         buckets=_sum_buckets([increase.buckets for increase in increases], share=share),
         intervals=tuple(part for increase in increases for part in increase.intervals),
+        sum_falls=any(increase.sum_falls for increase in increases),
     )
 
 
@@ -154,6 +156,19 @@ def impossible_gauges(endpoint: EndpointSeries) -> dict[str, list[float]]:
                 np.isfinite(samples) & np.isnan(gauge_values(endpoint.values, source))
             ].tolist()
     return {metric: values for metric, values in refused.items() if values}
+
+
+def falling_sums(endpoint: EndpointSeries) -> list[str]:
+    """Return the metrics of an engine's histograms of which the sum is left out, since it falls."""
+    engine, restarts = detect(endpoint.series), restarts_of(endpoint)
+    metrics = [
+        source.metric
+        for source in (canonical(endpoint.series, engine.name).values() if engine else ())
+        if isinstance(source, CanonicalSource)
+        for columns in source.histograms
+        if columns.count >= 0 and rising_histogram(endpoint, columns, restarts).sum_falls
+    ]
+    return list(dict.fromkeys(metrics))
 
 
 def _samples(values: Floats, source: CanonicalSource) -> Floats:

@@ -85,9 +85,9 @@ def _queue_s(described: Mapping[str, Described], recent: Recent | None) -> tuple
     if "queue_time" in described:
         histogram: Histogram = described["queue_time"][1]
         if isinstance(histogram.stats.mean, float):
-            mean_s = histogram.stats.mean * UNITS_S[histogram.unit]
-            return (mean_s if mean_s >= 0 else Missing("the sum of queue_time fell while its count rose")), 0.0
-        return Missing("queue_time has no observation in the window"), 0.0
+            return max(histogram.stats.mean * UNITS_S[histogram.unit], 0.0), 0.0
+        missing = histogram.missing or {}
+        return Missing(f"queue_time: {missing.get('mean', 'no observation')}"), 0.0
     if recent is not None and "recent_queue_time" in described and "requests" in described:
         return _recent_s(described["recent_queue_time"][0], described["requests"][0], recent)
     return Missing("the page shows no queue_time"), 0.0

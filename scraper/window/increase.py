@@ -60,9 +60,9 @@ class Intervals:
 class HistogramIncrease:
     """A histogram's increase over a window: R scrape intervals after the reference, S slices.
 
-    `sum` and `sums` are NaN where the page shows no sum; slices are NaN where no scrape fell into them.
-    `buckets` is a reason where the bounds changed during the run or could not be matched; `intervals` has one part for
-    each set of bounds, and none where there are no buckets.
+    `sum` and `sums` are NaN where the page shows no sum, or one that falls (`sum_falls`); slices are NaN where no
+    scrape fell into them. `buckets` is a reason where the bounds changed during the run or could not be matched;
+    `intervals` has one part for each set of bounds, and none where there are no buckets.
     """
 
     count: float
@@ -73,6 +73,7 @@ class HistogramIncrease:
     slice_sums: Floats
     buckets: Buckets | Missing
     intervals: tuple[Intervals, ...]
+    sum_falls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ def histogram(
         slice_sums=_by_slice(series.sum, selection),
         buckets=_buckets(buckets[span][shown], series.buckets, columns, selection),
         intervals=_intervals(buckets, series, columns, selection),
+        sum_falls=series.sum_falls,
     )
 
 

@@ -172,7 +172,8 @@ def _histogram(about: dict[str, Any], increase: HistogramIncrease, selection: Sc
         stats, reasons = SampleStatistics(), {"stats": TOO_LARGE}
         return Histogram(**about, stats=stats, resets=increase.resets, missing=reasons, timeslices=[])
     # Of a page without a sum no interval is known.
-    why_no_sum = TOO_LARGE if np.isfinite(increase.sums).any() else "the page shows no sum"
+    absent = "its sum falls while its count rises" if increase.sum_falls else "the page shows no sum"
+    why_no_sum = TOO_LARGE if np.isfinite(increase.sums).any() else absent
     moments, missing = _moments(increase.count, increase.sum, why_no_sum)
     missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE) | missing
     fits = fits_of(increase)

@@ -68,6 +68,23 @@ def test_sums_beyond_the_largest_number_are_a_reason(largest: float):
     assert Missing("the server's sums are too large to add up") == observe(scraped(*pages))
 
 
+@pytest.mark.parametrize("sums", [(90.0, 60.0, 30.0), (0.0, 300.0, 0.5)])
+@pytest.mark.parametrize("family", [QUEUE, PREFILL])
+def test_a_sum_that_falls_while_its_count_rises_is_a_reason(family: str, sums: tuple[float, ...]):
+    """No wait is below 0; one of two processes' clocks may be so by some ms."""
+    other = PREFILL if family == QUEUE else QUEUE
+
+    def shown(*family_sums: float) -> Observed | Missing:
+        return observe(
+            scraped(*(histogram(family, 2 * n, s) + histogram(other, 2 * n, n) for n, s in enumerate(family_sums)))
+        )
+
+    refused = shown(*sums)
+    assert isinstance(refused, Missing)
+    assert family in refused.reason
+    assert isinstance(shown(90.0, 89.995, 90.0), Observed)
+
+
 def test_histograms_of_another_moment_than_the_end_are_a_reason():
     """SGLang observes a queue time at the first forward pass: in a window, of other requests than ended in it."""
     families = ("sglang:queue_time_seconds", "sglang:per_stage_req_latency_seconds")

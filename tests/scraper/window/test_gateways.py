@@ -49,7 +49,7 @@ def test_a_queue_whose_sum_fell_is_no_time():
     """A page that contradicts itself: requests waited, and less than nothing in all."""
     page = page_of(litellm(10, 20, 10, 5), litellm(20, 50, 34, 1))
     assert page.queue_ms is None
-    assert "the sum of queue_time fell while its count rose" == page.missing["queue_ms"]
+    assert "queue_time: its sum falls while its count rises" == page.missing["queue_ms"]
 
 
 def test_times_in_milliseconds_and_of_several_parts():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import summaries
 from logs import request_log
-from series import END, endpoint_of, gauge
+from series import END, QUEUE, endpoint_of, gauge, histogram
 
 from correlator.opening import WatchRun
 from exporter.evaluation.warnings import warnings
@@ -100,10 +100,11 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
 
 
 def test_numbers_that_cannot_be_are_named():
-    """Gauges by their metric, times by what they cannot be parts of."""
-    page = gauge("vllm:kv_cache_usage_perc", 17) + gauge("vllm:num_requests_waiting", 4) + END
-    shown = endpoint_of([page, page])
-    usage, times = said({"correlation.missing": "a queue of 10 s"}, endpoints=[shown])
+    """Gauges and sums that fall by their metric, times by what they cannot be parts of."""
+    page = gauge("vllm:kv_cache_usage_perc", 17) + gauge("vllm:num_requests_waiting", 4)
+    shown = endpoint_of([page + histogram(QUEUE, n, 9 - n) + END for n in range(2)])
+    usage, falls, times = said({"correlation.missing": "a queue of 10 s"}, endpoints=[shown])
+    assert f"{QUEUE} that falls" in falls
     assert "vllm:kv_cache_usage_perc 17, which cannot be" in usage
     assert "(2)" in usage
     assert times == "no breakdown: a queue of 10 s"
