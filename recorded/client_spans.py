@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
 from scraper.gateways import FirstOutput
-from scraper.spans.received import ReceivedSpan, plain
+from scraper.spans.received import ReceivedSpan, attributes_of
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.
 FIRST_TOKEN_ATTRIBUTES = ("gen_ai.response.time_to_first_chunk", "gen_ai.server.time_to_first_token")
@@ -86,7 +86,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
     is_gateway = kind.role in ("gateway", "gateway_call")
     serves = kind.role == "gateway" or (span.kind == Span.SPAN_KIND_SERVER and not is_gateway)
     encloses = serves or is_gateway or span.kind == Span.SPAN_KIND_CLIENT
-    attributes = {attribute.key: plain(attribute.value) for attribute in span.attributes} if encloses else {}
+    attributes = attributes_of(span) if encloses else {}
     return ClientSpan(
         span_id=span.span_id,
         parent_id=span.parent_span_id,

@@ -6,7 +6,8 @@ conventions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -183,6 +184,21 @@ def plain(value: AnyValue) -> str | float:
     if kind in ("int_value", "double_value"):
         return float(getattr(value, kind))
     return value.string_value
+
+
+def attributes_of(span: Span, wanted: Collection[str] | None = None) -> dict[str, str | float]:
+    """Return a span's attributes by key, all or the wanted; one that came twice with several values has none.
+
+    OTLP has each key once: it is then no number, or an empty text.
+    """
+    stated: dict[str, str | float] = {}
+    for attribute in span.attributes:
+        if wanted is None or attribute.key in wanted:
+            value = plain(attribute.value)
+            before = stated.setdefault(attribute.key, value)
+            if before != value:
+                stated[attribute.key] = "" if isinstance(before, str) and isinstance(value, str) else math.nan
+    return stated
 
 
 @cache

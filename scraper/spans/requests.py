@@ -15,11 +15,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from rundir.columns import Floats, Ints, Texts
 from scraper.engines.catalogue import Spans, SpanTime
 from scraper.spans.log import ExportRecord, SpanLogRecord
-from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, plain
+from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
 
 # One may be what is left of another before it.
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
-IMPOSSIBLE = "a time that is negative or no number"
+IMPOSSIBLE = "a time that is negative, no number, or several"
 PROBE = "a health probe"
 _UNKNOWN: Mapping[str, float] = dict.fromkeys(TIMES, math.nan)
 # Spans of which the ids are kept, and what their requests say of them.
@@ -193,7 +193,7 @@ def _request(received: ReceivedSpan, spans: Spans) -> _Request:
         end_ns=span.end_time_unix_nano,
         engine=received.kind.engine,
         spans=spans,
-        attributes={attribute.key: plain(attribute.value) for attribute in span.attributes if attribute.key in wanted},
+        attributes=attributes_of(span, wanted),
         clock=_clock(received.resource),
     )
 

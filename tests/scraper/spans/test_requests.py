@@ -52,9 +52,10 @@ def record(
         span = under.spans.add(
             **fields, start_time_unix_nano=START_NS + begin * MS, end_time_unix_nano=START_NS + end * MS
         )
-        for key, value in attributes.items():
-            kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
-            setattr(span.attributes.add(key=key).value, kind, value)
+        for key, stated in attributes.items():
+            for value in stated if isinstance(stated, tuple) else (stated,):
+                kind = {str: "string_value", int: "int_value", float: "double_value"}[type(value)]
+                setattr(span.attributes.add(key=key).value, kind, value)
     return packed(received_ns, "grpc", request.SerializeToString())
 
 
@@ -289,12 +290,21 @@ def test_a_gateways_span_is_no_request_of_an_engine():
     assert [(100, -1, -1, -1)] == times(spans)
 
 
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_an_impossible_time_is_refused(value: float):
-    """Negative, or no number: the span is counted, and of it the ids are kept, so that its request can say why."""
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), (0.1, 0.05), (0.1, 0.05, 0.1), ("x", 0.1)])
+def test_an_impossible_time_is_refused(value: float | tuple[str | float, ...]):
+    """Negative, no number, or several: the span is counted, and its ids are kept, so that its request can say why."""
     spans = engine_spans([record({"name": "llm_request", "attributes": {QUEUE: value, TTFT: 0.2}}, scope="vllm.x")])
     assert ([(-1.0,) * 4], {IMPOSSIBLE: 1}) == (times(spans), spans.refused)
     assert ([TRACE.hex()], [f"states {IMPOSSIBLE}"]) == (list(spans.trace_id), list(spans.fault))
+
+
+def test_an_attribute_that_stands_twice_is_one_if_its_values_agree():
+    """An id, or a count of tokens, with two values is not known; the times of its span are."""
+    ids, tokens = "gen_ai.request.id", "gen_ai.usage.completion_tokens"
+    for stated, expected in (((("a", "a"), (7, 7)), ("a", 7)), ((("a", "b"), (7, 8)), ("", -1))):
+        attributes = {QUEUE: (0.1, 0.1), TTFT: 0.2, **dict(zip((ids, tokens), stated, strict=True))}
+        spans = engine_spans([record({"name": "llm_request", "attributes": attributes}, scope="vllm.x")])
+        assert (100, *expected) == (times(spans)[0][0], spans.request_id[0], spans.output_tokens[0])
 
 
 @pytest.mark.parametrize("attributes", [{QUEUE: "long"}, {}, {QUEUE: 0.5, TTFT: 0.2}], ids=["text", "none", "too long"])
