@@ -20,7 +20,7 @@ from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
 from correlator.estimate.waits import Waits, read_waits, select
 from correlator.requests import RequestColumns, route
-from rundir.columns import Bools, Indices
+from rundir.columns import Bools, Floats, Indices
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 
@@ -152,6 +152,20 @@ def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin
     return measure_network(waits, firsts, members, max(ttft_s - served_s, 0.0))
 
 
+def _within_waits(estimates: Estimate, wait_s: Floats) -> tuple[Floats, Floats]:
+    """Return parts and standard deviations [m, 3] with queue and prefill no longer than the wait that holds them.
+
+    Where they are, by what is not known of the network, both give way in proportion; all are uncertain by as much more.
+    """
+    served_s = estimates.value[:, :2].sum(axis=1)
+    over_s = np.maximum(served_s - wait_s, 0.0)
+    give = np.divide(over_s, served_s, out=np.zeros(len(served_s)), where=over_s > 0)
+    moved = np.column_stack((estimates.value[:, :2] * give[:, None], over_s))
+    value = estimates.value.copy()
+    value[:, :2] -= moved[:, :2]
+    return value, np.hypot(estimates.sd, moved)
+
+
 def _table(
     waits: Waits,
     timed: Bools,
@@ -169,10 +183,10 @@ def _table(
     count = np.where(inside, members_of[interval], 0)
     alone = inside & (members.unmatched[interval] == 0) & ~members.inconsistent[interval]
     clear = members.verified[interval] | (members.clear_s > CLEAR_JITTERS * members.jitter_s)
-    exact = alone & (count == 1) & proven[interval] & clear
     sums = np.column_stack((intervals.sums["queue"], intervals.sums["prefill"]))[interval]
     wait_s = waits.wait_s[rows]
-    value, sd = estimates.value.copy(), estimates.sd.copy()
+    exact = alone & (count == 1) & proven[interval] & clear & (sums.sum(axis=1) <= wait_s)
+    value, sd = _within_waits(estimates, wait_s)
     value[:, :2] = np.where(exact[:, None], np.maximum(sums, 0.0), value[:, :2])
     sd[:, :2] = np.where(exact[:, None], 0.0, sd[:, :2])
     network_s = np.minimum(network.value_s, np.maximum(wait_s - value[:, :2].sum(axis=1), 0.0))

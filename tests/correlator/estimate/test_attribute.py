@@ -198,6 +198,21 @@ def test_the_four_parts_add_up_to_the_wait():
     assert parts_s == pytest.approx((requests.first_output_ns - requests.submit_ns) / 1e9, abs=1e-9)
 
 
+@pytest.mark.parametrize("interval_s", [0.05, 0.5])
+def test_a_part_is_not_below_nothing_where_stamps_are_early(interval_s: float):
+    """Queue and prefill by up to 1.5 ms longer than the client waited: they give way, and are not called exact."""
+    early_s = np.random.default_rng(3).uniform(-0.0015, 0.001, 100)
+    traffic = replace(world(100, 2), rest_s=early_s, network_s=0.0)
+    requests = seen(traffic)
+
+    table = attribute(requests, [scraped(traffic, interval_s)])
+
+    parts_s = np.column_stack((np.nan_to_num(table.network_s), table.queue_s, table.prefill_s, table.engine_frontend_s))
+    assert parts_s.min() >= -1e-9
+    assert parts_s.sum(axis=1) == pytest.approx((requests.first_output_ns - requests.submit_ns) / 1e9, abs=1e-9)
+    assert (early_s[table.quality == "exact"] >= 0).all()
+
+
 @given(st.integers(12, 80), st.integers(0, 2**32), st.sampled_from([0.1, 0.5, 2.0]))
 def test_estimates_add_up_to_what_the_sums_moved_by(size: int, seed: int, interval_s: float):
     """In each scrape interval; none is below 0, nor beyond what the request waited."""
