@@ -18,7 +18,7 @@ import numpy as np
 from correlator.estimate import NO_FIRST
 from correlator.estimate.table import BY_TIME, Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
-from correlator.exact.table import RECORD_BY_TIME, SLACK_S, Joined
+from correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
 from correlator.gateways import GatewayColumns, gateway_columns
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
@@ -280,11 +280,11 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     outside_s = wait_s - joined.ttft_s
     frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
     # It is by the stamps of two processes, which the engine's TTFT is not.
-    intake_s = np.where(joined.scheduler_intake_s > frontend_s + SLACK_S, np.nan, joined.scheduler_intake_s)
-    is_short = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s) < -SLACK_S
-    outside_s[(outside_s < -SLACK_S) | is_short] = np.nan
+    intake_s = np.where(joined.scheduler_intake_s > frontend_s + WITHIN_S, np.nan, joined.scheduler_intake_s)
+    is_short = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s) < -WITHIN_S
+    outside_s[(outside_s < -WITHIN_S) | is_short] = np.nan
     whole_s = e2e_s - joined.e2e_s
-    whole_s[whole_s < -SLACK_S] = np.nan
+    whole_s[whole_s < -WITHIN_S] = np.nan
     outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)
     outside_s = np.where(exact, outside_s, attribution.network_s)
     frontend_s = np.where(exact, frontend_s - np.nan_to_num(intake_s), attribution.engine_frontend_s)

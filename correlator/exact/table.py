@@ -15,6 +15,8 @@ TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
 ALL_TIMES = (*TIMES, "scheduler_intake")  # with what some sources state besides
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
 SLACK_S = 0.010
+# What is compared, so that what is left after rounding is within the slack too: stamps are in whole nanoseconds.
+WITHIN_S = SLACK_S - 1e-8
 
 
 class Refusal(str):
@@ -126,22 +128,22 @@ def put(
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
     if any(not 0 <= part_s < np.inf for part_s in parts_s):
         return Refusal(f"its {states} tells impossible times")
-    if sum(parts_s) > waited_s + SLACK_S:
+    if sum(parts_s) > waited_s + WITHIN_S:
         return Refusal(f"its {states} tells longer times than the client waited")
-    if sum(parts_s) > ttft_s + SLACK_S:
+    if sum(parts_s) > ttft_s + WITHIN_S:
         return Refusal(f"its {states} tells a queue and prefill longer than the client's TTFT")
     lasts_s = (times.end_ns - times.arrival_ns) / 1e9 if times.end_ns >= 0 else np.nan
-    if sum(parts_s) > lasts_s + SLACK_S:
+    if sum(parts_s) > lasts_s + WITHIN_S:
         return Refusal(f"its {states} tells a queue and prefill longer than it lasts")
-    if lasts_s > whole_s + SLACK_S:
+    if lasts_s > whole_s + WITHIN_S:
         return Refusal(f"its {states} lasts longer than the whole reply")
     table.source[row] = source
     for name in ALL_TIMES:
         time_s = getattr(times, f"{name}_s")
         getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
-    if sum(parts_s) + times.decode_s > waited_s + SLACK_S:
+    if sum(parts_s) + times.decode_s > waited_s + WITHIN_S:
         table.decode_s[row] = np.nan
-    if sum(parts_s) + times.scheduler_intake_s > ttft_s + SLACK_S:
+    if sum(parts_s) + times.scheduler_intake_s > ttft_s + WITHIN_S:
         table.scheduler_intake_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
