@@ -23,6 +23,7 @@ from scraper.series.table import EndpointSeries
 
 Sources = Mapping[str, CanonicalSource | Missing]
 
+SLACK_S = 0.01  # by which a sum may differ: times of two clocks may be below 0
 LARGEST = 2.0**53  # requests or seconds: whole numbers beyond are not exact, and no run has as many
 
 
@@ -168,6 +169,9 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
         return Missing("fewer than two scrapes are usable")
     resets = _resets([histogram for label_sets in rising_of.values() for histogram in label_sets])
     buckets = {name: _buckets(groups, rising_of[name], rows) for name, groups in times.items()}
+    for name, source in (("queue", queue), ("prefill", prefill)):
+        if not _held(float(sums[name][rows[-1]] - sums[name][rows[0]]), buckets[name]):
+            return Missing(f"the sum of {source.metric} cannot be: its buckets hold other times")
     return Intervals(
         start_ns=endpoint.at_ns[rows[:-1]],
         end_ns=endpoint.at_ns[rows[1:]],
@@ -254,6 +258,18 @@ def _buckets(
     counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
     # Bounds that changed during the run leave counts below zero.
     return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))
+
+
+def _held(total: float, buckets: Buckets | None) -> bool:
+    """Tell whether a sum can be that of what the buckets hold; one observation may be in one of the two alone."""
+    if buckets is None:
+        return True
+    counts = buckets.counts.sum(axis=0)
+    upper = buckets.bounds[counts > 0]
+    lower = np.concatenate(([min(0.0, buckets.bounds[0])], buckets.bounds[:-1]))[counts > 0]
+    counts = counts[counts > 0]
+    least, most = float(counts @ lower) - lower.max(initial=0.0), float(counts @ upper) + upper.max(initial=0.0)
+    return not (total < least - SLACK_S or total > most + SLACK_S)
 
 
 def _never_waiting(endpoint: EndpointSeries, sources: Sources) -> bool:

@@ -85,6 +85,24 @@ def test_a_sum_that_falls_while_its_count_rises_is_a_reason(family: str, sums: t
     assert isinstance(shown(90.0, 89.995, 90.0), Observed)
 
 
+@pytest.mark.parametrize("each_s", [0.0, "NaN", 0.01, 0.2])
+def test_a_sum_that_its_buckets_cannot_hold_is_a_reason(each_s: float | str):
+    """A sum that stands still, of half the times, or of twice: all observations lie between 0.05 and 0.1 s."""
+
+    def shown(each_s: float | str) -> Observed | Missing:
+        pages = (
+            histogram(PREFILL, n, each_s if isinstance(each_s, str) else each_s * n, buckets=[("0.05", 0), ("0.1", n)])
+            + histogram(QUEUE, n, 0)
+            for n in range(0, 40, 4)
+        )
+        return observe(scraped(*pages))
+
+    refused = shown(each_s)
+    assert isinstance(refused, Missing)
+    assert PREFILL in refused.reason
+    assert isinstance(shown(0.07), Observed)
+
+
 def test_histograms_of_another_moment_than_the_end_are_a_reason():
     """SGLang observes a queue time at the first forward pass: in a window, of other requests than ended in it."""
     families = ("sglang:queue_time_seconds", "sglang:per_stage_req_latency_seconds")
@@ -191,11 +209,12 @@ def test_why_nothing_was_scraped_is_what_the_caller_knows():
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=30), st.floats(0, 1e3), st.floats(0, 1e3))
+@given(st.lists(st.floats(0.001, 1e3), min_size=1, max_size=30), st.floats(0, 1), st.floats(0, 1))
 def test_means_are_sums_over_counts(ttft_s: list[float], queue_s: float, prefill_s: float):
     count = len(ttft_s)
 
-    mean = means([0.5] * count, ttft_s, scraped(page(0, 0, 0), page(count, queue_s, prefill_s)), end_s=1)
+    shown = scraped(page(0, 0, 0), page(count, queue_s * count, prefill_s * count))
+    mean = means([0.5] * count, ttft_s, shown, end_s=1)
 
     assert mean.ttft_s == pytest.approx(sum(ttft_s) / count)
-    assert (mean.queue_s, mean.prefill_s) == (pytest.approx(queue_s / count), pytest.approx(prefill_s / count))
+    assert (mean.queue_s, mean.prefill_s) == (pytest.approx(queue_s), pytest.approx(prefill_s))
