@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.protocols import PROTOCOLS, kserve
-from loadgen.protocols.reading.reply import Reply
+from loadgen.protocols.reading.reply import Reads, Reply
 from loadgen.turns import reply_text
 
 SSE = "text/event-stream"
@@ -414,3 +414,25 @@ def test_a_reply_that_is_not_streamed(protocol: str):
     )  # fmt: skip
     assert (-1, -1, 1) == (reply.first_token_ns, reply.first_output_ns, reply.done_ns)
     assert _text(protocol, head, body) == "hé"
+
+
+@pytest.mark.parametrize("protocol", ["chat", "ollama"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_is_generated_behind_the_last_event_counts(protocol: str, parts: int):
+    """Else the time of two tokens would be shared by the three of the usage; also where it comes in a part of its own.
+
+    What cannot be read there, and another last event, spoil nothing.
+    """
+    pieces = STREAMS[protocol][1]
+    order = [*pieces[:-4], *pieces[-3:], pieces[-4]] if protocol == "chat" else [*pieces[:2], pieces[3], pieces[2]]
+    last = len(order)
+    order += [b"data: ?\n\n" if protocol == "chat" else b"?\n", order[-2]]
+    cut = [order] if parts == 1 else [order[: last - 1], order[last - 1 :]]
+    reads, at = [], 1
+    for some in cut:
+        ends = np.array(list(accumulate(map(len, some))), np.int64)
+        reads.append(Reads(stamps_ns=np.arange(at, at + len(some)), ends=ends, body=b"".join(some)))
+        at += len(some)
+    reply = PROTOCOLS[protocol].read_parts(200, _head(STREAMS[protocol][0]), reads)
+    assert (3, last, last - 1) == (len(reply.chunk_ns), reply.last_token_ns, reply.done_ns)
+    assert ("", True, 3) == (reply.error, reply.complete, reply.output_tokens)

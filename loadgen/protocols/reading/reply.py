@@ -189,7 +189,8 @@ class _Times:
         self.chunk_ns.append(stamps[:count])
         self.chunk_chars.append(np.asarray(seen.chars, np.int64))
         self.chunk_choice.append(np.asarray(seen.choice_of, np.int64))
-        *bounds_ns, self.done_ns = stamps[count:].tolist()
+        *bounds_ns, done_ns = stamps[count:].tolist()
+        self.done_ns = done_ns if self.done_ns < 0 else self.done_ns
         for number, first_ns, last_ns in zip(seen.outputs, bounds_ns[::2], bounds_ns[1::2], strict=True):
             self.outputs_ns.setdefault(number, [first_ns, last_ns])[1] = last_ns
         seen.settled += count

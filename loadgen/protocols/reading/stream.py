@@ -322,8 +322,6 @@ def _stream(seen: Seen, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
         if seen.number == 0:
             beginning = beginning or seen.segment.data.lstrip()[:1]
         yield True
-        if seen.done_end >= 0:
-            return
     # A JSON line that is not whole yet does not make a reply of another kind.
     if seen.number == 0 and (beginning == b"<" or (beginning == b"{" and _SSE in form.kinds)):
         seen.error = "protocol: the reply is not an event stream"
@@ -332,12 +330,11 @@ def _stream(seen: Seen, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
 def _events(seen: Seen, form: Form, data: bytes) -> Iterator[bool]:
     source = form.split(data, 0)
     while (event := next(source, None)) is not None:
+        # What follows the last event is read too: what a server generates behind it takes its time.
         if event.data.strip() == _DONE:
-            seen.done_end = event.end
-            return
+            seen.done_end = event.end if seen.done_end < 0 else seen.done_end
+            continue
         _take(seen, form, event)
-        if seen.done_end >= 0:
-            return
         yield False
         if form.run is not None and (at := form.run(seen, data, event)) >= 0:
             source = form.split(data, at)
@@ -369,10 +366,13 @@ def _messages(seen: Seen, form: Form, status: int, pieces: Iterable[tuple[bytes,
 
 
 def _take(seen: Seen, form: Form, event: SseEvent) -> None:
+    done_end = seen.done_end
     try:
         form.take(seen, event)
+        seen.done_end = seen.done_end if done_end < 0 else done_end
     except UNREADABLE as error:
-        seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
+        if done_end < 0:
+            seen.error = seen.error or f"protocol: event {seen.number} is not a completion chunk: {error}"
     seen.number += 1
 
 
