@@ -198,7 +198,8 @@ INVISIBLE = ["\u200b", "\ufeff", "\x00", "\u2060", "\xad", "\u200e", "\u3164", "
 def test_text_that_does_not_show_is_no_first_token(text: str, field: str):
     """Heartbeats of invisible characters, one alone or in a run; beside a character that shows they are content."""
     reply = _stream(_delta(**{field: text}), _delta(**{field: text}), _delta(**{field: text + "a"}), "[DONE]")
-    assert (3, 2, [1, 2, 3]) == (reply.first_token_ns, reply.blank_before_first, reply.chunk_ns.tolist())
+    chunks = [1, 2, 3] if any(map(str.isspace, text)) else [3]
+    assert (3, 2, chunks) == (reply.first_token_ns, reply.blank_before_first, reply.chunk_ns.tolist())
 
 
 @pytest.mark.parametrize(

@@ -217,3 +217,37 @@ def test_what_came_in_one_read_has_no_time_per_token():
     metrics = request_metrics(log)
     assert np.isnan(metrics.tpot_ms[0])
     assert [True] == goodput(parse_slo("tpot<50ms"), log, metrics).unknown.tolist()
+
+
+NO_TOKENS = [
+    {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+    {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": None}]},
+    chunk("\u200b"),
+    chunk("\ufeff", key="reasoning_content", finish="length"),
+]
+
+
+@pytest.mark.parametrize("event", NO_TOKENS)
+@pytest.mark.parametrize("counted", [[usage(20)], []])
+@pytest.mark.parametrize("where", [0, 1, 12, 20])
+def test_what_is_no_content_has_no_part_in_the_times(event: dict[str, object], counted: list[object], where: int):
+    """Of 20 tokens in 20 chunks, a chunk each 10 ms: a heartbeat, half a second from the others, is none of them."""
+    events = [*map(chunk, TEXTS[:where]), event, *map(chunk, TEXTS[where:]), *counted]
+    at_ms = [10.0 * number for number in range(1, 21)]
+    at_ms = [at + (500.0 if number >= where else 0.0) for number, at in enumerate(at_ms)]
+    at_ms.insert(where, at_ms[where] - 5.0 if where < 20 else 700.0)
+    log = log_of(*events, at_ms=at_ms)
+    metrics = request_metrics(log)
+    last_ms = 700.0 if where < 20 else 200.0
+    assert [last_ms] == metrics.e2e_ms.tolist()
+    assert 20 == len(log.chunk_ns)
+    assert (log.first_token_ns[0], log.last_token_ns[0]) == (log.first_output_ns[0], log.last_output_ns[0])
+
+
+def test_a_token_that_is_not_seen_keeps_its_time():
+    """Where more tokens were counted than other contents came: one that ends the reply, or joins characters."""
+    ending = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    assert request_metrics(reply(ending, usage(21), max_tokens=30)).tpot_ms[0] == pytest.approx(10.0)
+    joined = log_of(*map(chunk, TEXTS), chunk("\u200d"), usage(21), max_tokens=30)
+    assert (21, 10.0) == (len(joined.chunk_ns), pytest.approx(request_metrics(joined).tpot_ms[0]))

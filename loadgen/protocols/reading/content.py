@@ -25,6 +25,11 @@ def is_blank(text: str) -> bool:
     return _VISIBLE.search(text) is None
 
 
+def is_unseen(text: str) -> bool:
+    """Tell whether a text has characters, and not even white space among them."""
+    return text != "" and is_blank(text) and not any(map(str.isspace, text))
+
+
 def calls_tool(call: msgspec.Raw) -> bool:
     """Tell whether a tool call, or a piece of one, has a name or arguments."""
     members = [call]

@@ -26,10 +26,12 @@ _JOINED_BYTES = 1024 * 1024
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """What one reply said and when; stamps and counts are -1 where missing.
 
-    first_output_ns     the first event the model generated something for, if only blanks or nothing visible
-    last_output_ns      the last such event
+    first_output_ns     the first event the model generated something for, if only blanks or nothing visible; the first
+                        content where there are as many as tokens
+    last_output_ns      the last such event, or content
     first_kind          what the first token was: content, reasoning or tool; "" when there was none
-    chunk_ns            int64[m]: one stamp an event with content that is not empty (blank ones included)
+    chunk_ns            int64[m]: one stamp an event with content that is not empty (white space included; of nothing
+                        but invisible characters only where more tokens were counted than other contents came)
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
     chunk_choice        int64[m]: the number of the choice of each; empty where there is but one
     choices             choices that the model generated something for
@@ -114,21 +116,21 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     for is_whole in reading(seen, form, http_status, head, times.watch(parts)):
         if is_whole:
             times.settle(seen)
-    chunk_ns = _concatenated(times.chunk_ns)
     has_token, choices = seen.first >= 0, len(seen.choices)
-    spans_ns = [last_ns - first_ns for first_ns, last_ns in times.outputs_ns.values()]
+    first_token_ns = int(_concatenated(times.chunk_ns)[seen.first]) if has_token else -1
+    chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, times)
     return Reply(
-        first_output_ns=next((first_ns for first_ns, _ in times.outputs_ns.values()), -1),
-        last_output_ns=max((last_ns for _, last_ns in times.outputs_ns.values()), default=-1),
-        chunk_choice=_concatenated(times.chunk_choice) if choices > 1 else _NONE,
+        first_output_ns=min((first_ns for first_ns, _ in outputs_ns), default=-1),
+        last_output_ns=max((last_ns for _, last_ns in outputs_ns), default=-1),
+        chunk_choice=chunk_choice if choices > 1 else _NONE,
         choices=choices,
-        output_span_ns=sum(spans_ns) if choices > 1 else -1,
+        output_span_ns=sum(last_ns - first_ns for first_ns, last_ns in outputs_ns) if choices > 1 else -1,
         unseen_tokens=0 if seen.reasoned or seen.silent >= seen.reasoning_tokens else seen.reasoning_tokens,
-        first_token_ns=int(chunk_ns[seen.first]) if has_token else -1,
+        first_token_ns=first_token_ns,
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
         first_kind=seen.first_kind,
         chunk_ns=chunk_ns,
-        chunk_chars=_concatenated(times.chunk_chars),
+        chunk_chars=chunk_chars,
         output_tokens=seen.output_tokens,
         input_tokens=seen.input_tokens,
         cached_tokens=seen.cached_tokens,
@@ -149,6 +151,23 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         response_id=seen.response_id,
         timings=seen.timings,
     )
+
+
+def _contents(seen: Seen, times: _Times) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
+    """Return stamps, characters and choice of each content, and the first and last output of each choice.
+
+    Where the contents that show, white space included, are as many as the tokens, or those were not counted, nothing
+    else was generated: a role, a finish reason or a zero-width space, as of a heartbeat, has no part in the times.
+    """
+    columns = [_concatenated(parts) for parts in (times.chunk_ns, times.chunk_chars, times.chunk_choice)]
+    chunk_ns, chunk_chars, choice = columns
+    shown = len(chunk_ns) - len(seen.unseen)
+    if not shown or max(seen.output_tokens, seen.timed_tokens) > shown:
+        return chunk_ns, chunk_chars, choice, [(first_ns, last_ns) for first_ns, last_ns in times.outputs_ns.values()]
+    if seen.unseen:
+        chunk_ns, chunk_chars, choice = (np.delete(column, seen.unseen) for column in columns)
+    of = [chunk_ns] if len(seen.choices) == 1 else [chunk_ns[choice == number] for number in seen.choices.values()]
+    return chunk_ns, chunk_chars, choice, [(int(stamps[0]), int(stamps[-1])) for stamps in of if len(stamps)]
 
 
 def first_token_ns(form: Form, http_status: int, head: bytes, beginning: Reads) -> int:

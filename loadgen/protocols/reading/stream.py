@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from loadgen.http1 import Head, ProtocolError, parse_head
-from loadgen.protocols.reading.content import is_blank
+from loadgen.protocols.reading.content import is_blank, is_unseen
 from loadgen.protocols.reading.events import BLANK_LINES, SseEvent, events
 from loadgen.protocols.reading.failures import (
     ABORTED,
@@ -63,6 +63,7 @@ class Seen:
     choice_of  of which of these each content is
     reasoned  reasoning came as text
     silent    events that brought nothing to show
+    unseen    which contents have neither a character that shows nor white space, those settled included
     statements, grew, doubts  how often output tokens were stated, whether they ever rose, what of counts cannot be so
     """
 
@@ -91,6 +92,7 @@ class Seen:
     grew: bool = False
     doubts: dict[str, str] = field(default_factory=dict)
     silent: int = 0
+    unseen: list[int] = field(default_factory=list)
     finish_reason: str = ""
     error: str = ""
     role_only_first: bool = False
@@ -107,6 +109,8 @@ class Seen:
             return
         if self.first < 0 and (kind := _kind(text, reasoning, tools=tools)):
             self.first, self.first_kind = self.settled + len(self.ends), kind
+        if not tools and is_unseen(text + reasoning):
+            self.unseen.append(self.settled + len(self.ends))
         self.reasoned |= reasoning != ""
         self.ends.append(end)
         self.choice_of.append(number)
@@ -136,6 +140,10 @@ class Seen:
             self.silent += len(run.texts) - len(texts)
         if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
             self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
+        joined = "".join(texts)
+        if not (joined.isascii() and joined.isprintable()):
+            before = self.settled + len(self.ends)
+            self.unseen += [before + at for at, text in enumerate(texts) if is_unseen(text)]
         self.reasoned |= reasoning and bool(texts)
         self.ends += ends
         self.choice_of += [number] * len(ends)
