@@ -6,13 +6,15 @@ to ignore the end of a sequence.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, lines
 from loadgen.protocols.reading.failures import NULL, stated
 from loadgen.protocols.reading.stream import Form, Seen
-from loadgen.protocols.reading.timings import Count, ServerTimings
+from loadgen.protocols.reading.timings import ServerTimings, is_count
 from loadgen.protocols.request import Asked, json_body, messages_of
 
 
@@ -38,12 +40,12 @@ class _Line(msgspec.Struct, gc=False):
     done: bool = False
     done_reason: str | None = None
     error: msgspec.Raw = NULL
-    total_duration: Count | None = None
-    load_duration: Count | None = None
-    prompt_eval_count: Count | None = None
-    prompt_eval_duration: Count | None = None
-    eval_count: Count | None = None
-    eval_duration: Count | None = None
+    total_duration: Any = None
+    load_duration: Any = None
+    prompt_eval_count: Any = None
+    prompt_eval_duration: Any = None
+    eval_count: Any = None
+    eval_duration: Any = None
 
 
 _decode = msgspec.json.Decoder(_Line).decode
@@ -56,12 +58,14 @@ def _take(seen: Seen, event: SseEvent) -> None:
         return
     said = line.message or _Message()
     calls = any(map(calls_tool, said.tool_calls or ()))
-    # The last line's message is empty by design, and nothing was generated for it.
-    if not line.done or said.content or said.thinking or calls:
+    # The last line's message is empty by design, and nothing was generated for it; some repeat the whole reply there.
+    repeats = line.done and len(seen.texts) > 1 and said.content == "".join(seen.texts)
+    if not repeats and (not line.done or said.content or said.thinking or calls):
         seen.say(event.end, said.content, said.thinking or "", tools=calls)
     if line.done:
         seen.finish(line.done_reason or "stop")  # older servers give none
-        seen.count(line.prompt_eval_count, line.eval_count if seen.ends or seen.settled else line.eval_count or 0)
+        generated = 0 if line.eval_count is None and not (seen.ends or seen.settled) else line.eval_count
+        seen.usage({"prompt_tokens": line.prompt_eval_count, "completion_tokens": generated})
         seen.timings = _timings(line)
         seen.done_end = event.end
 
@@ -80,12 +84,13 @@ def _timings(line: _Line) -> ServerTimings:
     )
 
 
-def _ms(duration_ns: int | None) -> float:
-    return float("nan") if duration_ns is None else duration_ns / 1e6
+def _ms(duration_ns: Any) -> float:
+    """Return a time in ms, also one below 0, which is refused with its reason where parts are made of it."""
+    return duration_ns / 1e6 if isinstance(duration_ns, int | float) and is_count(abs(duration_ns)) else float("nan")
 
 
-def _per_s(tokens: int | None, duration_ms: float) -> float:
-    return tokens / duration_ms * 1e3 if tokens is not None and duration_ms > 0 else float("nan")
+def _per_s(tokens: Any, duration_ms: float) -> float:
+    return tokens / duration_ms * 1e3 if is_count(tokens) and duration_ms > 0 else float("nan")
 
 
 FORM = Form(kinds=frozenset({"application/x-ndjson"}), split=lines, breaks=(b"\n",), take=_take)

@@ -436,3 +436,32 @@ def test_what_is_generated_behind_the_last_event_counts(protocol: str, parts: in
     reply = PROTOCOLS[protocol].read_parts(200, _head(STREAMS[protocol][0]), reads)
     assert (3, last, last - 1) == (len(reply.chunk_ns), reply.last_token_ns, reply.done_ns)
     assert ("", True, 3) == (reply.error, reply.complete, reply.output_tokens)
+
+
+@pytest.mark.parametrize("stated", [{"eval_duration": -5}, {"total_duration": "2s"}, {"load_duration": 10**30}])
+def test_a_time_of_ollama_that_cannot_be_spoils_no_reply(stated: dict[str, object]):
+    """What cannot be read is left out, and a time below 0 is for the breakdown to refuse; all else counts."""
+    reply = _read("ollama", *STREAMS["ollama"][1][:3], *_lines(_ollama("", done=True, eval_count=3, **stated)))
+    assert ("", True, 3, 3) == (reply.error, reply.complete, reply.output_tokens, len(reply.chunk_ns))
+    assert reply.timings is not None
+    assert not reply.timings.decode_ms > 0
+
+
+@pytest.mark.parametrize("field", ["eval_count", "prompt_eval_count"])
+@pytest.mark.parametrize("stated", ["20", -1, 2.5, {}])
+def test_a_count_of_ollama_that_is_none_is_doubted(field: str, stated: object):
+    """It is not used, and the reply says which it was."""
+    counts = {"eval_count": 3, "prompt_eval_count": 9, field: stated}
+    reply = _read("ollama", *STREAMS["ollama"][1][:3], *_lines(_ollama("", done=True, eval_duration=9, **counts)))
+    assert ("", True) == (reply.error, reply.complete)
+    assert [{"eval_count": "output_tokens"}.get(field, "input_tokens")] == list(reply.doubts)
+    assert [-1] == [tokens for tokens in (reply.output_tokens, reply.input_tokens) if tokens not in (3, 9)]
+
+
+def test_a_last_line_of_ollama_that_repeats_the_reply_is_no_content():
+    """It may come long after the last token."""
+    ending = _ollama(" hé llo", done=True, done_reason="length", eval_count=3)
+    pieces = [*STREAMS["ollama"][1][:3], *_lines(ending)]
+    reply = _read("ollama", *pieces)
+    assert ([1, 2, 3], 3, 3) == (reply.chunk_ns.tolist(), reply.last_output_ns, reply.output_tokens)
+    assert _text("ollama", _head(LINES), *pieces) == " hé llo"
