@@ -11,12 +11,13 @@ from rich.console import Console
 from recorded.errors import SidelightError, TargetUnreachable
 from scraper.targets.fetch import Limits
 from scraper.targets.scrape import clock_of
+from sidecar.doctor.delivery import plain_lines
 from sidecar.doctor.lines import FAIL, OK, SKIP, WARN, print_line
 from sidecar.doctor.page import Servers, examine_metrics, examine_timings
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress import Terminal
-from sidecar.run.preflight import is_streamed, preflight, refusal
+from sidecar.run.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.target import MOST_NAMED, Contact, Served, engine_version, probe, proxy_note, unlisted_note
 
@@ -110,12 +111,17 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
     if version := await engine_version(served.url, contact):
         print_line(console, OK, f"server version {version}")
         served = replace(served, version=version)
-    for field, said in (await preflight(served, contact=contact, ignore_eos=True)).items():
+    refused = await preflight(served, contact=contact, ignore_eos=True)
+    for field, said in refused.items():
         print_line(console, WARN, refusal(served.url, field, said))
     if note := unlisted_note(served):
         print_line(console, WARN, note)
     streams = "streams" if is_streamed(contact) else "answers, without a stream"
     print_line(console, OK, f"{contact.endpoint} {streams}")
+    if is_streamed(contact):
+        answer = await ask(served, contact=without_fields(contact, refused), ignore_eos=True, tokens=FEW_TOKENS)
+        for mark, text in plain_lines(answer.reply.chunk_ns, answer.exchange.dispatch_ns):
+            print_line(console, mark, text)
     return served
 
 

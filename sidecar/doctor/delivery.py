@@ -19,13 +19,23 @@ CURE = (
 )
 
 
-def delivery_lines(chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float, cure: str = CURE) -> Iterator[Line]:
+def plain_lines(chunk_ns: Ints, submit_ns: int) -> Iterator[Line]:
+    """Say that all pieces of a reply to a request of that moment came together, though they took a while."""
+    if len(chunk_ns) and float(chunk_ns[0] - submit_ns) / 1e9 >= LEAST_HELD_S and _packets(chunk_ns) == [len(chunk_ns)]:
+        lines = delivery_lines(chunk_ns, direct_ns=None, generated_s=math.nan, unknown=CURE)
+        yield from (line for line in lines if line[0] != SKIP)
+
+
+def delivery_lines(
+    chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float, cure: str = CURE, unknown: str = ASK_ENGINE
+) -> Iterator[Line]:
     """Say how the pieces of a reply came.
 
     chunk_ns     when each piece came; those of one packet have one stamp
     direct_ns    the same of a reply that the engine sent without the gateway, None without one
     generated_s  from the first to the last token by the engine's own span, NaN where that is unknown
     cure         what to set where the first ones are held back
+    unknown      what to do where it is not known who holds them back
     """
     count, packets = len(chunk_ns), _packets(chunk_ns)
     if count < LEAST_PIECES:
@@ -41,8 +51,8 @@ def delivery_lines(chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float
             yield OK, f"{together}, as they do without the gateway"
             return
     if not later and math.isnan(generated_s):
-        yield WARN, f"{together}: the gateway holds replies back, or the engine sends them whole"
-        yield HINT, ASK_ENGINE
+        yield WARN, f"{together}: a gateway or proxy holds replies back, or the engine sends them whole"
+        yield HINT, unknown
         return
     gap_s = spread_s / later if math.isnan(generated_s) else generated_s / (count - 1)
     held_s = gap_s * (first - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rundir.clock import anchor
 from scraper.exposition import parse
 from scraper.targets.scrape import Scrape
 from sidecar import doctor
+from sidecar.doctor.delivery import LEAST_HELD_S
 from sidecar.doctor.page import Samples, describe
 from sidecar.options.load import DoctorOptions
 from simulator.server import running
@@ -222,6 +224,26 @@ async def test_what_goes_with_every_request_of_a_run_goes_with_these(capsys: pyt
     assert 2 == capsys.readouterr().out.count("ok    chat streams")
 
 
+@pytest.mark.parametrize("pieces", [16, 4])
+async def test_a_reply_that_came_in_one_packet_is_said(capsys: pytest.CaptureFixture[str], pieces: int):
+    """As through nginx with its own settings; unless there is too little of it to tell."""
+    chunk = 'data: {"choices":[{"delta":{"content":"a "},"finish_reason":null}]}\n\n'
+    reply = chunk * (pieces - 1) + REPLY
+
+    async def hold(_request: web.Request) -> web.Response:
+        held = asyncio.Event()  # a reply that is whole before any of it is sent: what this is about
+        asyncio.get_running_loop().call_later(LEAST_HELD_S, held.set)
+        await held.wait()
+        return web.Response(text=reply, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/v1/models", _models)
+    app.router.add_post("/v1/chat/completions", hold)
+    async with TestServer(app) as server:
+        assert 0 == await doctor.examine(DoctorOptions(url=(f"http://127.0.0.1:{server.port}",)))
+    assert (pieces == 16) == ("proxy_buffering off" in capsys.readouterr().out)
+
+
 async def test_a_malformed_page(examine: Examine):
     """It is named with what is wrong; the examination goes on."""
     code, said = await examine({"/metrics": (200, TEXT, "a 1\nb ")}, metrics=("/metrics",))
@@ -262,7 +284,7 @@ async def test_records_of_requests_are_looked_at_where_they_are_named(
         said = capsys.readouterr().out.replace(url, "URL")
     assert 0 == code
     assert "ok    engine trtllm" in said
-    records = 1 if records_kept else 0  # of doctor's own request
+    records = 2 if records_kept else 0  # of doctor's own requests
     assert f"ok    URL/perf_metrics: {records} request records; a record that was read is gone for others" in said
     assert (records_kept == 0) == ("or records are off: return_perf_metrics: true" in said)
     assert "ok    the clock of its timestamps is known to " in said

@@ -237,7 +237,7 @@ WHOLE = [400 * MS] * 20
             None,
             math.nan,
             "warn",
-            "came in one packet: the gateway holds replies back, or the engine sends them whole",
+            "came in one packet: a gateway or proxy holds replies back, or the engine sends them whole",
         ),
         (WHOLE, None, 0.01, "skip", "the engine generated all 20 pieces within 10 ms: too fast to tell"),
     ],
