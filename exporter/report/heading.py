@@ -40,14 +40,14 @@ def heading(summary: Summary) -> Text:
 
 def held_sentence(held: HeldBack) -> str:
     """Say what the cap on requests in flight held back, and what that makes of the schedule."""
-    cap = f"The cap of {held.cap:,} requests in flight"
+    cap = f"The cap of {_counted(held.cap)} in flight"
     if not held.requests and not held.not_sent:
         return f"{cap} held nothing back: the schedule was kept."
     waits = held.held_ms
     times = f" (median {ms(waits.p50)} ms, longest {ms(waits.max)} ms)" if held.requests else ""
     never = f"; {held.not_sent:,} more were still held at the end and not sent" if held.not_sent else ""
     return (
-        f"{cap} held back {held.requests:,} requests{times}{never}. So this was not an open loop, "
+        f"{cap} held back {_counted(held.requests)}{times}{never}. So this was not an open loop, "
         "and TTFT, counted from the submission, leaves that wait out."
     )
 
@@ -61,7 +61,7 @@ def _counts(requests: RequestCounts) -> str:
     kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
     counts = {label: getattr(requests, name) for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")
-    return f"{requests.sent:,} requests: {', '.join(shown)}"
+    return f"{_counted(requests.sent)}: {', '.join(shown)}"
 
 
 def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
@@ -98,7 +98,7 @@ def _until(window: MeasuredWindow) -> str:
 
 
 def _load(config: Mapping[str, Any], workload: Workload) -> str:
-    limits = [f"{config['requests']:,} requests"] if config["requests"] else []
+    limits = [_counted(config["requests"])] if config["requests"] else []
     limits += [f"{config['duration']:g} s"] if config["duration"] else []
     warm_up = workload.warmup_requests
     parts = (
@@ -114,7 +114,7 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
 def _loop(config: Mapping[str, Any]) -> str:
     cap = config["concurrency"]
     if is_closed_loop(concurrency=cap, rate=config["rate"], trace=config.get("trace")):
-        return f"{cap} requests " + ("at one instant" if config.get("barrier") else "in flight")
+        return f"{_counted(cap)} " + ("at one instant" if config.get("barrier") else "in flight")
     limit = f", at most {cap} in flight" if cap else ""
     if config.get("trace"):
         return f"arrivals of {config['trace']}{limit}"

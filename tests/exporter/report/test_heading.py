@@ -40,3 +40,10 @@ def test_one_request_a_second_is_in_the_singular(rate: float, said: str):
     client = msgspec.structs.replace(whole.client, requests=requests)
     whole = msgspec.structs.replace(whole, client=client, config={**whole.config, **loop})
     assert said in heading(whole).plain
+
+
+def test_one_request_in_flight_is_in_the_singular():
+    whole = summaries.summary(summaries.correlated())
+    loop = {"rate": None, "concurrency": 1, "barrier": False, "requests": 1, "duration": None}
+    whole = msgspec.structs.replace(whole, config={**whole.config, **loop})
+    assert "1 request in flight, for 1 request," in heading(whole).plain
