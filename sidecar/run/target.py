@@ -98,9 +98,11 @@ def unlisted_note(served: Served) -> str | None:
     if served.unlisted is None:
         return None
     why = str(served.unlisted).replace(f"--model {served.model}: not served; ", "").partition("; ")[0]
+    is_read = isinstance(served.unlisted, ConfigurationError)
+    where = "is not in the server's list of models" if is_read else "cannot be looked up: no list of models can be read"
     return (
-        f"--model {served.model} is not in the server's list of models ({why}); the server answered a request for it, "
-        "so it is used. Its context length is not known"
+        f"--model {served.model} {where} ({why}); the server answered a request for it, so it is used. Its context "
+        "length is not known"
     )
 
 
