@@ -7,10 +7,13 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+
+from cyclopts import Parameter
 
 from recorded.errors import ConfigurationError
 from sidecar.cli.loads import STREAMS, defaults_of, with_streams
-from sidecar.cli.messages import nearest, unused
+from sidecar.cli.messages import OTHERWISE, nearest, unused
 from sidecar.cli.peers import (
     BODY_FIELDS,
     DEVIATIONS,
@@ -21,7 +24,7 @@ from sidecar.cli.peers import (
     RENAMED,
     VALUES,
 )
-from sidecar.options.fields import HOST_PORT, flag_of
+from sidecar.options.fields import HOST_PORT, declarations, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
@@ -173,16 +176,19 @@ class Translation:
             self.arguments += added
             self.implied = f"as {theirs} does without a rate: {' '.join(added)}"
 
-    def refuse_unknown(self) -> None:
-        """Add a problem that names all options that a run does not have."""
-        names = {*_flags(RunOptions), *(flag_of(field.name) for field in dataclasses.fields(RunOptions))}
+    def refuse_unknown(self, options: type) -> None:
+        """Add a problem that names all options that a command does not have."""
+        fields = (flag_of(field.name) for field in dataclasses.fields(options))
+        renamed = (given.name or () for given in declarations(options, Parameter).values())
+        names = {*_flags(options), *fields, *chain.from_iterable(renamed)}
         typed = (name for name in self.arguments if re.fullmatch(r"--[A-Za-z][\w-]*", name))
         unknown = [name for name in dict.fromkeys(typed) if name not in names and not name.startswith("--empty-")]
-        near = {name: hint for name in unknown if (hint := nearest(name, names))}
-        said = "sidelight run has no such option"
+        command = f"sidelight {self.arguments[0]}"
+        near = {name: hint for name in unknown if (hint := OTHERWISE.get((command, name)) or nearest(name, names))}
+        said = f"{command} has no such option"
         self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
         far = ", ".join(name for name in unknown if name not in near)
-        self.problems += [f"{far}: {said}; `sidelight run --help` lists them"] if far else []
+        self.problems += [f"{far}: {said}; `{command} --help` lists them"] if far else []
 
     def _join_deviations(self) -> None:
         """Make a mean and its deviation one normal distribution."""
@@ -238,7 +244,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     translation.finish()
     if options is RunOptions:
         translation.take_load([option.name for option in typed])
-        translation.refuse_unknown()
+    translation.refuse_unknown(options)
     if translation.problems:
         raise ConfigurationError("; ".join(translation.problems))
     if arguments[0] == "test":

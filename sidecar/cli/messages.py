@@ -37,7 +37,7 @@ _MISSING = {
 }
 
 # An option of another command, and how the same is done here.
-_OTHERWISE = {
+OTHERWISE = {
     ("sidelight watch", "--duration"): "; a watch goes on until Ctrl-C or SIGTERM, as of `timeout -s INT 30s sidelight "
     "watch ...`; `sidelight scrape` has --duration",
 }
@@ -118,7 +118,7 @@ def unused(text: str, command: str) -> str:
 def _unknown_option(error: cyclopts.UnknownOptionError, command: str) -> str:
     name = (error.token.keyword or error.token.value).partition("=")[0]
     names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
-    hint = _OTHERWISE.get((command, name)) or nearest(name, names)
+    hint = OTHERWISE.get((command, name)) or nearest(name, names)
     return f"{name}: {command} has no such option{hint or f'; `{command} --help` lists them'}"
 
 

@@ -159,6 +159,15 @@ def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str,
     assert [] == [text for text in said if text not in ended.err]
 
 
+@pytest.mark.parametrize("command", ["doctor", "scrape", "test ttft", "compare", "sweep", "watch"])
+def test_every_command_names_all_options_that_it_does_not_have(sidelight: Sidelight, command: str):
+    """In one line; and none that it has, under whatever name."""
+    ended = sidelight(*command.split(), "--nothing", "1", "--nowhere")
+    assert (2, 1) == (ended.code, ended.err.count("\n"))
+    assert f"--nothing, --nowhere: sidelight {command.split(maxsplit=1)[0]} has no such option" in ended.err
+    assert "no such option" not in sidelight("sweep", "--vary", "concurrency=1", "--from", "d", "--plan").err
+
+
 @pytest.mark.parametrize(
     ("typed", "ours"),
     [
