@@ -12,7 +12,7 @@ from itertools import chain
 from cyclopts import Parameter
 
 from recorded.errors import ConfigurationError
-from sidecar.cli.loads import STREAMS, defaults_of, with_streams
+from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
 from sidecar.cli.messages import OTHERWISE, nearest, unused
 from sidecar.cli.peers import (
     BODY_FIELDS,
@@ -171,6 +171,7 @@ class Translation:
                 self.problems.append(f"--profile {self.profile}: {error}")
         if not {"--arrival", "--config"} & {*self.arguments} and _shape(self.arguments) != 1:
             self.arguments += ["--arrival", "gamma"]
+        self.implied = sweep_note(typed, self.arguments)
         added, theirs = defaults_of(typed, self.arguments)
         if added:
             self.arguments += added
@@ -239,6 +240,8 @@ def translate(arguments: Sequence[str]) -> Translation:
     flags = _flags(options)
     first, *typed = _options(arguments[1:])
     translation = Translation([arguments[0]], first.values)
+    names = [option.name for option in typed]
+    typed = [dataclasses.replace(option, name=meant(option.name, names)) for option in typed]
     for option in typed:
         translation.add(option, flags)
     translation.finish()

@@ -17,6 +17,8 @@ _AIPERF = frozenset(
      "--warmup-request-count", "--num-warmup-requests", "--artifact-dir", "--output-artifact-dir", "--input-file",
      "--custom-dataset-type", "--streaming", "--use-server-token-count", "--request-timeout-seconds")
 )  # fmt: skip
+_GUIDELLM = frozenset(("--target", "--max-seconds", "--max-requests", "--processor", "--data"))
+_DISTINCT = "--num-dataset-entries"
 # What says itself how much load there is; a configuration file may.
 _LOADS = frozenset(
     ("--rate", "--arrival", "--burstiness", "--burst-on", "--burst-off", "--ramp", "--ramp-to", "--trace",
@@ -25,6 +27,19 @@ _LOADS = frozenset(
 _LENGTHS = frozenset(("--requests", "--duration"))
 STREAMS = ("synchronous", "concurrent", "throughput")
 LEAST_OF_AIPERF, REQUESTS_OF_VLLM = 10, 1000
+
+
+def meant(name: str, typed: Iterable[str]) -> str:
+    """Return an option's name; AIPerf's --num-prompts, a number of distinct prompts, is not that of vLLM's."""
+    others = frozenset(typed) - {"--num-prompts"}
+    return _DISTINCT if name == "--num-prompts" and others & _AIPERF and not others & _VLLM else name
+
+
+def sweep_note(typed: Iterable[str], arguments: Iterable[str]) -> str:
+    """Return what GuideLLM does where its options are typed without a load, "" elsewhere."""
+    if not _GUIDELLM & frozenset(typed) or frozenset(arguments) & (_LOADS | {"--concurrency"}):
+        return ""
+    return "GuideLLM sweeps without --profile: that is `sidelight test throughput URL`; this is one run at 1 request/s"
 
 
 def defaults_of(typed: Iterable[str], arguments: list[str]) -> tuple[list[str], str]:

@@ -117,7 +117,7 @@ NOT_NEEDED = {
     "--profile-export-level": _ALWAYS_WRITTEN,
     "--tokenizer-mode": "a tokenizer.json says itself what it is",
     "--backend-type": "the API is chosen with --endpoint",
-    "--num-dataset-entries": "prompts do not repeat",
+    "--num-dataset-entries": "AIPerf's --num-prompts, too: prompts do not repeat",
     "--ready-check-timeout-sec": "the server is asked before each run, and must answer",
     "--log-level": "--verbose shows where an error came from",
     "--label": "a run is named by its directory, --out DIR",

@@ -190,6 +190,8 @@ def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
     [
         ("--num-prompts 1000 --dataset-name sharegpt --dataset-path f", "--requests 1000 --prompts f --rate inf"),
         ("--dataset-name random", "--rate inf --requests 1000"),
+        ("--isl 512 --num-prompts 8", "--input-tokens 512 --concurrency 1 --requests 10"),
+        ("--num-prompts 8 --backend vllm --input-file f", "--requests 8 --endpoint completions --prompts f --rate inf"),
         ("--num-prompts 8 --max-concurrency 2", "--requests 8 --concurrency 2"),
         ("--num-prompts 8 --rate 2", "--requests 8 --rate 2"),
         ("--num-prompts 8 --request-rate=2 --burstiness 0.5", "--requests 8 --rate 2 --burstiness 0.5 --arrival gamma"),
@@ -216,6 +218,8 @@ def test_a_load_that_was_not_typed_is_said(sidelight: Sidelight):
     ended = sidelight("run", UNUSED, "--num-prompts", "8")
     assert "sidelight: as vllm bench serve does without a rate: --rate inf" == ended.err.splitlines()[0]
     assert 1 == sidelight("run", UNUSED, "--num-prompts", "8", "--quiet").err.count("\n")
+    assert "sidelight test throughput" in "".join(translate(["run", "--target", UNUSED, "--max-seconds", "9"]).notes)
+    assert [] == translate(["run", "--target", UNUSED, "--max-seconds", "9", "--rate", "2"]).notes
 
 
 def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
