@@ -26,7 +26,7 @@ from rundir.printable.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
 from sidecar.cli.arguments import translate
-from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, print_error, unexpected
+from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, of_systems, print_error, unexpected
 from sidecar.cli.peers import RENAMED
 from sidecar.cli.untrusted import run_bounded
 from sidecar.options.access import ListenOpen
@@ -444,7 +444,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_error(explained(error))
         code = ConfigurationError.exit_code
     except SidelightError as error:
-        print_error(str(error), trace=verbose)
+        print_error(of_systems(str(error), arguments), trace=verbose)
         code = error.exit_code
     except KeyboardInterrupt:
         # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.

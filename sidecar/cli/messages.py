@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import urlsplit
 
 import cyclopts
 
@@ -82,6 +83,15 @@ def explained(error: cyclopts.CycloptsError) -> str:
     if error.unused_tokens:
         return unused(error.unused_tokens[0], command)
     return " ".join(str(error).split())
+
+
+def of_systems(text: str, arguments: Sequence[str]) -> str:
+    """Return an error in the words of `compare`, which has systems and no --url."""
+    if list(arguments[:1]) != ["compare"]:
+        return text
+    systems = [word for word in arguments if "@" not in word and urlsplit(word.partition("=")[2]).netloc]
+    named = [word for word in systems if urlsplit(word.partition("=")[2]).netloc in text]
+    return text.replace("--url", max(named, key=len, default="NAME=URL"))
 
 
 class _Shown(logging.Formatter):

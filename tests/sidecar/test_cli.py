@@ -138,6 +138,13 @@ def test_nothing_listens_is_one_line_and_exit_3(sidelight: Sidelight):
     assert [] == list(Path().iterdir())  # no run was begun
 
 
+def test_a_system_that_does_not_answer_is_named_as_it_was_typed(sidelight: Sidelight):
+    """A comparison has no --url."""
+    ended = sidelight("compare", "before=http://127.0.0.1:9", "after=http://127.0.0.1:10", "--rate", "1")
+    assert (3, 1) == (ended.code, ended.err.count("before=http://127.0.0.1:9"))
+    assert "--url" not in ended.err
+
+
 def test_a_configuration_file_is_read_and_the_command_line_wins(sidelight: Sidelight):
     """Each key is the option of its name, checked like it."""
     Path("c.yaml").write_text(f"url: {UNUSED}0\nscrape-interval: 0.5\nscrape_timeout: 0\n", encoding="utf-8")
