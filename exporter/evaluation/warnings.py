@@ -6,6 +6,7 @@ How it ended, what failed, and what makes its numbers look better or worse than 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice, pairwise
 
 import numpy as np
 from msgspec import UNSET
@@ -25,7 +26,7 @@ from loadgen.requests.table import RequestLog
 from recorded.run import Run
 from rundir.columns import take
 from scraper.engines import QUANTITIES, catalogue
-from scraper.series.resets import alternates
+from scraper.series.resets import alternates, models_in_turn
 from scraper.window.aggregate import falling_sums, impossible_gauges
 from scraper.window.summary import Server
 
@@ -48,6 +49,7 @@ def warnings(
     check: SelfCheck,
 ) -> Iterator[str]:
     """Yield warnings, worst first, from the sections of a summary."""
+    yield from _other_models(run)
     yield from damage_lines(run.integrity)
     yield from _ending(run)
     yield from _gaps(run, server)
@@ -87,6 +89,19 @@ def warnings(
         yield from _short(run, ok)
         yield from _repeats(run, workload) or _cache(run, ok, workload, server)
     yield from _clipping(workload)
+
+
+def _other_models(run: Run) -> Iterator[str]:
+    """Yield which engine came back as another model, and when."""
+    start_ns = next((phase.start_ns for phase in run.phases if phase.name == "measure"), None)
+    for endpoint in run.endpoints:
+        turns = [] if alternates(endpoint) else models_in_turn(endpoint)
+        for (before, _), (after, at_ns) in islice(pairwise(turns), MOST_REASONS):
+            since_ns = endpoint.at_ns[0] if start_ns is None else start_ns
+            yield (
+                f"the engine at {endpoint.url} serves another model since second {(at_ns - since_ns) / 1e9:.1f}: "
+                f"{after}, before it {before}; its numbers, and the client's, are of both models together"
+            )
 
 
 def _ending(run: Run) -> Iterator[str]:

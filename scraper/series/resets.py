@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from scraper.series.table import EndpointSeries
 START_TIME = "process_start_time_seconds"
 ROUNDING = 1e-9  # of a value: a fall within it is of several processes' values added up in another order
 MOST_FALL = 0.01  # s, or tokens, of a sum: by which times of two clocks may be below 0
+MODEL_LABEL = "model_name"  # of vLLM, SGLang and TensorRT-LLM
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -50,7 +52,7 @@ class RisingHistogram:
     """A histogram as if it had never been reset, and the scrapes (bool[T]) of its resets.
 
     `count` (float64[T]) and `buckets` (float64[T, B], cumulative over buckets) never fall. `sum` (float64[T]) is NaN
-    where the page has none, or one that falls between resets (`sum_falls`), which is no sum; what a formula takes off
+    where the page has none, or one that falls between resets (`sum_falls`); what a formula takes off
     it (`HistogramColumns.less`) is already off.
     """
 
@@ -120,6 +122,28 @@ def alternates(endpoint: EndpointSeries) -> bool:
         return False
     known = moments[np.isfinite(moments)]
     return bool((known[1:] < known[:-1]).any())
+
+
+def models_in_turn(endpoint: EndpointSeries) -> list[tuple[str, int]]:
+    """Return the models that the pages name one after the other, and since when; a page may name several at once.
+
+    One that a page names beside the one before is an addition, such as a gateway's, and replaces none.
+    """
+    named = [dict(series.labels).get(MODEL_LABEL) for series in endpoint.series]
+    models = sorted(filter(None, set(named)))
+    if len(models) < 2:
+        return [(model, int(endpoint.at_ns[0])) for model in models]
+    known = np.isfinite(endpoint.values)
+    present = np.array([known[:, [name == model for name in named]].any(axis=1) for model in models]).T
+    changed = 1 + np.flatnonzero((present[1:] != present[:-1]).any(axis=1))
+    turns: list[tuple[str, int]] = []
+    before = np.zeros(len(models), dtype=np.bool_)
+    for row in (0, *changed.tolist()):
+        shown = present[row]
+        if shown.any() and not (shown & before).any():
+            turns.append((", ".join(compress(models, shown)), int(endpoint.at_ns[row])))
+        before = shown if shown.any() else before
+    return turns
 
 
 def without_resets(values: Floats, resets: Bools) -> Floats:

@@ -110,6 +110,21 @@ def test_numbers_that_cannot_be_are_named():
     assert times == "no breakdown: a queue of 10 s"
 
 
+def test_an_engine_that_came_back_as_another_model_is_the_first_thing_said():
+    """With both names, and since when; and once more where the first came back."""
+    was, is_now = (gauge("vllm:num_requests_waiting", 1, labels=[f'model_name="{name}"']) + END for name in "ab")
+    warned = said({"correlation.spans": PROBED}, endpoints=[endpoint_of([was, was, END, is_now, is_now, was])])
+    assert ["a, before it b" in text or "b, before it a" in text for text in warned] == [True, True, False]
+    assert "since second 3.0: b, before it a" in warned[0]
+
+
+def test_a_model_that_a_page_names_beside_another_replaces_none():
+    """As a gateway's pages do once a model was first asked for."""
+    first = gauge("vllm:num_requests_waiting", 1, labels=['model_name="a"']) + END
+    both = gauge("vllm:num_requests_waiting", 1, 1, labels=['model_name="a"', 'model_name="b"']) + END
+    assert said({}, endpoints=[endpoint_of([first, both, first])]) == []
+
+
 def test_a_watch_says_whose_times_it_has():
     """Requests without a client's span are no other traffic: all that a watch sees is of others."""
     watched = SimpleNamespace(broken={}, whole=50)
