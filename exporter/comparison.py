@@ -17,7 +17,7 @@ from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS, Parts
 from exporter.report.alerts import alerts, severe_lines
-from exporter.report.format import Prose, cell, ms, setting, spoken, table
+from exporter.report.format import Prose, table
 from exporter.report.load import served_in_load, sustained
 from exporter.report.method import generator_verdict, slowed_engine
 from exporter.report.tables.client import CLIENT_ROWS
@@ -27,6 +27,7 @@ from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
 from methodology.intervals import LEAST_TAIL, Ends, difference, mean
 from methodology.percentiles import QUANTILES, times_in_order
+from rundir.printable.numbers import cell, ms, setting, spoken
 from scraper.window.quantities import Gauge
 
 LABELS = "ABCDEF"

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from methodology.fits.logistic import share_crossing
 from methodology.intervals import Ends
-from methodology.study.findings import Quantity, figure
+from methodology.study.findings import Quantity
 from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, level_label, of_kind
 from methodology.study.quantities import number
 from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
+from rundir.printable.numbers import figure
 
 AT_SLO = "slo"
 

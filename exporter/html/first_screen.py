@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from correlator.breakdown import TTFT_PARTS
 from exporter.html.markup import escape
-from exporter.report.format import Prose, cell, percent, spoken_together
+from exporter.report.format import Prose
 from exporter.report.load import served_in_load
 from exporter.summary.breakdown import is_certain, json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.requests.summary import too_many_failed
+from rundir.printable.numbers import cell, percent, spoken_together
 
 UNSURE = 0.35  # opacity of a part within its own error
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from exporter.report.format import ms, percent, table
+from exporter.report.format import table
 from exporter.report.method import generator_verdict
 from exporter.summary.result import Summary
 from loadgen.requests.self_check import SelfCheck
+from rundir.printable.numbers import ms, percent
 
 
 def how_sure(summary: Summary) -> Iterator[str]:

@@ -17,11 +17,12 @@ from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts, g
 from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack
 from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
 from exporter.html.markup import blocks
-from exporter.report.format import Prose, duration
+from exporter.report.format import Prose
 from loadgen.requests.table import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
 from rundir.printable import escaped, printable, printable_all
+from rundir.printable.numbers import duration
 from scraper.series.log import FailureRecord, Row
 
 SHOWN_S = 900.0  # as the headings of the page say

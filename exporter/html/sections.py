@@ -14,7 +14,7 @@ from exporter.html.markup import blocks, escape, page_header
 from exporter.html.slices import slices_table
 from exporter.report.alerts import alerts, severe_lines
 from exporter.report.conclusion import conclusion
-from exporter.report.format import Prose, setting, table
+from exporter.report.format import Prose, table
 from exporter.report.heading import heading
 from exporter.report.load import rate_lines
 from exporter.report.method import method
@@ -28,6 +28,7 @@ from exporter.report.tables.percentiles import percentiles_table
 from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary
+from rundir.printable.numbers import setting
 
 NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 

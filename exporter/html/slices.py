@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from correlator.breakdown import TTFT_PARTS
-from exporter.report.format import cell, ms, table
+from exporter.report.format import table
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, short_label_of
 from exporter.summary.correlation import BreakdownSlice
 from exporter.summary.result import Summary
+from rundir.printable.numbers import cell, ms
 from scraper.window.quantities import Gauge
 
 MOST_ROWS = 60

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
-from exporter.report.format import cell, percent, spoken
 from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
 from loadgen.requests.summary import ClientSummary, too_many_failed
+from rundir.printable.numbers import cell, percent, spoken
 from scraper.engines import Limits, catalogue
 from scraper.gateways import gateway
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
 from exporter.report.advice import advice
-from exporter.report.format import percent, spoken, spoken_together
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
+from rundir.printable.numbers import percent, spoken, spoken_together
 from rundir.stats import Statistics
 from scraper.gateways import can_state_more
 

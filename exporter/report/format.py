@@ -1,9 +1,8 @@
-"""How numbers and tables look in a report for people."""
+"""How tables and paragraphs look in a report for people."""
 
 from __future__ import annotations
 
 import copy
-import json
 import re
 import textwrap
 from dataclasses import dataclass, replace
@@ -13,8 +12,6 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
-
-from methodology.study.findings import ABSURD
 
 SUMMARY = "summary.json"
 TEXTS = {"", "known from", "class"}  # columns of words
@@ -121,73 +118,3 @@ class Prose:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         for line in textwrap.wrap(self.unbroken(), options.max_width, break_on_hyphens=False) or [""]:
             yield Text(line.replace("\N{NO-BREAK SPACE}", " "), style=self.style)
-
-
-def ms(value: float | None) -> str:
-    """Return milliseconds with about three digits, "-" where missing."""
-    if value is None:
-        return "-"
-    if abs(value) >= ABSURD:
-        return f"{value:.3g}"
-    # Adding nothing takes the sign from what rounds to zero.
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{round(value, 2) + 0.0:.2f}"
-
-
-def spoken(value: float | None, *beside: float | None) -> str:
-    """Return milliseconds as a sentence has them, in one unit with those `beside`: seconds where any has 10 s."""
-    if value is None:
-        return "-"
-    if max(abs(each) for each in (value, *beside) if each is not None) >= 10_000:
-        return f"{value / 1e3:,.1f} s" if abs(value) >= 10_000 else f"{value / 1e3:.3g} s"
-    return f"{value:,.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
-
-
-def spoken_together(*values: float | None) -> list[str]:
-    """Return times of one sentence, in one unit."""
-    return [spoken(value, *values) for value in values]
-
-
-def percent(ratio: float | None) -> str:
-    """Return a ratio in whole percent, "-" where missing."""
-    return "-" if ratio is None else f"{100 * ratio:z.0f} %"
-
-
-def cell(value: float | None) -> str:
-    """Return a number as a table shows it: whole ones whole, others with about three digits, "-" where missing."""
-    if value is None:
-        return "-"
-    if abs(value) >= ABSURD:
-        return f"{value:.3g}"
-    if isinstance(value, int) or value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-# Of the configuration, what is not a count.
-_SECONDS = """
-burst_off burst_on deadline drain_timeout duration linger ramp_duration request_timeout scrape_interval scrape_timeout
-slice_duration think_time
-"""
-_SETTING_UNITS = {**dict.fromkeys(_SECONDS.split(), "s"), **dict.fromkeys(("rate", "ramp_to"), "requests/s")}
-
-
-def setting(name: str, value: object) -> str:
-    """Return a value of the configuration as a table shows it: in full, with its unit."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = str(value) if isinstance(value, int) else f"{value:.12g}"
-        return f"{number} {_SETTING_UNITS.get(name, '')}".rstrip()
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return ", ".join(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def duration(seconds: float) -> str:
-    """Return a stretch of time in its two largest units: 12.3 s, 4 min 5 s, 3 h 20 min, 2 d 4 h."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"

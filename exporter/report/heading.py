@@ -8,12 +8,12 @@ from typing import Any
 from rich.text import Text
 
 from correlator.live.reasons import NO_CLIENT
-from exporter.report.format import duration, ms
 from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.requests.summary import HeldBack, RequestCounts
 from rundir.printable import first_of
+from rundir.printable.numbers import duration, ms
 
 
 def heading(summary: Summary) -> Text:

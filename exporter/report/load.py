@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exporter.report.format import cell, spoken
 from exporter.summary.result import Summary
 from loadgen.requests.rates import Rates, SteadyThroughput
 from loadgen.requests.summary import HeldBack
+from rundir.printable.numbers import cell, spoken
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
 DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are worth a sentence

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from correlator.live.reasons import EXPLANATIONS, NOT_COMPARED
-from exporter.report.format import ms, percent
 from exporter.report.heading import urls_of
 from exporter.report.load import sustained
 from exporter.report.tables.percentiles import interval_line
@@ -17,6 +16,7 @@ from exporter.summary.tail import in_words
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.self_check.cause import BUSY_MACHINE
+from rundir.printable.numbers import ms, percent
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.report.format import Prose, cell, ms
+from exporter.report.format import Prose
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult
+from rundir.printable.numbers import cell, ms
 
 
 def objectives(summary: Summary) -> Iterator[Prose]:

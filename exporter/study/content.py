@@ -14,7 +14,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
-from exporter.report.format import Prose, duration, setting
+from exporter.report.format import Prose
 from exporter.study.system import system_in_words, system_rows
 from exporter.study.tables import TAU, joined, number, requests_table, shown, steps_table
 from methodology.compliance import DRAFT, Compliance
@@ -22,6 +22,7 @@ from methodology.compliance.requirements import Level
 from methodology.study.findings import Findings, Quantity, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
+from rundir.printable.numbers import duration, setting
 
 LEVELS: Mapping[Level, str] = {"must": "MUST", "should": "SHOULD", "part": "no keyword"}
 LONG_PAUSE_S = 60.0  # between steps, from which on the report says so

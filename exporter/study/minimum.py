@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.report.format import ms
 from exporter.study.content import LEVELS, Study, load_model
 from exporter.study.system import system_in_words
 from methodology.study.result import StudyResult
+from rundir.printable.numbers import ms
 
 _TEMPLATE = """=== LLM Benchmark Report (Minimum) ===
 

@@ -14,10 +14,11 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from exporter.report.format import Prose, table
-from methodology.study.findings import Cell, Column, Table, figure
+from methodology.study.findings import Cell, Column, Table
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
 from rundir.printable import defused
+from rundir.printable.numbers import figure
 
 MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines

@@ -11,6 +11,7 @@ from correlator.breakdown import ENGINE_FRONTEND
 from correlator.estimate.table import QUALITIES
 from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
+from rundir.printable.numbers import percent_of_all
 from rundir.stats import Missing
 
 # Below that, the 99th percentile of a run is its slowest request.
@@ -95,14 +96,14 @@ def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
     if 0 < tail.from_ms <= HARDLY_RATIO * p50_ms:
         largest, share = ranked(attribution.mean_share)[0]
         ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
-        return f"TTFT hardly varies ({ratio}): {percent(share)} of it is spent {where[largest]}.", largest
+        return f"TTFT hardly varies ({ratio}): {percent_of_all(share)} of it is spent {where[largest]}.", largest
     if 2 * tail.explained < tail.requests:
         return f"Of the slowest {slowest}, only {tail.explained:,} of {tail.requests:,} requests have a breakdown.", ""
     (largest, share), *others = ranked(tail.share)
-    spent = f"{percent(share)} of their TTFT {where[largest]}"
+    spent = f"{percent_of_all(share)} of their TTFT {where[largest]}"
     if share <= MAJORITY and others:
         second, share = others[0]
-        spent += f" and {percent(share)} {where[second]}"
+        spent += f" and {percent_of_all(share)} {where[second]}"
     return f"The slowest {slowest} ({_spoken_of(tail)}) spent {spent}.", largest
 
 
@@ -134,11 +135,6 @@ def places(shares: Mapping[str, float | None], merged: Mapping[str, int], reques
 def in_words(merged: str) -> str:
     """Return what stands merged in a part, in words that need no glossary."""
     return merged.replace(ENGINE_FRONTEND.words, f"the {ENGINE_FRONTEND.label}")
-
-
-def percent(ratio: float) -> str:
-    """Return whole percent; what is not all is never called 100 %."""
-    return "over 99 %" if 0.995 <= ratio < 1 - 1e-9 else f"{100 * ratio:z.0f} %"
 
 
 def _spoken_of(tail: Tail) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from methodology.study.findings import Quantity, figure
+from methodology.study.findings import Quantity
 from methodology.study.model import Finished
 from methodology.study.quantities import latency, number
 from methodology.study.saturation import Capacity, load_of
+from rundir.printable.numbers import figure
 
 LEAST_COMPLETED = 0.9
 TIMES_P50 = 10.0

@@ -8,11 +8,12 @@ import numpy as np
 
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
-from methodology.study.findings import Quantity, figure
+from methodology.study.findings import Quantity
 from methodology.study.model import StepData
 from methodology.study.quantities import BOUNDS, number
 from methodology.study.server_side import reference
 from rundir.columns import Floats
+from rundir.printable.numbers import figure
 from scraper.exposition import histograms
 from scraper.series.resets import restarts_of, rising, rising_histogram
 

@@ -9,22 +9,11 @@ from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.measures.held import Held, held_by
-from methodology.study.findings import (
-    Cell,
-    Evidence,
-    Findings,
-    Line,
-    Plot,
-    Quantity,
-    Table,
-    evidence,
-    figure,
-    plot,
-    table,
-)
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import latency, latency_line, number, reported_times, wilson
+from rundir.printable.numbers import figure
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
 LEAST_S = 60.0

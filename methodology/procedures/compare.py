@@ -18,12 +18,13 @@ from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
 from methodology.measures.paired import overloaded
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import content_seed, counting, of_kind
 from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
 from methodology.study.saturation import Capacity, capacity
+from rundir.printable.numbers import figure
 from rundir.stats import finite, known
 
 PAIR = "pair"

@@ -19,12 +19,13 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import Findings, Quantity, figure
+from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
 from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
+from rundir.printable.numbers import figure
 
 BASELINE = "baseline"
 VARIANTS = {BASELINE: "Baseline", "input": "Input Filter", "output": "Output Filter", "full": "Full Filter"}

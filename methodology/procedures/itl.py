@@ -13,13 +13,14 @@ from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
 from methodology.measures.paired import measured
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, take
+from rundir.printable.numbers import figure
 from rundir.stats import Missing
 
 LEAST_TOKENS = 50

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import Ends
 from methodology.measures.scaling import AtLength, Model, exponent, models
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import cells, mean, number, percentiles, reported_times
 from rundir.columns import Floats
+from rundir.printable.numbers import figure
 from rundir.stats import Missing
 
 WARM_UP = "warm-up"

@@ -24,13 +24,14 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import Evidence, Findings, Quantity, figure
+from methodology.study.findings import Evidence, Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import POPULATE, content_seed, counting
 from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative, reported_times
 from methodology.study.saturation import SATURATE, fullest, saturated
 from methodology.study.server_side import increase
 from rundir.columns import Floats
+from rundir.printable.numbers import figure
 
 NAME = "code-completion"
 _LETTER = Parameters(load=0.7, requests=1000, duration=60.0)

@@ -20,12 +20,13 @@ from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, s
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
 from loadgen.requests.table import RequestLog
-from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, figure, plot, table
+from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
 from rundir.columns import Floats, take
+from rundir.printable.numbers import figure
 from rundir.stats import Missing, finite, known
 
 CELL = "cell"

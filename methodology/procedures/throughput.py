@@ -10,23 +10,12 @@ from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
-from methodology.study.findings import (
-    Cell,
-    Evidence,
-    Findings,
-    Line,
-    Plot,
-    Quantity,
-    Table,
-    evidence,
-    figure,
-    plot,
-    table,
-)
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Finished, Parameters, Procedure, Reader
 from methodology.study.planning import LEVEL, counting, valid
 from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
 from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
+from rundir.printable.numbers import figure
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")

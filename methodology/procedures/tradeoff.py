@@ -14,13 +14,14 @@ from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
 from methodology.search import bracket
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, figure, plot, table
+from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import LABELS, latency, latency_line, number, reported_times
 from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.columns import take
+from rundir.printable.numbers import figure
 
 LEAST_SATURATED_S = 60.0
 KNEE = 2.0  # times the least TTFT P99

@@ -16,7 +16,7 @@ from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.intervals import of_sorted
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import measured, overloaded
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, figure, table
+from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
 from methodology.study.outcome import QUANTILES, trusted
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
@@ -32,6 +32,7 @@ from methodology.study.quantities import (
 )
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, Ints, concat, take
+from rundir.printable.numbers import figure
 from rundir.stats import Missing
 
 _SHOWN = ("p50", "p95", "p99")
@@ -59,9 +60,9 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
             return Done(reason=f"{levels[-1].step.label} has no request with a TTFT", complete=False)
         width = width_of(levels, until[0])
         if width is not None and width <= until[1]:
-            return Done(reason=f"{LABELS[until[0]]} is known within {_percent(width)}, by look {len(levels)}")
+            return Done(reason=f"{LABELS[until[0]]} is known within {100 * width:.2g} %, by look {len(levels)}")
         if len(levels) == LOOKS:
-            reached = "no interval" if width is None else f"an interval of ±{_percent(width)}"
+            reached = "no interval" if width is None else f"an interval of ±{100 * width:.2g} %"
             return Done(reason=f"after {LOOKS} looks {LABELS[until[0]]} has {reached}")
     load = asked.parameters.load or 0.7
     count = (asked.parameters.requests or 10_000) * 2 ** max(len(levels) - 1, 0)
@@ -73,10 +74,6 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 def with_ramp(count: int) -> int:
     """Return how many requests of a Poisson load leave at least `count` without its first tenth, all but surely."""
     return int(np.ceil((count + 1.3 * np.sqrt(count)) / 0.9))
-
-
-def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.2g} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +215,7 @@ def _blame(tail: TailShares | Missing) -> str:
     if not shares:
         return "What makes the slowest 1 % slow is not known: none of them has a breakdown."
     largest = max(shares, key=lambda name: shares[name])
-    said = f"The slowest 1 % spent {_percent(shares[largest])} of their TTFT {_WHERE[largest]}"
+    said = f"The slowest 1 % spent {100 * shares[largest]:.2g} % of their TTFT {_WHERE[largest]}"
     if tail.threshold.waiting is not None:
         count = tail.threshold.waiting
         waiting = "1 request is waiting" if count == 1 else f"{count:g} requests are waiting"

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from rundir.fields import NO_UNIT, Count, doc
+from rundir.printable.numbers import figure
 
 Cell = float | int | str | bool | None
 COUNTS = frozenset({"requests", "gaps", "modes"})  # units of what is counted: such numbers are whole
-ABSURD = 1e15  # a number of a server's that nothing real has: it must not take the width of all others
-NOTHING = 1e-9  # what is below is rounding
-
-
-def figure(value: float, digits: int = 3) -> str:
-    """Return a number as sentences and tables have it: so many significant digits, all of a large one, no exponent."""
-    if not math.isfinite(value) or abs(value) >= ABSURD:
-        return f"{value:.3g}"
-    if isinstance(value, int) or abs(value) < NOTHING:
-        return f"{round(value):,}"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
 
 
 class Quantity(Struct, frozen=True, kw_only=True):

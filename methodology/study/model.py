@@ -18,8 +18,9 @@ from loadgen.requests.table import RequestLog
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
-from methodology.study.findings import Findings, figure
+from methodology.study.findings import Findings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
+from rundir.printable.numbers import figure
 from scraper.series.table import EndpointSeries
 
 Scale = Literal["letter", "short"]

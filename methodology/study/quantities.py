@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from methodology import intervals
 from methodology.intervals import QuantileInterval
-from methodology.study.findings import Cell, Line, Plot, Quantity, Table, figure, plot, table
+from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import KIND_OF, QUANTILES
 from rundir.columns import Floats
+from rundir.printable.numbers import figure
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
 UNKNOWN = intervals.quantile([], 0.5)

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rundir.printable import printable, sparkline
+from rundir.printable.numbers import brief, brief_ms, percent
 
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
@@ -105,13 +106,13 @@ class Sentence:
 def line(view: View) -> str:
     client = (
         f"sent {view.sent}, ok {view.ok}, failed {view.failed}, in flight {view.in_flight}, "
-        f"{number(view.output_tokens_per_s)} tokens/s, "
-        f"TTFT p50 {number(view.ttft_p50_ms)} p99 {number(view.ttft_p99_ms)} ms, "
+        f"{brief(view.output_tokens_per_s)} tokens/s, "
+        f"TTFT p50 {brief(view.ttft_p50_ms)} p99 {brief(view.ttft_p99_ms)} ms, "
     )
     return (
         f"{view.phase} {_elapsed(view)}: {client if view.loaded else ''}"
-        f"engine running {number(view.running)} waiting {number(view.waiting)} "
-        f"KV {_percent(view.kv_cache_usage_ratio)}"
+        f"engine running {brief(view.running)} waiting {brief(view.waiting)} "
+        f"KV {percent(view.kv_cache_usage_ratio)}"
     )
 
 
@@ -121,7 +122,7 @@ def panel(view: View) -> Panel:
     """
     heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
     if view.lateness_p99_ms is not None:
-        heading.append(f"   requests leave up to {_ms(view.lateness_p99_ms)} late (p99)", style="dim")
+        heading.append(f"   requests leave up to {brief_ms(view.lateness_p99_ms)} late (p99)", style="dim")
     rows = [*(map(Line, _client(view)) if view.loaded else ()), *_engine(view)]
     if view.loaded:
         rows.append(Sentence(Text(printable(view.cause), style="bold")))
@@ -138,16 +139,16 @@ def _client(view: View) -> Iterator[Text]:
     )
     yield _row(
         "per s",
-        cell("offered", number(view.offered_per_s)),
-        cell("served", number(view.served_per_s)),
-        cell("tokens", number(view.output_tokens_per_s)),
+        cell("offered", brief(view.offered_per_s)),
+        cell("served", brief(view.served_per_s)),
+        cell("tokens", brief(view.output_tokens_per_s)),
     )
     mean_ms = sum(view.ttft_parts_ms.values()) if view.ttft_parts_ms else None
     yield _row(
         "TTFT",
-        cell("p50", _ms(view.ttft_p50_ms)),
-        cell("p99", _ms(view.ttft_p99_ms)),
-        cell(f"mean of {view.broken_down}:", _ms(mean_ms)),
+        cell("p50", brief_ms(view.ttft_p50_ms)),
+        cell("p99", brief_ms(view.ttft_p99_ms)),
+        cell(f"mean of {view.broken_down}:", brief_ms(mean_ms)),
     )
     yield _row("", _bar(view.ttft_parts_ms))
     yield _row("", Text("  ").join(_legend(view.ttft_parts_ms)))
@@ -159,9 +160,9 @@ def _client(view: View) -> Iterator[Text]:
 def _engine(view: View) -> Iterator[RenderableType]:
     gauges = _row(
         "engine",
-        cell("running", number(view.running)),
-        cell("waiting", number(view.waiting), "yellow" if view.waiting else ""),
-        cell("KV cache", _percent(view.kv_cache_usage_ratio)),
+        cell("running", brief(view.running)),
+        cell("waiting", brief(view.waiting), "yellow" if view.waiting else ""),
+        cell("KV cache", percent(view.kv_cache_usage_ratio)),
     )
     if view.silent and view.running is None and view.waiting is None:
         why = printable(next(iter(view.silent.values())))
@@ -194,7 +195,7 @@ class WaitingLine:
 def waiting_row(waiting: Sequence[float | None]) -> WaitingLine:
     """Return the line of the requests that waited."""
     most = max((value for value in waiting if value is not None), default=None)
-    return WaitingLine(sparkline(waiting).rjust(BAR), f"  up to {number(most)}")
+    return WaitingLine(sparkline(waiting).rjust(BAR), f"  up to {brief(most)}")
 
 
 def _row(label: str, *cells: Text) -> Text:
@@ -221,7 +222,7 @@ def _bar(parts_ms: Mapping[str, float]) -> Text:
 def _legend(parts_ms: Mapping[str, float]) -> Iterator[Text]:
     for name, (label, glyph, colour) in PARTS.items():
         if mean_ms := parts_ms.get(name):
-            yield Text.assemble((glyph, colour), (f" {label} ", "dim"), (_ms(mean_ms), "bold"))
+            yield Text.assemble((glyph, colour), (f" {label} ", "dim"), (brief_ms(mean_ms), "bold"))
 
 
 def _standing(standing: Standing) -> Text:
@@ -246,22 +247,3 @@ def _elapsed(view: View) -> str:
     if view.elapsed_s > view.planned_s:
         return f"{view.planned_s:.0f} s, draining for {view.elapsed_s - view.planned_s:.0f} s"
     return f"{view.elapsed_s:.0f} of {view.planned_s:.0f} s"
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-def _ms(value: float | None) -> str:
-    """Return a time in at most seven characters."""
-    if value is None:
-        return "-"
-    if value >= 9_999.5:
-        return f"{value / 1e3:.1f} s"
-    return f"{value:.0f} ms" if value >= 9.95 else f"{round(value, 3):.2g} ms"
-
-
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:.0f} %"

@@ -15,7 +15,7 @@ from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.system import System, read_system
 from methodology.procedures import PROCEDURES
-from methodology.study.findings import Findings, Quantity, figure
+from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Done, Finished, Kind, Procedure
 from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
@@ -24,6 +24,7 @@ from recorded.errors import CannotWrite, ConfigurationError
 from recorded.failures import evaluating
 from rundir.clock import iso_ms
 from rundir.files import make_directory
+from rundir.printable.numbers import figure
 from sidecar.options.fields import flag_of
 from sidecar.options.study import ALL
 from sidecar.study.data import Steps

@@ -17,10 +17,10 @@ from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.intervals import QuantileInterval
 from methodology.stability import Stability, Verdict
 from methodology.steady import SteadyWindow
-from methodology.study.findings import figure
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
 from methodology.study.planning import decide
 from recorded.errors import ConfigurationError
+from rundir.printable.numbers import figure, minutes
 from sidecar.options.checks import lengths_of
 from sidecar.options.load import SHORT_WARM_UP, RunOptions
 from sidecar.run.load import WARM_UP_CONCURRENCY
@@ -284,11 +284,6 @@ def in_all(*plans: Plan) -> str:
     steps = f"{len(every)} step{'s' if len(every) != 1 else ''}"
     needed = minutes(sum(each.seconds for each in every))
     return f"{steps}, about {needed}: {sums[0]:,} requests, {sums[1]:,} tokens in, {sums[2]:,} out"
-
-
-def minutes(duration_s: float) -> str:
-    """Return a time as people say it."""
-    return f"{duration_s:.0f} s" if duration_s < 90 else f"{duration_s / 60:.0f} min"
 
 
 # What a budget costs, in this order: the field, and what the draft asks for in its place.

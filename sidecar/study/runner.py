@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from methodology.compliance.system import as_text, read_system
-from methodology.study.findings import figure
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide, given_up
 from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from recorded.run import Run
 from rundir.clock import anchor
+from rundir.printable.numbers import figure
 from sidecar.options.checks import check_run
 from sidecar.options.load import AFTER, DRAFT, SHORT_WARM_UP, RunOptions
 from sidecar.progress import Progress

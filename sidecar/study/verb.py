@@ -15,12 +15,12 @@ from methodology.compare import LEAST_RUNS
 from methodology.compliance import satisfies
 from methodology.compliance.system import as_text
 from methodology.search import bracket
-from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Parameters, Procedure
 from methodology.study.result import StudyResult
 from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
 from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from rundir.access import masked
+from rundir.printable.numbers import figure, minutes
 from sidecar import VERSION
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
@@ -29,7 +29,7 @@ from sidecar.progress import Progress
 from sidecar.study import asking, between, record
 from sidecar.study.asking import common_options, options_of, targets, variants_of
 from sidecar.study.derive import DerivedStudy, derive_study, procedure_named
-from sidecar.study.plan import Plan, engines_for, expected, in_all, minutes, plan_lines, served_by_one, within
+from sidecar.study.plan import Plan, engines_for, expected, in_all, plan_lines, served_by_one, within
 from sidecar.study.record import Seen, Study
 from sidecar.study.runner import Conduct, conduct
 

@@ -16,12 +16,12 @@ from rich.text import Text
 from correlator.breakdown import TTFT_PARTS
 from correlator.live.reasons import EXPLANATIONS
 from exporter.report.conclusion import where_it_goes
-from exporter.report.format import duration, percent, spoken
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 from rundir.printable import printable
-from sidecar.progress.panel import Line, cell, number, row, waiting_row
+from rundir.printable.numbers import brief, duration, percent, spoken
+from sidecar.progress.panel import Line, cell, row, waiting_row
 from sidecar.watch.lately import Recent
 
 MOST_ENGINES, MOST_REASONS = 4, 3
@@ -93,7 +93,7 @@ def _lines(state: WatchState) -> Iterator[RenderableType]:
 def _traffic(state: WatchState) -> Text:
     recent, pending = state.recent, state.awaiting_spans + state.awaiting_estimates
     cells = [
-        cell("requests/s", number(recent.ended_per_s)),
+        cell("requests/s", brief(recent.ended_per_s)),
         cell("failed", f"{recent.failed:,}", "red" if recent.failed else ""),
         cell("pending", f"{pending:,}"),
     ]
@@ -112,8 +112,8 @@ def _engine(engine: EngineState) -> Line:
         state = (Text(printable(f"{page} has not answered {engine.silence}"), style="bold red"),)
     else:
         state = (
-            cell("running", number(engine.running)),
-            cell("waiting", number(engine.waiting), "yellow" if engine.waiting else ""),
+            cell("running", brief(engine.running)),
+            cell("waiting", brief(engine.waiting), "yellow" if engine.waiting else ""),
             cell("KV cache", percent(engine.kv_cache_usage_ratio)),
             *restarted,
             Text(printable(page), style="dim"),

@@ -16,12 +16,13 @@ from rich.console import Console
 
 from exporter.report import WIDTH, as_text
 from exporter.report.conclusion import where_it_went
-from exporter.report.format import Prose, cell, ms, percent
+from exporter.report.format import Prose
 from exporter.summary.correlation import Correlation
 from exporter.summary.slowest import SlowRequest
 from exporter.summary.timeline import COLUMNS, Timeline
 from loadgen.requests.summary import client_summary
 from loadgen.requests.warmup import parse_warmup, statement
+from rundir.printable.numbers import cell, ms, percent
 from rundir.stats import Missing
 from scraper.window.quantities import Histogram
 from scraper.window.summary import DetectedEngine

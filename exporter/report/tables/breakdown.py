@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
-from exporter.report.format import SUMMARY, ms, percent, table
+from exporter.report.format import SUMMARY, table
 from exporter.summary.breakdown import (
     NOT_SEEN,
     Breakdown,
@@ -20,6 +20,7 @@ from exporter.summary.breakdown import (
     short_label_of,
 )
 from exporter.summary.correlation import Correlation
+from rundir.printable.numbers import ms, percent
 from rundir.stats import Statistics
 
 BAR = 8

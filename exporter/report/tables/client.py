@@ -9,11 +9,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.report.format import Prose, cell, ms, table
+from exporter.report.format import Prose, table
 from exporter.report.load import rate_lines
 from exporter.summary.result import Summary
 from loadgen.requests.delivery import Delivery
 from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
+from rundir.printable.numbers import cell, ms
 from rundir.stats import Statistics
 
 CLIENT_ROWS = (

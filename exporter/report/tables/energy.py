@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exporter.report.format import cell, percent, table
+from exporter.report.format import table
+from rundir.printable.numbers import cell, percent
 from scraper.hardware.summary import Device, Hardware
 
 SHOWN = 16  # devices; their totals say the rest

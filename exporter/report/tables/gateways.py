@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.report.format import cell, percent, spoken, spoken_together
 from exporter.summary.gateways import PageBesideSpans
 from exporter.summary.result import Summary
+from rundir.printable.numbers import cell, percent, spoken, spoken_together
 from scraper.gateways import gateway
 from scraper.window.quantities import GatewayPage
 

@@ -9,9 +9,10 @@ from msgspec import UNSET, UnsetType
 from rich.console import RenderableType
 from rich.text import Text
 
-from exporter.report.format import Prose, cell, ms, percent, table
+from exporter.report.format import Prose, table
 from exporter.summary.correlation import TimePercentiles
 from exporter.summary.result import Summary
+from rundir.printable.numbers import cell, ms, percent
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
 
 WIDE = 0.2

@@ -8,9 +8,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
-from exporter.report.format import cell, ms, table
+from exporter.report.format import table
 from exporter.summary.breakdown import Breakdown, json_name, short_label_of
 from exporter.summary.slowest import SlowRequest
+from rundir.printable.numbers import cell, ms
 
 # What ran beside a request as it was sent, by the engine or else of ours, and how long its prompt was.
 BY_ENGINE = (("requests_waiting", "waiting"), ("requests_running", "running"))

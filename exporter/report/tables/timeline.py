@@ -9,9 +9,9 @@ from msgspec import UnsetType
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from exporter.report.format import cell, duration, spoken
 from exporter.summary.timeline import Timeline
 from rundir.printable import sparkline
+from rundir.printable.numbers import cell, duration, spoken
 
 LABEL = 9
 AXIS = "  TTFT by when sent"

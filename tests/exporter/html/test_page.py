@@ -25,8 +25,8 @@ from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
 from exporter.html.first_screen import figures as figures_of
 from exporter.report import as_text
-from exporter.report.format import ms, spoken
 from exporter.summary.result import Summary
+from rundir.printable.numbers import ms, spoken
 from sidecar.report.derive import derive_run
 
 

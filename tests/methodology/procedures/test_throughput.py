@@ -8,9 +8,9 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.throughput import THROUGHPUT
-from methodology.study.findings import figure
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
 from methodology.study.quantities import number
+from rundir.printable.numbers import figure
 from simulator.settings import EngineSettings
 
 

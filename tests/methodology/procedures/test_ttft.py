@@ -11,9 +11,10 @@ from virtual_study import play
 
 from methodology.measures.looks import parse_until
 from methodology.procedures.ttft import TTFT, with_ramp
-from methodology.study.findings import Findings, figure
+from methodology.study.findings import Findings
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import content_seed, decide
+from rundir.printable.numbers import figure
 from simulator.settings import EngineSettings
 
 

@@ -17,8 +17,8 @@ from html_page import ATTACK, Page
 from packed_columns import read
 from processes import Ended
 
-from exporter.report.format import cell, ms
 from recorded.errors import ConfigurationError
+from rundir.printable.numbers import cell, ms
 from sidecar.report.comparison import compare, write_change
 from sidecar.report.derive import evaluated
 

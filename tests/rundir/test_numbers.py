@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from exporter.report.format import cell, ms, setting
+from rundir.printable.numbers import cell, ms, setting
 from sidecar.options.fields import read_seconds
 from sidecar.options.load import RunOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
