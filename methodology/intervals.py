@@ -152,18 +152,6 @@ def mean(values_in_order: npt.ArrayLike, level: float = 0.95) -> Ends:
     return middle, middle - half, middle + half
 
 
-def difference(first: Ends, second: Ends) -> Ends:
-    """Return by how much the second of two independent estimates is above the first, and the interval of that.
-
-    It follows from their own intervals; an end that would need an unknown one is None. Zou and Donner 2008,
-    "Construction of confidence limits about effect measures".
-    """
-    (a, a_low, a_high), (b, b_low, b_high) = first, second
-    low = None if a_high is None or b_low is None else b - a - math.hypot(b - b_low, a_high - a)
-    high = None if a_low is None or b_high is None else b - a + math.hypot(b_high - b, a - a_low)
-    return b - a, low, high
-
-
 def _ranks(size: int, effective: float, q: float, level: float) -> list[int]:
     """Return the places, from 0 on, of the interval's ends among `size` values in ascending order."""
     from scipy.special import betaincinv  # noqa: PLC0415  150 ms, and a run without requests needs none of SciPy

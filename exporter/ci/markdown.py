@@ -16,10 +16,9 @@ from exporter.comparison import (
     CAUTION,
     STATISTICS,
     Compared,
-    against,
     configuration_table,
-    difference_tables,
     same_requests,
+    times_table,
 )
 from exporter.report import without_controls
 from exporter.report.alerts import alerts, severe_lines
@@ -39,8 +38,8 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 _MENTION = re.compile(r"([@#!]|\bGH-)(?=\w)", re.IGNORECASE)
 _APART = "\N{ZERO WIDTH SPACE}"
 _LONGEST = 1000  # characters of a text: GitHub refuses a comment of over 65,536
-# Of a change: all that is gated on, where it comes from, and the speed of a reply.
-CHANGES = {
+# Beside a base: all that is gated on, its parts, and the speed of a reply.
+BESIDE = {
     "ttft_ms": STATISTICS,
     **dict.fromkeys(map(json_name, TTFT_PARTS), ("mean",)),
     **dict.fromkeys(("tpot_ms", "e2e_ms"), ("p50", "p99")),
@@ -49,7 +48,7 @@ _VERDICTS = {True: "met", False: "**missed**", None: "**not known**"}
 
 
 def as_markdown(summary: Summary, *, against_base: tuple[Compared, Compared] | None = None) -> str:
-    """Return the page, ending in a newline; with the change of the second of these runs, its own, against the first."""
+    """Return the page, ending in a newline; beside a base with the second of these runs, its own."""
     return "\n\n".join(filter(None, _blocks(without_controls(as_written(summary)), against_base))) + "\n"
 
 
@@ -62,7 +61,7 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
     if loaded:
         yield from map(_escaped, conclusion(summary))
         if against_base:
-            yield from _change(*against_base)
+            yield from _beside(*against_base)
         if not summary.correlation.missing:
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
@@ -78,23 +77,20 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
     yield _rows([("objective", "", "measured"), ("---", "---", "---"), *rows])
 
 
-def _change(base: Compared, run: Compared) -> Iterator[str]:
-    """Yield by how much the run's times differ from those of another, and what else does."""
-    yield f"**Change against run {_escaped(base.summary.run_id)}**"
+def _beside(base: Compared, run: Compared) -> Iterator[str]:
+    """Yield the times of the run beside those of another, and what else differs."""
+    yield f"**Beside run {_escaped(base.summary.run_id)}**"
     doubts = (*severe_lines(base.summary), *alerts(base.summary))
     yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
-    yield _escaped(" ".join(against(base, run)))
-    yield _escaped(f"{same_requests((base, run))} In bold: the interval does not hold zero. {CAUTION}")
-    yield from map(_table, difference_tables((base, run), CHANGES))
+    yield _escaped(f"{same_requests((base, run))} {CAUTION}")
+    yield _table(times_table((base, run), BESIDE))
     yield _table(configuration_table((base, run)))
 
 
 def _table(table: Table) -> str:
     """Return a table with its title above; labels to the left, numbers to the right; "" of one without rows."""
     columns = shown_columns(table)
-    cells = zip(*([_escaped(plain(cell)) for cell in column.cells] for column in columns), strict=True)
-    bold = [row.style == "bold" for row in table.rows]
-    rows = [[f"**{cell}**" for cell in row] if is_bold else row for row, is_bold in zip(cells, bold, strict=True)]
+    rows = list(zip(*([_escaped(plain(cell)) for cell in column.cells] for column in columns), strict=True))
     if not rows:
         return ""
     head = [_escaped(plain(column.header)) for column in columns]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from exporter.comparison import INTERVALS, Compared, answer, configuration_table, difference_tables, runs_table
+from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
 from exporter.html.first_screen import bar, figures
 from exporter.html.generator import generator_table, how_sure
 from exporter.html.markup import blocks, escape, page_header
@@ -61,9 +61,9 @@ def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:
     """Yield the sections of several runs beside each other."""
     legend = ", ".join(f"{run.label} is {run.name}" for run in runs)
     yield page_header(Text(f"{len(runs)} runs compared\n{legend}")) + NO_SCRIPT
-    yield section("answer", "", answer(runs))
+    yield section("answer", "", doubts(runs))
     yield section("about", "What is compared", [runs_table(runs), configuration_table(runs)])
-    yield section("differences", "Differences", [*difference_tables(runs), Prose(INTERVALS)])
+    yield section("times", "Times", [times_table(runs)])
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), slices_table(run.summary))]
     yield section("time", "Over time, each run from its own start", behind=("By time", behind))
     behind = [piece for run in runs for piece in (Prose(run.label, "bold"), percentiles_table(run.summary))]

@@ -273,7 +273,7 @@ def report(  # noqa: PLR0913  an argument is an option
         Path | None, option(OUTPUT, "Where the page of several runs is written. Default: comparison.html.")
     ] = None,
     base: Annotated[
-        Path | None, option(OUTPUT, "Say in report.md by how much the run differs from the one in this directory.")
+        Path | None, option(OUTPUT, "Put the times of the run in this directory beside in report.md.")
     ] = None,
     outside: Outside = False,
     untrusted: Untrusted = False,
@@ -281,12 +281,12 @@ def report(  # noqa: PLR0913  an argument is an option
 ) -> int:
     """Derive the results of a run or of a study again from its directory, also of an interrupted or crashed one.
 
-    Without --formats, the formats of the run are written. Of several runs, one page: what differs between the first and
-    each other, with intervals, and why. The directories stay as they are.
+    Without --formats, the formats of the run are written. Of several runs, one page: their times beside each
+    other, and what differs in the configuration. The directories stay as they are.
 
     sidelight report before=runs/before after=runs/after --output difference.html
 
-    For a pull request, its comment with the change against the main branch:
+    For a pull request, its comment with the times of the main branch beside its own:
 
     sidelight report run --base main-run
     """

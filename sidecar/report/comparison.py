@@ -15,7 +15,6 @@ from exporter.html import as_comparison
 from exporter.report import without_controls, without_padding
 from recorded.directory import write_text
 from recorded.errors import ConfigurationError, unusable_place
-from rundir.columns import take
 from rundir.files import replace_file
 from rundir.printable import escaped, printable
 from rundir.printable.masking import without_secrets
@@ -71,15 +70,8 @@ def _evaluated(path: Path) -> Evaluated:
 
 
 def _compared(label: str, derived: Evaluated) -> Compared:
-    run = derived.run
-    rows = run.requests.phase == "measure"
-    return Compared(
-        label=label,
-        name=printable(run.path.resolve().name),
-        summary=without_controls(derived.summary),
-        measured=take(run.requests, rows),
-        parts=take(derived.parts, rows),
-    )
+    name = printable(derived.run.path.resolve().name)
+    return Compared(label=label, name=name, summary=without_controls(derived.summary))
 
 
 def _check(paths: Sequence[Path]) -> None:

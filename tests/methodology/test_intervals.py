@@ -14,7 +14,6 @@ from methodology.intervals import (
     LEAST_TAIL,
     QuantileInterval,
     autocorrelation_time,
-    difference,
     mean,
     of_sorted,
     quantile,
@@ -164,21 +163,11 @@ def test_the_autocorrelation_time_of_a_long_series_is_taken_from_stretches_of_it
 
 
 def test_the_interval_of_a_mean_holds_it_as_often_as_it_says():
-    """Of values that resemble their neighbours, and so does that of a difference of two means."""
+    """Of values that resemble their neighbours."""
     random = np.random.default_rng(5)
     means = [mean(autoregressive(random, 4000, 0.8)) for _ in range(200)]
     held = [low is not None and high is not None and low <= 0 <= high for _, low, high in means]
     assert 0.9 <= np.mean(held) <= 0.99
-    changes = [difference(*pair) for pair in zip(means[::2], means[1::2], strict=True)]
-    held = [low is not None and high is not None and low <= 0 <= high for _, low, high in changes]
-    assert 0.9 <= np.mean(held) <= 1
-
-
-def test_a_difference_is_as_sure_as_the_ends_that_it_needs():
-    """Equal half-widths add up as the legs of a triangle do; what one side cannot say, the difference cannot."""
-    assert difference((10.0, 7.0, 13.0), (20.0, 16.0, 24.0)) == (10.0, 5.0, 15.0)
-    assert difference((10.0, 7.0, None), (20.0, 16.0, 24.0)) == (10.0, None, 15.0)
-    assert difference((10.0, 7.0, 13.0), (20.0, 16.0, None)) == (10.0, 5.0, None)
 
 
 def test_the_mean_of_two_values_has_no_interval():
