@@ -434,8 +434,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         translation = translate(arguments)
         arguments = translation.arguments
-        if not {"--quiet", "--json"} & set(arguments):
-            sys.stderr.writelines(f"sidelight: {note}\n" for note in translation.notes)
+        if translation.implied and not {"--quiet", "--json"} & set(arguments):
+            sys.stderr.write(f"sidelight: {translation.implied}\n")
         settings = _read_settings(arguments)
         verbose = verbose or settings.get("verbose") is True
         # Without a command the help is shown, and None returned.

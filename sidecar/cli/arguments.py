@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +13,7 @@ from cyclopts import Parameter
 from recorded.errors import ConfigurationError
 from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
 from sidecar.cli.messages import OTHERWISE, nearest, unused
-from sidecar.cli.peers import (
-    BODY_FIELDS,
-    DEVIATIONS,
-    EXTRA_INPUTS,
-    FLAGS_NOT_NEEDED,
-    HINTS,
-    NOT_NEEDED,
-    RENAMED,
-    VALUES,
-)
+from sidecar.cli.peers import HINTS, RENAMED
 from sidecar.options.fields import HOST_PORT, declarations, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
 from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions
@@ -40,10 +30,9 @@ _COMMANDS: dict[str, tuple[type, str]] = {
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
-_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats", EXTRA_INPUTS)
+_SEVERAL = ("--header", "--metrics-header", "--otlp-header", "--prometheus-header", "--tag", "--formats")
 _PAIRS = ("--listen-tls",)  # options of two values
 _HTTP = re.compile("https?://")
-_PROMPTS = re.compile(r"[^\s=]+\.(jsonl?|txt)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,50 +49,27 @@ class Translation:
     """A command line in our options' names.
 
     words       what stands alone, behind no option
-    not_needed  options of other benchmarks that change nothing here, each with the reason
-    implied     the load that such options mean where none is typed, and whose they are
+    implied     the load that options of other benchmarks mean where none is typed, and whose they are
     profile     what GuideLLM's --profile says, where its --rate is a number of streams
     problems    options that need another form here, each with that form
     """
 
     arguments: list[str]
     words: list[str] = field(default_factory=list)
-    not_needed: list[str] = field(default_factory=list)
     implied: str = ""
     profile: str = ""
     problems: list[str] = field(default_factory=list)
-    deviations: dict[str, str] = field(default_factory=dict)
-    body: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def notes(self) -> list[str]:
-        """What is said of the options before the run."""
-        not_needed = [f"not needed here: {'; '.join(self.not_needed)}"] if self.not_needed else []
-        return not_needed + ([self.implied] if self.implied else [])
 
     def add(self, option: _Option, flags: frozenset[str]) -> None:
         """Add an option and what stands behind it."""
         name, values = option.name, option.values
-        if not values and (name in BODY_FIELDS or name in DEVIATIONS or name == EXTRA_INPUTS):
-            self.problems.append(f"{name}: needs a value")
-        elif name in VALUES:
-            self._add_value(option)
-        elif name in BODY_FIELDS or name == EXTRA_INPUTS:
-            self._add_to_body(option)
-        elif name == "--data" and values and _PROMPTS.fullmatch(values[0]):
-            self.arguments += ["--prompts", values[0]]
-            self.words += values[1:]
-        elif name in HINTS:
-            hint = HINTS[name]
-            self.problems.append(f"{name}: {hint if isinstance(hint, str) else hint(' '.join(values))}")
-        elif name in DEVIATIONS:
-            self.deviations[DEVIATIONS[name]] = values[0]
-            self.words += values[1:]
-        elif name in FLAGS_NOT_NEEDED:
-            self.not_needed.append(f"{name} ({FLAGS_NOT_NEEDED[name]})")
-            self.words += values
-        elif name in NOT_NEEDED:
-            self.not_needed.append(f"{name} ({NOT_NEEDED[name]})")
+        typed, value = option.typed.partition("=")[0], " ".join(values[:1])
+        if hint := HINTS.get(f"{name} {value}"):
+            self.problems.append(f"{typed} {value}: {hint}")
+        elif hint := HINTS.get(name):
+            self.problems.append(f"{typed}: {hint}")
+        elif RENAMED.get(name) == "--arrival" and values and values[0] in STREAMS:
+            self.profile = values[0]
             self.words += values[1:]
         elif name in flags:
             self.arguments.append(option.typed)
@@ -118,49 +84,6 @@ class Translation:
                 self.arguments += [ours, value]
             self.arguments += [] if values else [ours]
             self.words += values[value_count:]
-
-    def _add_value(self, option: _Option) -> None:
-        ours, known, hint = VALUES[option.name]
-        given = option.values[0] if option.values else ""
-        if given in STREAMS and ours == "--arrival":
-            self.profile = given
-            self.words += option.values[1:]
-            return
-        value = known.get(given, given if not hint else None)
-        if value is None:
-            shown = f" {given}" if re.fullmatch(r"[\w./-]{1,40}", given) else ""
-            self.problems.append(f"{option.name}{shown}: {hint}")
-            return
-        if not ours:
-            self.not_needed.append(f"{option.name} {given} ({value})")
-        # Of vllm's --backend and --endpoint, each may say what the other says.
-        elif not _has(self.arguments, [ours, value]):
-            self.arguments += [ours, value][: 1 + len(option.values)]
-        self.words += option.values[1:]
-
-    def _add_to_body(self, option: _Option) -> None:
-        """Add a field of every request's body, or several as NAME:VALUE or as one JSON object."""
-        value_count = _own_values(option.values) if option.name == EXTRA_INPUTS else 1
-        for value in option.values[:value_count]:
-            name, separator, text = value.partition(":")
-            given = _json(value if value.startswith("{") else text)
-            if option.name in BODY_FIELDS:
-                self.body[BODY_FIELDS[option.name]] = _json(value)
-            elif value.startswith("{") and isinstance(given, dict):
-                self.body |= given
-            elif separator and re.fullmatch(r"\w+", name):
-                self.body[name] = given
-            else:
-                self.problems.append(f"{EXTRA_INPUTS}: must be NAME:VALUE, or a JSON object as in --extra-body")
-        self.words += option.values[value_count:]
-
-    def finish(self) -> None:
-        """Add what several options make together: the body's fields, and distributions."""
-        if self.body and "--extra-body" in self.arguments:
-            self.problems.append(f"--extra-body: write the other fields into it, too: {', '.join(self.body)}")
-        elif self.body:
-            self.arguments += ["--extra-body", json.dumps(self.body)]
-        self._join_deviations()
 
     def take_load(self, typed: Sequence[str]) -> None:
         """Add the load of a run that options of other benchmarks stand for."""
@@ -190,17 +113,6 @@ class Translation:
         self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
         far = ", ".join(name for name in unknown if name not in near)
         self.problems += [f"{far}: {said}; `{command} --help` lists them"] if far else []
-
-    def _join_deviations(self) -> None:
-        """Make a mean and its deviation one normal distribution."""
-        for mean, deviation in self.deviations.items():
-            if deviation.strip("0.") == "":
-                continue
-            at = self.arguments.index(mean) + 1 if mean in self.arguments else len(self.arguments)
-            if at < len(self.arguments) and self.arguments[at].isdecimal():
-                self.arguments[at] = f"normal:{self.arguments[at]},{deviation}"
-            else:
-                self.problems.append(f"a standard deviation needs its mean: write {mean} normal:MEAN,{deviation}")
 
     def take_name(self) -> None:
         """Put the first word that stands alone behind the command: which test it is."""
@@ -244,7 +156,6 @@ def translate(arguments: Sequence[str]) -> Translation:
     typed = [dataclasses.replace(option, name=meant(option.name, names)) for option in typed]
     for option in typed:
         translation.add(option, flags)
-    translation.finish()
     if options is RunOptions:
         translation.take_load([option.name for option in typed])
     translation.refuse_unknown(options)
@@ -288,19 +199,6 @@ def _shape(arguments: Sequence[str]) -> float:
         return float(arguments[arguments.index("--burstiness") + 1])
     except (ValueError, IndexError):
         return 1.0
-
-
-def _json(text: str) -> object:
-    """Return what a text says in JSON; what is not JSON is a text."""
-    try:
-        said: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return said
-
-
-def _has(arguments: Sequence[str], pair: list[str]) -> bool:
-    return any(list(arguments[at : at + 2]) == pair for at in range(len(arguments)))
 
 
 def _is_url(value: str) -> bool:

@@ -6,18 +6,16 @@ from collections.abc import Iterable
 
 # Options that each of them alone has; those that several have, or that are ours, tell nothing.
 _VLLM = frozenset(
-    ("--num-prompts", "--dataset-name", "--dataset-path", "--random-input-len", "--random-output-len", "--backend",
-     "--num-warmups", "--save-result", "--save-detailed", "--percentile-metrics", "--metric-percentiles",
-     "--result-dir", "--disable-tqdm", "--disable-shuffle", "--no-oversample", "--ready-check-timeout-sec")
+    ("--num-prompts", "--dataset-path", "--random-input-len", "--random-output-len", "--num-warmups", "--result-dir")
 )  # fmt: skip
 _AIPERF = frozenset(
     ("--request-count", "--num-requests", "--isl", "--osl", "--endpoint-type",
      "--synthetic-input-tokens-mean", "--prompt-input-tokens-mean",
      "--prompt-output-tokens-mean", "--output-tokens-mean", "--benchmark-duration", "--benchmark-grace-period",
      "--warmup-request-count", "--num-warmup-requests", "--artifact-dir", "--output-artifact-dir", "--input-file",
-     "--custom-dataset-type", "--streaming", "--use-server-token-count", "--request-timeout-seconds")
+     "--request-timeout-seconds")
 )  # fmt: skip
-_GUIDELLM = frozenset(("--target", "--max-seconds", "--max-requests", "--processor", "--data"))
+_GUIDELLM = frozenset(("--target", "--max-seconds", "--max-requests", "--processor"))
 _DISTINCT = "--num-dataset-entries"
 # What says itself how much load there is; a configuration file may.
 _LOADS = frozenset(

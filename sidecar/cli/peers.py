@@ -1,11 +1,8 @@
-"""What the options of AIPerf, GuideLLM and `vllm bench serve` are called here: most are renamed, some are not needed,
-and the rest name what to write instead.
+"""What the options of AIPerf, GuideLLM and `vllm bench serve` are called here: one is a second name of ours where its
+value stays; of the others it is said what to write instead.
 """
 
 from __future__ import annotations
-
-import re
-from collections.abc import Callable
 
 from loadgen.protocols import PROTOCOLS
 
@@ -30,112 +27,26 @@ RENAMED = {
     "--input-file": "--prompts", "--dataset-path": "--prompts",
     "--arrival-smoothness": "--burstiness", "--vllm-burstiness": "--burstiness",
     "--ramp-up-strategy": "--ramp", "--ramp-up-start-rps": "--rate", "--ramp-up-end-rps": "--ramp-to",
+    "--endpoint-type": "--endpoint",
+    "--request-rate-mode": "--arrival", "--arrival-pattern": "--arrival",
+    "--rate-type": "--arrival", "--profile": "--arrival",
     "--server-metrics": "--metrics", "--server-metrics-formats": "--formats",
     "--artifact-dir": "--out", "--output-artifact-dir": "--out", "--result-dir": "--out", "--output-dir": "--out",
 }  # fmt: skip
 
-_APIS = {name: name for name in PROTOCOLS}
-_PATHS = {protocol.path: name for name, protocol in PROTOCOLS.items()}
-_PROFILES = {"poisson": "poisson", "constant": "uniform", "async": "uniform", "gamma": "gamma"}
 _FILES = "a file of prompts is --prompts FILE, a trace --trace FILE, a known data set --workload NAME --dataset FILE"
-_BY_LOOK = "--prompts knows a file by its look"
 _STREAMS = (
     "a number of streams is --concurrency N, and a rate --rate R; a sweep is a study: sidelight test throughput URL "
     "--scale short"
 )
-# An option whose values have other names here, and what to write in place of a value that is not listed.
-VALUES: dict[str, tuple[str, dict[str, str], str]] = {
-    "--endpoint-type": ("--endpoint", _APIS, "choose an API with --endpoint; `sidelight run --help` lists them"),
-    "--backend": (
-        "--endpoint",
-        {"openai-chat": "chat", **dict.fromkeys(("openai", "vllm"), "completions")},
-        "give the server with --url URL, the model with --model and the API with --endpoint",
-    ),
-    "--endpoint": ("--endpoint", _PATHS, ""),
-    "--request-rate-mode": ("--arrival", _PROFILES, "choose with --arrival poisson, uniform or gamma"),
-    "--arrival-pattern": ("--arrival", _PROFILES, "choose with --arrival poisson, uniform or gamma"),
-    "--rate-type": ("--arrival", _PROFILES, _STREAMS),
-    "--profile": ("--arrival", _PROFILES, _STREAMS),
-    "--dataset-name": (
-        "",
-        {"random": "prompts are random by default", "custom": _BY_LOOK, "sharegpt": _BY_LOOK},
-        _FILES,
-    ),
-    "--custom-dataset-type": ("", {"single_turn": _BY_LOOK, "multi_turn": _BY_LOOK}, _FILES),
-}
-
-# Fields of every request's body, each by the option that has its value; --extra-inputs has their names with them.
-BODY_FIELDS = {
-    f"--{name.replace('_', '-')}": name
-    for name in (
-        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
-    )
-}  # fmt: skip
-EXTRA_INPUTS = "--extra-inputs"
-
-# Standard deviations, each with the option whose mean it belongs to.
-DEVIATIONS = {
-    f"--{name}": mean
-    for mean, names in (
-        ("--input-tokens", ("isl-stddev", "synthetic-input-tokens-stddev", "prompt-input-tokens-stddev")),
-        ("--output-tokens", ("osl-stddev", "output-tokens-stddev", "prompt-output-tokens-stddev")),
-    )
-    for name in names
-}
-
-_ALWAYS_WRITTEN = "all results are always written to the run directory"
-_ALL_SHOWN = "every metric is reported with its percentiles"
-_NO_DISPLAY = "--quiet prints the result only"
-# Options that change nothing here, without a value and with one, each with the reason.
-FLAGS_NOT_NEEDED = {
-    "--streaming": "replies are always streamed",
-    "--use-server-token-count": "tokens of replies are the server's usage",
-    "--use-legacy-max-tokens": "max_tokens is what is sent",
-    "--save-result": _ALWAYS_WRITTEN,
-    "--save-detailed": _ALWAYS_WRITTEN,
-    "--append-result": _ALWAYS_WRITTEN,
-    "--export-http-trace": _ALWAYS_WRITTEN,
-    "--show-trace-timing": _ALWAYS_WRITTEN,
-    "--detect-saturation": "the report says by itself that a system was overloaded",
-    "--no-gpu-telemetry": "power is read from this machine only, and only where it can be",
-    "--disable-tqdm": _NO_DISPLAY,
-    "--disable-progress": _NO_DISPLAY,
-    "--disable-console": _NO_DISPLAY,
-    "--disable-console-interactive": _NO_DISPLAY,
-    "--trust-remote-code": "no code of a model is run",
-    "--disable-shuffle": "prompts of a file are sent in its order",
-    "--no-oversample": "a file's prompts are sent once each, unless more are asked for",
-    "--tokenizer-trust-remote-code": "no code of a model is run",
-    "--skip-tokenizer-init": "a tokenizer is needed for the lengths of prompts only",
-}
-NOT_NEEDED = {
-    "--ui": _NO_DISPLAY,
-    "--ui-type": _NO_DISPLAY,
-    "--percentile-metrics": _ALL_SHOWN,
-    "--metric-percentiles": _ALL_SHOWN,
-    "--export-level": _ALWAYS_WRITTEN,
-    "--profile-export-level": _ALWAYS_WRITTEN,
-    "--tokenizer-mode": "a tokenizer.json says itself what it is",
-    "--backend-type": "the API is chosen with --endpoint",
-    "--num-dataset-entries": "AIPerf's --num-prompts, too: prompts do not repeat",
-    "--ready-check-timeout-sec": "the server is asked before each run, and must answer",
-    "--log-level": "--verbose shows where an error came from",
-    "--label": "a run is named by its directory, --out DIR",
-}
-
-
-def _synthetic(value: str) -> str:
-    """Say how GuideLLM's description of data is written here."""
-    fields = dict(re.findall(r"(\w+)\s*[=:]\s*([\w./-]+)", value.replace('"', "")))
-    written = [
-        f"{flag} " + (f"normal:{mean},{deviation}" if deviation else mean)
-        for flag, name in (("--input-tokens", "prompt_tokens"), ("--output-tokens", "output_tokens"))
-        if (mean := fields.get(name))
-        for deviation in (fields.get(f"{name}_stdev"),)
-    ]
-    return f"write {' '.join(written)}" if written else "lengths are --input-tokens N --output-tokens N, " + _FILES
-
-
+_ARRIVALS = ("--request-rate-mode", "--arrival-pattern", "--rate-type", "--profile")
+_BODY_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"
+)  # fmt: skip
+_ALWAYS_WRITTEN = "leave it out: all results are always written to the run directory"
+_ALL_SHOWN = "leave it out: every metric is reported with its percentiles"
+_NO_DISPLAY = "write --quiet for the result only, or leave it out"
+_NO_CODE = "leave it out: no code of a model is run"
 _CLASSES = "describe classes of requests in a workload file (docs/reference/workloads.md): --workload FILE"
 _SHARED = (
     "describe shared prefixes in a workload file (prefixes or system_prompt, docs/reference/workloads.md): "
@@ -147,9 +58,30 @@ _SESSIONS = (
 _BY_FILE = "leave what is longer out of the file of --prompts FILE"
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
 _ONE_RUN = "a run has one load; give one --rate or --concurrency to each run"
-# Options that need another form here: what to write; with the value given, where the text depends on it.
-HINTS: dict[str, str | Callable[[str], str]] = {
-    "--data": _synthetic,
+# What to write instead of an option, or of an option with a value.
+HINTS = {
+    **{f"{name} {theirs}": "write --arrival uniform" for name in _ARRIVALS for theirs in ("constant", "async")},
+    "--rate-type sweep": _STREAMS,
+    "--profile sweep": _STREAMS,
+    **{f"--endpoint {protocol.path}": f"write --endpoint {name}" for name, protocol in PROTOCOLS.items()},
+    "--backend": "give the server with --url URL, the model with --model and the API with --endpoint chat or "
+    "completions",
+    "--dataset-name": f"leave it out for random prompts; {_FILES}",
+    "--custom-dataset-type": "leave it out: --prompts knows a file by its look, and a trace is --trace FILE",
+    **{
+        f"--{name.replace('_', '-')}": f"write --extra-body '{{\"{name}\": VALUE}}', which is merged into every request"
+        for name in _BODY_FIELDS
+    },
+    "--extra-inputs": "write --extra-body '{\"NAME\": VALUE}', which is merged into every request",
+    **dict.fromkeys(
+        ("--isl-stddev", "--synthetic-input-tokens-stddev", "--prompt-input-tokens-stddev"),
+        "write it with its mean: --input-tokens normal:MEAN,DEVIATION",
+    ),
+    **dict.fromkeys(
+        ("--osl-stddev", "--output-tokens-stddev", "--prompt-output-tokens-stddev"),
+        "write it with its mean: --output-tokens normal:MEAN,DEVIATION",
+    ),
+    "--data": "lengths are --input-tokens N --output-tokens N, each also normal:MEAN,DEVIATION; " + _FILES,
     "--data-args": _FILES,
     "--host": "give the server with --url http://HOST:PORT",
     "--port": "give the server with --url http://HOST:PORT",
@@ -210,4 +142,30 @@ HINTS: dict[str, str | Callable[[str], str]] = {
     "--profile-export-file": _ONE_FILE,
     "--profile-export-prefix": _ONE_FILE,
     "--scenario": "write options to a file: --config FILE",
+    "--streaming": "leave it out: replies are always streamed",
+    "--use-server-token-count": "leave it out: tokens of replies are the server's usage",
+    "--use-legacy-max-tokens": "leave it out: max_tokens is what is sent",
+    **dict.fromkeys(
+        ("--save-result", "--save-detailed", "--append-result", "--export-http-trace", "--show-trace-timing",
+         "--export-level", "--profile-export-level"), _ALWAYS_WRITTEN
+    ),
+    "--detect-saturation": "leave it out: the report says by itself that a system was overloaded",
+    "--no-gpu-telemetry": "leave it out: power is read from this machine only, and only where it can be",
+    **dict.fromkeys(
+        ("--disable-tqdm", "--disable-progress", "--disable-console", "--disable-console-interactive", "--ui",
+         "--ui-type"), _NO_DISPLAY
+    ),
+    "--trust-remote-code": _NO_CODE,
+    "--tokenizer-trust-remote-code": _NO_CODE,
+    "--disable-shuffle": "leave it out: prompts of a file are sent in its order",
+    "--no-oversample": "leave it out: a file's prompts are sent once each, unless more are asked for",
+    "--skip-tokenizer-init": "leave it out: a tokenizer is needed for the lengths of prompts only",
+    "--percentile-metrics": _ALL_SHOWN,
+    "--metric-percentiles": _ALL_SHOWN,
+    "--tokenizer-mode": "leave it out: a tokenizer.json says itself what it is",
+    "--backend-type": "choose the API with --endpoint",
+    "--num-dataset-entries": "leave it out: prompts do not repeat",
+    "--ready-check-timeout-sec": "leave it out: the server is asked before each run, and must answer",
+    "--log-level": "leave it out, or write --verbose to see where an error came from",
+    "--label": "a run is named by its directory, --out DIR",
 }  # fmt: skip

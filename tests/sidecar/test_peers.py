@@ -11,7 +11,7 @@ import pytest
 from processes import Ended
 
 from sidecar.cli.arguments import translate
-from sidecar.cli.peers import BODY_FIELDS, DEVIATIONS, FLAGS_NOT_NEEDED, HINTS, NOT_NEEDED, RENAMED, VALUES
+from sidecar.cli.peers import HINTS, RENAMED
 from sidecar.options.fields import flag_of
 from sidecar.options.load import RunOptions
 
@@ -22,50 +22,50 @@ Sidelight = Callable[..., Ended]
 
 @pytest.mark.parametrize("name", HINTS)
 def test_what_has_another_form_here_is_named_with_it(sidelight: Sidelight, name: str):
-    """One line that begins with the option as it was typed and names one of ours; no server is asked."""
-    ended = sidelight("run", UNUSED, name, "value")
+    """One line that begins with the option as it was typed and names one of ours, or says to leave it out; no server is
+    asked.
+    """
+    ended = sidelight("run", UNUSED, *name.split(), *["value"][: 1 - name.count(" ")])
     assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
     assert ended.err.startswith(f"sidelight: {name}: ")
-    named = set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name}
-    assert named
-    assert named <= OURS
+    named = set(re.findall(r"--[a-z][a-z-]+", ended.err.removeprefix(f"sidelight: {name}: ")))
+    assert named or "leave it out" in ended.err
+    assert named <= OURS | {"--scale"}
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_that_is_not_known_here_names_our_option(sidelight: Sidelight, name: str):
-    """As GuideLLM's kinds and vllm's data sets; what may hold a key is not repeated."""
-    ended = sidelight("run", UNUSED, name, "kind=other,api_key=hush")
-    assert (2, 1) == (ended.code, ended.err.count("\n"))
-    assert name == "--endpoint" or "hush" not in ended.err
-    assert set(re.findall(r"--[a-z][a-z-]+", ended.err)) - {name} <= OURS | {"--scale"}
+@pytest.mark.parametrize("name", ["--endpoint-type", "--request-rate-mode", "--rate-type"])
+def test_a_value_that_is_not_known_here_is_refused_with_those_that_are(sidelight: Sidelight, name: str):
+    """As one of our own option is."""
+    ended = sidelight("run", UNUSED, name, "other")
+    assert 2 == ended.code
+    assert f"sidelight: {RENAMED[name]} other: choose from " in ended.err
+
+
+def test_what_a_hint_is_for_is_not_repeated(sidelight: Sidelight):
+    """It may hold a key."""
+    assert "hush" not in sidelight("run", UNUSED, "--backend", "kind=other,api_key=hush").err
 
 
 def test_every_translation_is_to_an_option_and_hides_none():
     """No name of a table is an option of ours; each goes to one that is."""
-    tables = (RENAMED, VALUES, DEVIATIONS, BODY_FIELDS, FLAGS_NOT_NEEDED, NOT_NEEDED, HINTS)
-    names = [name for table in tables for name in table]
-    assert len(names) == len(set(names))
-    assert {"--endpoint"} == set(names) & OURS
-    assert {*RENAMED.values(), *DEVIATIONS.values()} <= OURS
-    assert {ours for ours, _, _ in VALUES.values() if ours} <= OURS
+    assert not {*RENAMED} & {*HINTS}
+    assert not {*RENAMED, *HINTS} & OURS
+    assert {*RENAMED.values()} <= OURS
 
 
-# Ten commands as they are typed for these three, each with what it says in our words; {U} is the server.
+# Commands of these three without what has another form here, each with what it says in our words; {U} is the server.
 RUNNING = (
     (
         (
-            "--backend openai-chat --base-url {U} --endpoint /v1/chat/completions --model m --dataset-name random "
-            "--random-input-len 512 --random-output-len 128 --num-prompts 8 --max-concurrency 2 --ignore-eos"
+            "--base-url {U} --model m --random-input-len 512 --random-output-len 128 --num-prompts 8 "
+            "--max-concurrency 2 --ignore-eos"
         ),
-        (
-            "--endpoint chat --url {U} --model m --input-tokens 512 --output-tokens 128 --requests 8 --concurrency 2 "
-            "--ignore-eos"
-        ),
+        "--url {U} --model m --input-tokens 512 --output-tokens 128 --requests 8 --concurrency 2 --ignore-eos",
     ),
     (
         (
-            "--base-url {U} --request-rate inf --max-concurrency 16 --num-prompts 100 --seed 1 --save-result "
-            "--percentile-metrics ttft,tpot --metric-percentiles 50,99 --header X-Team=blue X-User=ann --insecure"
+            "--base-url {U} --request-rate inf --max-concurrency 16 --num-prompts 100 --seed 1 --header X-Team=blue "
+            "X-User=ann --insecure"
         ),
         (
             "--url {U} --rate inf --concurrency 16 --requests 100 --seed 1 --header X-Team=blue --header X-User=ann "
@@ -73,14 +73,11 @@ RUNNING = (
         ),
     ),
     (
-        "--backend vllm --base-url {U} --request-rate 4 --burstiness 1.0 --num-warmups 5 --result-dir results",
-        "--endpoint completions --url {U} --rate 4 --burstiness 1.0 --warmup 5 --out results",
+        "--base-url {U} --request-rate 4 --burstiness 1.0 --num-warmups 5 --result-dir results",
+        "--url {U} --rate 4 --burstiness 1.0 --warmup 5 --out results",
     ),
     (
-        (
-            "-m m -u {U} --endpoint-type chat --streaming --concurrency 2 --request-count 8 --isl 512 --osl 128 "
-            "--use-server-token-count --no-gpu-telemetry --artifact-dir art --ui none"
-        ),
+        ("-m m -u {U} --endpoint-type chat --concurrency 2 --request-count 8 --isl 512 --osl 128 --artifact-dir art"),
         (
             "--model m --url {U} --endpoint chat --concurrency 2 --requests 8 --input-tokens 512 --output-tokens 128 "
             "--out art"
@@ -88,13 +85,13 @@ RUNNING = (
     ),
     (
         (
-            "--url {U} --request-rate 4 --request-rate-mode constant --benchmark-duration 30 --random-seed 1 "
-            "--synthetic-input-tokens-mean 512 --synthetic-input-tokens-stddev 64 --output-tokens-mean 128 "
-            "--output-tokens-stddev 0 --warmup-request-count 5 -H 'X-Team:blue' --api-key k"
+            "--url {U} --request-rate 4 --request-rate-mode gamma --benchmark-duration 30 --random-seed 1 "
+            "--synthetic-input-tokens-mean 512 --output-tokens-mean 128 --warmup-request-count 5 -H 'X-Team:blue' "
+            "--api-key k"
         ),
         (
-            "--url {U} --rate 4 --arrival uniform --duration 30 --seed 1 --input-tokens normal:512,64 "
-            "--output-tokens 128 --warmup 5 --header X-Team:blue --api-key k"
+            "--url {U} --rate 4 --arrival gamma --duration 30 --seed 1 --input-tokens 512 --output-tokens 128 "
+            "--warmup 5 --header X-Team:blue --api-key k"
         ),
     ),
     (
@@ -102,8 +99,8 @@ RUNNING = (
         "--url {U} --rate 8 --concurrency 4 --requests 50 --metrics {U}/metrics",
     ),
     (
-        "--target {U} --rate-type constant --rate 4 --max-seconds 30 --max-requests 100 --random-seed 1",
-        "--url {U} --arrival uniform --rate 4 --duration 30 --requests 100 --seed 1",
+        "--target {U} --rate-type poisson --rate 4 --max-seconds 30 --max-requests 100 --random-seed 1",
+        "--url {U} --arrival poisson --rate 4 --duration 30 --requests 100 --seed 1",
     ),
 )
 
@@ -125,7 +122,7 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
         ("--backend openai --dataset-name hf --goodput ttft:500 tpot:50", ["--prompts FILE", "--slo"]),
         (
             '--target U --data {"prompt_tokens":512,"output_tokens":9,"output_tokens_stdev":8} --profile concurrent',
-            ["write --input-tokens 512 --output-tokens normal:9,8", "--concurrency N"],
+            ["--output-tokens N", "normal:MEAN,DEVIATION", "--concurrency N"],
         ),
         (
             (
@@ -133,23 +130,19 @@ def test_a_command_of_theirs_runs(sidelight: Sidelight, typed: str, ours: str):
                 "kind=max_requests,count=8 --data kind=synthetic_text,prompt_tokens=512,output_tokens=128 --output "
                 "kind=json,path=gl.json"
             ),
-            ["--url URL", "--concurrency N", "--requests N", "--input-tokens 512 --output-tokens 128", "--out DIR"],
+            ["--url URL", "--requests N", "--input-tokens N --output-tokens N", "--out DIR"],
         ),
         ("--url U --custom-dataset-type mooncake_trace --fixed-schedule", ["--trace FILE", "--arrival replay"]),
-        ("--url U --temperature 0 --extra-body {}", ["--extra-body: write the other fields into it, too: temperature"]),
-        ("--url U --extra-inputs hush", ["--extra-inputs: must be NAME:VALUE"]),
-        ("--url U --isl-stddev 64", ["--input-tokens normal:MEAN,64"]),
-        (
-            "--url U --isl 9 --isl-stddev --temperature --extra-inputs",
-            ["--isl-stddev: needs a value; --temperature: needs a value; --extra-inputs: needs a value"],
-        ),
+        ("--url U --temperature 0 --top_p 1", ["--extra-body '{\"temperature\": VALUE}'", '"top_p"']),
+        ("--url U --isl 9 --num-prompts 8", ["--num-prompts: leave it out"]),
+        ("--url U --isl 9 --isl-stddev 64", ["--input-tokens normal:MEAN,DEVIATION"]),
+        ("--url U --rate-type constant --endpoint /generate", ["--arrival uniform", "--endpoint sglang"]),
         ("--profile sweep", ["sidelight test throughput URL --scale short"]),
         ("--profile throughput --max-seconds 9", ["--requests N", "sidelight test throughput URL"]),
         (
             "--cooldown 3 --nothing 1 --raet 2 --nowhere",
             ["--drain-timeout", "--nothing, --nowhere: sidelight run has no such option", "did you mean --rate?"],
         ),
-        ("--url U --extra_body {} --top-k 1", ["--extra-body: write the other fields into it, too: top_k"]),
     ],
 )
 def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str, said: list[str]):
@@ -169,29 +162,11 @@ def test_every_command_names_all_options_that_it_does_not_have(sidelight: Sideli
 
 
 @pytest.mark.parametrize(
-    ("typed", "ours"),
-    [
-        ("--extra-inputs ignore_eos:true min_tokens:9", '--extra-body {"ignore_eos": true, "min_tokens": 9}'),
-        ('--extra-inputs {"a":{"b":1}} --temperature 0.5', '--extra-body {"a": {"b": 1}, "temperature": 0.5}'),
-        ("--top-p 0.9 --top-k 1", '--extra-body {"top_p": 0.9, "top_k": 1}'),
-        ("--input-file a.jsonl --custom-dataset-type single_turn", "--prompts a.jsonl"),
-        ("--dataset-name custom --dataset-path a.jsonl", "--prompts a.jsonl"),
-        ("--data my/prompts.jsonl", "--prompts my/prompts.jsonl"),
-    ],
-)
-def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
-    """Sampling parameters are merged into every request; a file of prompts is --prompts, whatever its format."""
-    name, _, value = ours.partition(" ")
-    assert ["run", name, value] == translate(["run", *typed.split()]).arguments[:3]
-
-
-@pytest.mark.parametrize(
     ("typed", "load"),
     [
-        ("--num-prompts 1000 --dataset-name sharegpt --dataset-path f", "--requests 1000 --prompts f --rate inf"),
-        ("--dataset-name random", "--rate inf --requests 1000"),
-        ("--isl 512 --num-prompts 8", "--input-tokens 512 --concurrency 1 --requests 10"),
-        ("--num-prompts 8 --backend vllm --input-file f", "--requests 8 --endpoint completions --prompts f --rate inf"),
+        ("--num-prompts 1000 --dataset-path f", "--requests 1000 --prompts f --rate inf"),
+        ("--random-input-len 512", "--input-tokens 512 --rate inf --requests 1000"),
+        ("--num-prompts 8 --result-dir f --input-file f", "--requests 8 --out f --prompts f --rate inf"),
         ("--num-prompts 8 --max-concurrency 2", "--requests 8 --concurrency 2"),
         ("--num-prompts 8 --rate 2", "--requests 8 --rate 2"),
         ("--num-prompts 8 --request-rate=2 --burstiness 0.5", "--requests 8 --rate 2 --burstiness 0.5 --arrival gamma"),
@@ -199,7 +174,7 @@ def test_fields_of_the_body_and_files_of_prompts(typed: str, ours: str):
         ("--num-prompts 8 --config f", "--requests 8 --config f"),
         ("--isl 512", "--input-tokens 512 --concurrency 1 --requests 10"),
         ("--isl 512 --concurrency 16", "--input-tokens 512 --concurrency 16 --requests 32"),
-        ("--streaming --benchmark-duration 30", "--duration 30 --concurrency 1"),
+        ("--benchmark-duration 30", "--duration 30 --concurrency 1"),
         ("--input-file f.jsonl", "--prompts f.jsonl --concurrency 1"),
         ("--requests 8 --input-tokens 512", "--requests 8 --input-tokens 512"),
         ("--profile synchronous --max-requests 8", "--requests 8 --concurrency 1"),
@@ -218,16 +193,8 @@ def test_a_load_that_was_not_typed_is_said(sidelight: Sidelight):
     ended = sidelight("run", UNUSED, "--num-prompts", "8")
     assert "sidelight: as vllm bench serve does without a rate: --rate inf" == ended.err.splitlines()[0]
     assert 1 == sidelight("run", UNUSED, "--num-prompts", "8", "--quiet").err.count("\n")
-    assert "sidelight test throughput" in "".join(translate(["run", "--target", UNUSED, "--max-seconds", "9"]).notes)
-    assert [] == translate(["run", "--target", UNUSED, "--max-seconds", "9", "--rate", "2"]).notes
-
-
-def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
-    """In a line before anything else, with the reason; not where only the result is wanted."""
-    ended = sidelight("run", UNUSED, "--rate", "1", "--streaming", "--ui", "none")
-    first, second = ended.err.splitlines()
-    assert "sidelight: not needed here: --streaming (replies are always streamed); --ui (" in first
-    assert second.startswith("sidelight: cannot connect")
+    assert "sidelight test throughput" in translate(["run", "--target", UNUSED, "--max-seconds", "9"]).implied
+    assert not translate(["run", "--target", UNUSED, "--max-seconds", "9", "--rate", "2"]).implied
 
 
 @pytest.mark.parametrize(
@@ -241,7 +208,7 @@ def test_what_changes_nothing_is_said_once(sidelight: Sidelight):
         (f"scrape --duration 5m {UNUSED}", f"scrape --duration 5m --url {UNUSED}"),
         (f"watch {UNUSED}", f"watch --metrics {UNUSED}"),
         (f"run --max_concurrency=2 --url={UNUSED}", f"run --concurrency 2 --url {UNUSED}"),
-        (f"run --input_tokens 512 --isl_stddev 64 {UNUSED}", f"run --input-tokens normal:512,64 --url {UNUSED}"),
+        (f"run --input_len 512 {UNUSED}", f"run --input-tokens 512 --url {UNUSED}"),
         (f"watch --listen-tls c.pem k.pem {UNUSED}", f"watch --listen-tls c.pem k.pem --metrics {UNUSED}"),
         (f"run {UNUSED} --listen_tls=c.pem k.pem --quiet", f"run --listen-tls c.pem k.pem --quiet --url {UNUSED}"),
         ("run localhost:8000", "run --url localhost:8000"),
