@@ -22,8 +22,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-# What the machine is to blame for, rather than a path: its disk is full, or fails.
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+# What the machine is to blame for, rather than a path: its disk is full, or fails, or nothing more can be opened.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class SidelightError(Exception):
@@ -70,7 +70,15 @@ class Interrupted(SidelightError):
 
 
 def unusable_place(flag: str, path: Path, error: OSError) -> SidelightError:
-    """Return the error of a place that cannot be written to: the user's, unless it is the disk's."""
-    if error.errno in _OF_THE_DISK:
+    """Return the error of a place that cannot be written to: the user's, unless it is the machine's."""
+    if error.errno in _OF_THE_MACHINE:
         return CannotWrite(f"{flag} {path}: {error.strerror}")
     return ConfigurationError(f"{flag} {path}: {error.strerror}; give a place that you can write to")
+
+
+def unsaved(error: CannotWrite) -> SidelightError:
+    """Return the error of a report that is printed and was not saved: as of `unusable_place`."""
+    text = f"the report could not be saved: {error}"
+    if isinstance(cause := error.__cause__, OSError) and cause.errno not in _OF_THE_MACHINE:
+        return ConfigurationError(f"{text}; copy the directory to a place that you can write to")
+    return CannotWrite(text)

@@ -21,7 +21,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.config import Dict
 from rich.text import Text
 
-from recorded.errors import ConfigurationError, Interrupted, SidelightError, TargetNotMeasured
+from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError, TargetNotMeasured, unsaved
 from rundir.printable.masking import register_environment
 from sidecar import VERSION
 from sidecar.cli import study
@@ -306,20 +306,32 @@ def report(  # noqa: PLR0913  an argument is an option
         return _compare_runs([run_directory, *others], output)
     if output is not None:
         raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
-    if study.is_study(run_directory):
-        return study.report_again(run_directory, as_json=as_json, outside=outside)
-    derived = derive.derive(run_directory, formats, trace_url=trace_url)
-    if base is not None:
+    try:
+        if study.is_study(run_directory):
+            return study.report_again(run_directory, as_json=as_json, outside=outside)
+        derived = _report_of_run(run_directory, formats, trace_url=trace_url, base=base, as_json=as_json)
+        _export(derived, exports, spans, Progress("lines"))
+        derive.require_sound(derived)
+    except CannotWrite as error:
+        raise unsaved(error) from error
+    return 0
+
+
+def _report_of_run(
+    path: Path, formats: Sequence[str], *, trace_url: str | None, base: Path | None, as_json: bool
+) -> Evaluated:
+    from sidecar.report import derive  # noqa: PLC0415  as above
+
+    derived = derive.derive(path, formats, trace_url=trace_url)
+    if base is not None and derived.unwritten is None:
         from sidecar.report import comparison  # noqa: PLC0415  as above
 
         comparison.write_change(derived, base)
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))
     else:
-        derive.print_report(derived.summary, run_directory)
-    _export(derived, exports, spans, Progress("lines"))
-    derive.require_sound(derived)
-    return 0
+        derive.print_report(derived.summary, path if derived.unwritten is None else None)
+    return derived
 
 
 def _compare_runs(paths: Sequence[Path], output: Path | None) -> int:

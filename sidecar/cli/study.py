@@ -193,7 +193,8 @@ def _print_report(derived: "DerivedStudy", path: Path) -> None:
     from sidecar.report.derive import files_in  # noqa: PLC0415  as above
 
     _print(derived.report)
-    _print(f"Written to {escaped(str(path))}: {files_in(path)}")
+    if derived.unwritten is None:
+        _print(f"Written to {escaped(str(path))}: {files_in(path)}")
 
 
 def _print(text: str) -> None:

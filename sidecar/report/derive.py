@@ -127,8 +127,8 @@ def require_sound(derived: Evaluated) -> None:
     require_server(run)
 
 
-def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) -> None:
-    """Print the report, and under it what was written where.
+def print_report(summary: Summary, path: Path | None, *, said: Collection[str] = ()) -> None:
+    """Print the report, and under it what was written where; None: it could not be.
 
     `said` are warnings that standard error has had: where it is the same stream, they are not printed again.
     """
@@ -139,7 +139,8 @@ def print_report(summary: Summary, path: Path, *, said: Collection[str] = ()) ->
         console.print(text.render(summary))
     else:
         console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
-    console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
+    if path is not None:
+        console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
 
 
 def report_up_to(error: SidelightError, *, span_bytes: int | None = None) -> None:

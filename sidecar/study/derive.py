@@ -74,14 +74,19 @@ def derive_study(path: Path, *, outside: bool = False) -> DerivedStudy:
         result=result, compliance=compliance, json=files[RESULT], report=files["report.txt"], damage=study.damage
     )
     try:
-        make_directory(path / "tables")
-        for name, text in files.items():
-            write_text(path / name, text)
-    except OSError as error:
-        return replace(derived, unwritten=CannotWrite(f"{error.filename or path}: {error.strerror}"))
+        _write(path, files)
     except CannotWrite as error:
         return replace(derived, unwritten=error)
     return derived
+
+
+def _write(path: Path, files: Mapping[str, str]) -> None:
+    try:
+        make_directory(path / "tables")
+    except OSError as error:
+        raise CannotWrite(f"{error.filename or path}: {error.strerror}") from error
+    for name, text in files.items():
+        write_text(path / name, text)
 
 
 def _damage(study: Study, of_steps: Mapping[str, str]) -> str:

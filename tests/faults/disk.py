@@ -66,6 +66,7 @@ MOST_CALLS = {
     "receiver:open": 4,
 }
 SIZES = {row: MOST_CALLS[row] * 2 * len(CALLS[row.partition(":")[2]]) for row in ROWS if row != "tmpfs"}
+_UNSAVED = {"EACCES": 2}  # the user's place, not the machine's disk
 MARGIN = 8  # calls that a run may have more than another one
 STRIDE = 0.382  # of all faults of a row: those that follow each other lie far apart
 
@@ -92,7 +93,7 @@ def reported(run: Path, fault: Fault) -> str:
     failed = fault.marker.exists() and fault.error != "SHORT"
     if report.wrong:
         return report.wrong
-    if report.code != (3 if failed else 0) or (failed and report.err.count("\n") != 1):
+    if report.code != (_UNSAVED.get(fault.error, 3) if failed else 0) or (failed and report.err.count("\n") != 1):
         return f"exit {report.code}: {report.err}"
     if "Where the TTFT went" not in report.out:
         return "what it knows is not printed"

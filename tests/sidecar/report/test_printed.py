@@ -19,18 +19,37 @@ from sidecar.report.derive import print_report
 SAID = "port 9464 is taken"
 
 
+def recorded(path: Path) -> Path:
+    """Put a recorded run at a path."""
+    path.mkdir()
+    shutil.copy(GOLDEN / "torn" / MANIFEST, path)
+    shutil.copytree(GOLDEN / "torn" / RAW, path / RAW)
+    return path
+
+
 def test_json_prints_the_summary_and_nothing_else(sidelight: Callable[..., Ended], tmp_path: Path):
     """The bytes of the file, for a pipe into jq."""
-    run = tmp_path / "torn"
-    run.mkdir()
-    shutil.copy(GOLDEN / "torn" / MANIFEST, run)
-    shutil.copytree(GOLDEN / "torn" / RAW, run / RAW)
+    run = recorded(tmp_path / "torn")
 
     ended = sidelight("report", run, "--json")
 
     assert (0, "") == (ended.code, ended.err)
     assert (run / "summary.json").read_text() == ended.out
     assert "crashed" == json.loads(ended.out)["status"]
+
+
+def test_a_report_that_cannot_be_saved_is_printed_and_names_the_place(sidelight: Callable[..., Ended], tmp_path: Path):
+    """It is the user's place, so bad usage; nothing is said to be written. The change against a base is left out."""
+    run, base = (recorded(tmp_path / name) for name in ("run", "base"))
+    (run / "summary.json").mkdir()
+
+    ended = sidelight("report", run, "--base", base)
+
+    assert 2 == ended.code
+    assert "could not be saved" in ended.err
+    assert str(run / "summary.json") in ended.err
+    assert "Where the TTFT went" in ended.out
+    assert "Written to" not in ended.out
 
 
 @pytest.mark.parametrize(("apart", "times"), [(True, 1), (False, 0)], ids=["apart", "one stream"])
