@@ -26,7 +26,7 @@ from scraper.series.table import SeriesTable
 
 if TYPE_CHECKING:
     from correlator.replay import Replayed
-    from scraper.spans.log import SpanLogRecord
+    from scraper.spans.log import ReceiverLife, SpanLogRecord
     from scraper.spans.received import ReceivedSpan
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
@@ -69,6 +69,7 @@ class _WatchLogs(RunLogs):
         self._is_shortened = self._ahead > 0 or (bool(logs) and number_of(logs[0]) > 0)
         self._since_ns = _first_ns(logs, self._ahead) - _WINDOW_NS if self._ahead else 0
         self._watched: dict[str, Any] = {}
+        self._lives: list[ReceiverLife] = []
 
     def run(self) -> WatchRun:
         """Return the watch as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
@@ -79,21 +80,17 @@ class _WatchLogs(RunLogs):
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         """Make requests of the spans, with the pages that were read before; none are returned."""
         from correlator.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
-        from scraper.spans.backlog import final_counts  # noqa: PLC0415
-        from scraper.spans.log import StateRecord  # noqa: PLC0415
+        from scraper.spans.log import added_up  # noqa: PLC0415
 
         pages = [table.view() for table in self._series.values()]
         guard = ErrorCount("a request is left out of the report").guard
         replay = Replay(pages, self._deaths_ns, guard, shortened=self._is_shortened)
-        states: list[StateRecord] = []
         records: Iterator[SpanLogRecord] = self._read(SPANS, self._take_record, last=last)
         for record in records:
-            if isinstance(record, StateRecord):
-                states.append(record)
             with guard():
                 replay.take(record)
         watched = replay.replayed()
-        counts, deaths = final_counts(self.path / RAW, states)
+        counts, deaths = added_up(self._lives)
         self._watched = {
             "requests": watched.requests,
             "watched": watched,
@@ -103,10 +100,11 @@ class _WatchLogs(RunLogs):
         return []
 
     def _take_record(self, path: Path, payload: bytes) -> SpanLogRecord | None:
-        from scraper.spans.log import MovedExport, StateRecord, decode  # noqa: PLC0415  as above
+        from scraper.spans.log import MovedExport, StateRecord, decode, follow  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
         record, moved_ns = self._timely(decode(payload)), self._moved_ns(path)
+        follow(self._lives, record)
         if isinstance(record, StateRecord):
             return msgspec.structs.replace(record, at_ns=record.at_ns + moved_ns)
         if self._ahead >= 0:

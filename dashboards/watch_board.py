@@ -189,6 +189,7 @@ RECEIVER = Row(
             {
                 "{{kind}}": total("sidelight_receiver_refused_total", WATCH, by="kind"),
                 "not passed on": total("sidelight_receiver_forward_dropped_total", WATCH),
+                "perhaps not passed on": total("sidelight_receiver_forward_unknown_total", WATCH),
                 "{{signal}} not passed on": total("sidelight_receiver_other_dropped_total", WATCH, by="signal"),
                 "passed on": total("sidelight_receiver_forwarded_total", WATCH),
                 "evicted": total("sidelight_window_evicted_spans_total", WATCH),
@@ -217,8 +218,8 @@ RECEIVER = Row(
                 "bytes": f'max (sidelight_receiver_forward_queue{{what="bytes",{WATCH}}})',
                 "at most": f'max (sidelight_receiver_forward_queue{{what="limit_bytes",{WATCH}}})',
             },
-            "At most so many bytes wait: beyond it exports are not passed on. It fills while the collector that "
-            "--otlp-forward names is away or slow.",
+            "At most so many bytes wait in memory: beyond it the oldest exports are not passed on. It fills while the "
+            "collector that --otlp-forward names is away or slow.",
             unit="bytes",
         ),
         lines(

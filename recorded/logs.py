@@ -29,7 +29,7 @@ from scraper.series import table as series
 from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
 
 if TYPE_CHECKING:
-    from scraper.spans.log import Counts, StateRecord
+    from scraper.spans.log import Counts, ReceiverLife
     from scraper.spans.received import ReceivedSpan
 
 MOST_EVENTS = 20_000  # of a run: it has a dozen, and a watch two more for each death of a process
@@ -102,7 +102,7 @@ class RunLogs:
         )
         events = tuple(self._read("events.log", self._take_event, last=True))
         timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
-        tables = (self._spans or _SpanTables(self.path / RAW, self._within)).fields()
+        tables = (self._spans or _SpanTables(self._within)).fields()
         return Run(
             path=self.path,
             manifest=manifest,
@@ -133,7 +133,7 @@ class RunLogs:
                     yield record
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
-        self._spans = self._spans or _SpanTables(self.path / RAW, self._within)
+        self._spans = self._spans or _SpanTables(self._within)
         return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
 
     def _read_plans(self, *, last: bool = False) -> None:
@@ -225,22 +225,22 @@ def one_line(error: Exception) -> str:
 class _SpanTables:
     """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
 
-    def __init__(self, raw: Path, within: Span) -> None:
+    def __init__(self, within: Span) -> None:
         from recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
         from scraper.spans import log  # noqa: PLC0415
         from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
-        self._log, self._within, self._raw = log, within, raw
+        self._log, self._within = log, within
         self.spans = 0
-        self._states: list[StateRecord] = []
+        self._lives: list[ReceiverLife] = []
         self._requests, self._gateways = RequestSpans(), GatewaySpans()
 
     def take(self, _: Path, payload: bytes) -> Sequence[ReceivedSpan]:
         """Add a record and return its spans. Raises ValueError for what no receiver has written."""
         record = self._log.decode(payload)
         require_within(record, self._within)
+        self._log.follow(self._lives, record)
         if isinstance(record, self._log.StateRecord):
-            self._states.append(record)
             return ()
         spans = list(record.spans())
         self.spans += len(spans)
@@ -251,9 +251,7 @@ class _SpanTables:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a Run that are read from the logs of spans."""
-        from scraper.spans.backlog import final_counts  # noqa: PLC0415
-
-        counts, deaths = final_counts(self._raw, self._states)
+        counts, deaths = self._log.added_up(self._lives)
         return {
             "spans": self._requests.table(),
             "gateways": self._gateways.by_trace(),

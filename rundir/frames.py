@@ -268,11 +268,11 @@ class LogTails:
     """Follows all logs of a directory while they grow; owns the open files. A context manager.
 
     A file is open until it was read with `last`, or another follows it. `refused` has the files that are none, each
-    with why: links, FIFOs, devices. Logs of a number below `first` are passed over.
+    with why: links, FIFOs, devices.
     """
 
-    def __init__(self, directory: Path, *, first: int = 0) -> None:
-        self._directory, self._first = directory, first
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._tails: dict[Path, FrameTail] = {}
         self._done: set[Path] = set()
         self._extents: dict[Path, Extent] = {}
@@ -297,8 +297,6 @@ class LogTails:
         Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
         """
         paths = in_order(self._directory.glob(pattern))
-        if self._first:
-            paths = [path for path in paths if number_of(path) >= self._first]
         # What others delete is forgotten: a log that goes on for months is hundreds of thousands of files.
         self._done -= {path for path in self._done if path.match(pattern)}.difference(paths)
         for path in paths:
@@ -330,26 +328,16 @@ class LogTails:
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns + moved_ns, stat.st_mtime_ns + moved_ns))
 
-    def prune(
-        self,
-        patterns: Sequence[str],
-        *,
-        now_ns: int,
-        keep_s: float,
-        keep_bytes: int,
-        spared: Callable[[Path], bool] = lambda _: False,
-    ) -> None:
+    def prune(self, patterns: Sequence[str], *, now_ns: int, keep_s: float, keep_bytes: int) -> None:
         """Delete the files that were last written to too long before `now_ns`, and the oldest of those beyond a size.
 
-        The newest of each pattern stays, and so does what was not read, or is `spared`.
+        The newest of each pattern stays, and so does what was not read.
         """
         files = [path for pattern in patterns for path in in_order(self._directory.glob(pattern))]
         stats = {path: path.stat() for path in files}
         total = sum(stat.st_size for stat in stats.values())
         old_s = now_ns / 1e9 - keep_s
         for path in sorted(self._done & stats.keys(), key=lambda path: stats[path].st_mtime):
-            if spared(path):
-                continue
             if stats[path].st_mtime < old_s or total > keep_bytes:
                 path.unlink(missing_ok=True)
                 self._done.discard(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import aiohttp
 import grpc
@@ -12,6 +12,7 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from waiting import BOUND_S
 
+from scraper.spans.log import Counts, ReceiverLife, SpanLogRecord, added_up, follow
 from scraper.spans.spec import SIGNALS
 
 PROTOBUF = "application/x-protobuf"
@@ -65,3 +66,11 @@ async def over_grpc(
     async with aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         reply: bytes = await channel.unary_unary(SIGNALS[signal])(body, compression=compression, timeout=BOUND_S)
         return reply
+
+
+def counted(records: Iterable[SpanLogRecord]) -> tuple[Counts | None, int]:
+    """Add up what the receivers of a log counted, and how many of them died."""
+    lives: list[ReceiverLife] = []
+    for record in records:
+        follow(lives, record)
+    return added_up(lives)

@@ -12,7 +12,6 @@ from recorded.directory import MANIFEST, RAW, create, log_ends, read_manifest, w
 from recorded.events import Event, append_event
 from rundir.frames import Rotation
 from scraper.series.log import ScrapeLog
-from scraper.spans.backlog import CURSOR, Cursor, Place
 from scraper.spans.log import Counts, SpanLog, StateRecord
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -61,13 +60,10 @@ def fill(
 
 
 def whole(path: Path, *, seconds: int = 40) -> Path:
-    """Make the directory of a watch that ended: logs that went on in others, and exports that wait for a collector."""
+    """Make the directory of a watch that ended: logs that went on in others."""
     begin(path)
     fill(path, 0, seconds=seconds, rotation=Rotation(most_bytes=4000, most_s=1e9), ends=True)
     append_event(path, Event(at_ns=NOON + seconds * S, name="phase_end", data={"phase": "measure"}))
-    (path / RAW / CURSOR).write_bytes(
-        msgspec.json.encode(Cursor(url=COLLECTOR, spans=Place(log=1, records=2), others=Place()))
-    )
     ends = {name: end and msgspec.structs.asdict(end) for name, end in log_ends(path).items()}
     about = {"status": "complete", "ended_at": "2023-11-14T22:14:00.000Z", "ended_ns": NOON + seconds * S, "logs": ends}
     write_json(path / MANIFEST, read_manifest(path) | about)

@@ -15,7 +15,7 @@ from correlator.live.reasons import explain_breaks
 from correlator.opening import WatchRun
 from exporter.evaluation.server import span_gaps_of
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
-from exporter.summary.correlation import Correlation, RecordsOfRequests
+from exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
 from exporter.summary.result import Workload
 from loadgen.requests.delivery import first_reads
 from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
@@ -62,6 +62,7 @@ def warnings(
     yield from _scrapes(server)
     yield from _records(correlation.perf_metrics)
     yield from _refused(correlation)
+    yield from _not_forwarded(correlation.spans)
     yield from (
         f"the pages at {endpoint.url} come from several processes in turn (their start times go back and forth), so "
         "that its numbers mean nothing; scrape each process itself"
@@ -240,6 +241,16 @@ def _refused(correlation: Correlation) -> Iterator[str]:
             reasons[MOST_REASONS:] = [f"{len(reasons) - MOST_REASONS} more reasons"]
         whose = "1 request" if refused == 1 else f"{refused} requests"
         yield f"times of {whose} came from spans or replies and are not used: {'; '.join(reasons)}"
+
+
+def _not_forwarded(spans: ReceivedSpans | None) -> Iterator[str]:
+    """Yield how many exports did not reach the collector of --otlp-forward, or may not have."""
+    if spans is None or not spans.forward_dropped + spans.forward_unknown:
+        return
+    text = f"of {spans.exports} exports of spans {spans.forward_dropped} were not passed on to the collector"
+    if spans.forward_unknown:
+        text += f", and {spans.forward_unknown} exports may not have been: a receiver died that had them in memory"
+    yield f"{text} (--otlp-forward)"
 
 
 def _arrivals(check: SelfCheck) -> Iterator[str]:

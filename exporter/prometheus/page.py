@@ -386,6 +386,11 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
         ("receiver_forwarded", "Exports passed on to the next collector.", received.get("forwarded")),
         ("receiver_forward_dropped", "Exports that did not reach the next collector.", received.get("forward_dropped")),
         (
+            "receiver_forward_unknown",
+            "Exports that waited for the next collector, or had just come, as a receiver died.",
+            received.get("forward_unknown"),
+        ),
+        (
             "receiver_cut_connections",
             "Connections to the receiver that sent no request in time, or made room for others.",
             received.get("cut_connections"),

@@ -1,8 +1,7 @@
 """Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
 
 What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals, while
-exports wait in files (`backlog`), and only the one that is on its way in memory; what waits for too long, or no longer
-fits, is dropped and counted, and nothing else waits for it.
+exports wait in a bounded queue in memory; what does not fit there is dropped and counted, and nothing else waits.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import gzip
 import io
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -30,21 +28,19 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
 from rundir.access import Access, bare, connection_problem, headers_for, masked, tls_context
-from rundir.clock import time_of_day_ns
-from scraper.spans.backlog import Backlog, Queue, Waiting, left_beside
-from scraper.spans.log import ForwardQueue
-from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, ForwardKeep, forward_parts
+from rundir.framing import inflate
+from scraper.spans.log import BODY_BYTES, ForwardQueue
+from scraper.spans.spec import GRPC_PORT, SIGNALS, TRACES, forward_parts
 
 T = TypeVar("T")
 
 PROTOBUF = "application/x-protobuf"
-QUEUE_BYTES = 32 * 1024 * 1024
+QUEUE_BYTES = 32 * 1024 * 1024  # of exports as they are packed, to about a fifth
 ATTEMPT_S = 10.0
 _REPLY_BYTES = 64 * 1024
 # How aiohttp shows what a gRPC server says first: a frame of HTTP/2 (length of 3 bytes, type 4, on stream 0).
 _NO_STATUS_LINE, _HTTP2_SETTINGS = "Bad status line", r"\x04\x00\x00\x00\x00\x00"
 FLUSH_S = 2.0
-TAKE_OVER_EVERY_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONGEST_WAIT_S = 60.0  # whatever a Retry-After states
 # https://opentelemetry.io/docs/specs/otlp/#failures
@@ -211,193 +207,97 @@ class Wire:
 
 
 class Forwarder:
-    """Owns what waits for the next collector and the connection to it; an async context manager.
+    """Owns what waits in memory for the next collector and the connection to it; an async context manager.
 
-    Exports of spans wait in their `log`, those of other signals beside it, `queue_bytes` of them at most. What waits at
-    the end is left there for another process where there is a `keep`, which then also says for how long; else it is
-    dropped.
+    Exports go out in the order of their signal, and no signal waits for another. Beyond `queue_bytes` of them, packed,
+    the oldest of the signal that takes most are dropped; so is what waits at the end.
     """
 
-    def __init__(
-        self,
-        url: str,
-        access: Access,
-        *,
-        log: Path,
-        say: Callable[[str], None],
-        queue_bytes: int = QUEUE_BYTES,
-        keep: ForwardKeep | None = None,
-        now_ns: Callable[[], int] = time_of_day_ns,
-    ) -> None:
+    def __init__(self, url: str, access: Access, *, say: Callable[[str], None], queue_bytes: int = QUEUE_BYTES) -> None:
         """Read the URL. Raises ValueError for one that Wire cannot use."""
         self.sent: Counter[str] = Counter()  # exports by signal
         self.dropped: Counter[str] = Counter()
-        self._url, self._say = url, say
+        self._url, self._say, self._most_bytes = url, say, queue_bytes
         self._wire = Wire(url, access)
-        self._log, self._keep, self._now_ns = log, keep, now_ns
-        self._limits = {"most_bytes": keep.most_bytes if keep else sys.maxsize, "most_other_bytes": queue_bytes}
-        self._earlier: list[Backlog] = []
-        self._emptied = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._is_away = False
+        self._queues: dict[str, asyncio.Queue[bytes]] = {signal: asyncio.Queue() for signal in SIGNALS}
+        self._exports: Counter[str] = Counter()  # those that wait, and the one of each signal that is on its way
+        self._sizes: Counter[str] = Counter()  # bytes of them
+        self._away: set[str] = set()  # signals that the collector did not take last
         self._said: set[str] = set()
 
     async def __aenter__(self) -> Self:
-        """Open the connection, and see what waits. Raises what Wire does, OSError where no cursor can be written."""
+        """Open the connection, and begin to send. Raises what Wire does."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._wire)
-            self._backlog = Backlog.resume(self._log, masked(self._url) if self._keep else "", **self._limits)
-            stack.callback(self._close)
-            await asyncio.to_thread(self._backlog.survey)
-            self.sent[TRACES], self.dropped[TRACES] = self._backlog.unrecorded()
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            self._tasks = [group.create_task(self._send_on(signal)) for signal in SIGNALS]
             self._stack = stack.pop_all()
         return self
 
-    def begin(self) -> None:
-        """Begin to send; what comes before waits."""
-        self._tasks = [self._group.create_task(self._send_on(queue)) for queue in self._backlog.queues]
-        if self._keep is not None:
-            self._tasks.append(self._group.create_task(self._take_over_on()))
-
     async def __aexit__(self, *_: object) -> None:
-        """Send what waits within FLUSH_S seconds; the rest is left, or counts as dropped."""
+        """Send what waits within FLUSH_S seconds; the rest is dropped."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                while self._tasks and self.queue.exports:
-                    self._emptied.clear()
-                    await self._emptied.wait()
+                for queue in self._queues.values():
+                    await queue.join()
         except TimeoutError:
-            self._say(f"{self.queue.exports} exports did not reach {masked(self._url)}")
+            self._say(f"{self.queue.exports} exports did not reach {masked(self._url)}, and are dropped")
         finally:
             for task in self._tasks:
                 task.cancel()
             await self._stack.aclose()
+            self.dropped += self._exports
+            self._exports.clear()
+            self._sizes.clear()
 
     @property
     def queue(self) -> ForwardQueue:
         """Return what waits now."""
-        queues = [queue for backlog in (self._backlog, *self._earlier) for queue in backlog.queues]
-        cursor = self._backlog.cursor
-        return ForwardQueue(
-            exports=sum(queue.exports.total() for queue in queues),
-            size_bytes=sum(queue.size_bytes for queue in queues),
-            limit_bytes=self._limits["most_other_bytes"] + (self._keep.most_bytes if self._keep else 0),
-            first_log=cursor.spans.log,
-            forwarded=cursor.forwarded,
-            dropped=cursor.dropped,
-        )
-
-    def logged(self, size: int) -> None:
-        """Note that an export of spans of so many bytes is in the log."""
-        self._backlog.spans.add(TRACES, size)
-        self._backlog.spans.filled.set()
+        return ForwardQueue(exports=self._exports.total(), size_bytes=self._sizes.total(), limit_bytes=self._most_bytes)
 
     def offer(self, packed: bytes, signal: str) -> None:
-        """Queue an export that is not logged, as `log.compressed` packs it. One that does not fit is dropped and
-        counted. Raises OSError where it cannot be written.
-        """
-        if not self._backlog.put(signal, packed, self._now_ns()):
-            self._count(self._backlog, Counter([signal]), forwarded=False)
+        """Queue an export, as `log.compressed` packs it; where it is too much, the oldest are dropped and counted."""
+        self._queues[signal].put_nowait(packed)
+        self._exports[signal] += 1
+        self._sizes[signal] += len(packed)
+        while self._sizes.total() > self._most_bytes:
+            largest = max((name for name, queue in self._queues.items() if queue.qsize()), key=self._sizes.__getitem__)
+            self._leave(largest, self._queues[largest].get_nowait(), self.dropped)
+            self._say_once("full", f"more waits for {masked(self._url)} than is kept in memory: the oldest are dropped")
 
-    async def _send_on(self, queue: Queue) -> None:
+    async def _send_on(self, signal: str) -> None:
+        what = "spans" if signal == TRACES else signal
+
+        def note_away(away: Unavailable) -> None:
+            if signal not in self._away:
+                self._away.add(signal)
+                self._say(f"{what} cannot be forwarded to {masked(self._url)}: {away}")
+
         while True:
-            queue.filled.clear()
-            await self._send_all(self._backlog, queue)
-            await queue.filled.wait()
+            packed = await self._queues[signal].get()
+            body = inflate(packed, BODY_BYTES)
+            try:
+                await self._wire.deliver(body, signal, on_away=note_away)
+            except Rejected as refused:
+                self._leave(signal, packed, self.dropped)
+                self._say_once(signal, f"{masked(self._url)} refuses {what}: {refused}")
+                continue
+            self._leave(signal, packed, self.sent)
+            if signal in self._away:
+                self._away.remove(signal)
+                self._say(f"{what} are forwarded to {masked(self._url)} again")
 
-    async def _send_all(self, backlog: Backlog, queue: Queue) -> None:
-        """Send what waits, until nothing does."""
-        while await again_while_away(lambda: self._send_next(backlog, queue), on_away=self._note_away):
-            pass
-
-    async def _send_next(self, backlog: Backlog, queue: Queue) -> bool:
-        """Try to send what waits longest; return False where nothing waits. Raises Unavailable."""
-        while (head := _head(queue)) and self._is_outdated(queue, head):
-            self._leave(backlog, queue, head, forwarded=False)
-            self._say_once(
-                "outdated", f"exports that wait too long, or are too many, for {masked(self._url)} are dropped"
-            )
-            await asyncio.sleep(0)
-        if head is None:
-            if queue.exports.total():  # they were deleted from the files, or are damaged
-                self._count(backlog, queue.give_up(), forwarded=False)
-            return False
-        try:
-            await self._wire.send(head.body, head.signal)
-        except Rejected as refused:
-            self._leave(backlog, queue, head, forwarded=False)
-            what = "spans" if head.signal == TRACES else head.signal
-            self._say_once(head.signal, f"{masked(self._url)} refuses {what}: {refused}")
-            return True
-        self._leave(backlog, queue, head, forwarded=True)
-        if self._is_away:
-            self._say(f"spans are forwarded to {masked(self._url)} again")
-        self._is_away = False
-        return True
-
-    def _is_outdated(self, queue: Queue, head: Waiting) -> bool:
-        """Tell whether an export has waited for too long, or too much waits."""
-        is_old = self._keep is not None and self._keep.is_over(head.received_ns, self._now_ns())
-        return is_old or queue.size_bytes > queue.most_bytes
-
-    def _leave(self, backlog: Backlog, queue: Queue, head: Waiting, *, forwarded: bool) -> None:
-        backlog.leave(queue)
-        self._count(backlog, Counter([head.signal]), forwarded=forwarded)
-
-    def _count(self, backlog: Backlog, exports: Counter[str], *, forwarded: bool) -> None:
-        """Count exports that have left a backlog, and write down that they have."""
-        cursor = self._backlog.cursor
-        if forwarded:
-            self.sent += exports
-            cursor.forwarded += exports[TRACES]
-        else:
-            self.dropped += exports
-            cursor.dropped += exports[TRACES]
-        self._backlog.save(taken=None if backlog is self._backlog else backlog)
-        self._emptied.set()
-
-    async def _take_over_on(self) -> None:
-        """Send what watches that are dead have left beside this one, now and again."""
-        while True:
-            for raw in left_beside(self._log):
-                backlog = Backlog.take_over(raw, masked(self._url), **self._limits)
-                if backlog is not None:
-                    self._earlier.append(backlog)
-                    await asyncio.to_thread(backlog.survey)
-                    count = sum(queue.exports.total() for queue in backlog.queues)
-                    self._say(f"{count} exports that {raw} has left are forwarded to {masked(self._url)}")
-            while self._earlier:
-                for queue in self._earlier[0].queues:
-                    await self._send_all(self._earlier[0], queue)
-                self._earlier.pop(0).close()
-            await asyncio.sleep(TAKE_OVER_EVERY_S)
-
-    def _close(self) -> None:
-        """Leave what waits, if another process may go on with it, else drop it."""
-        if self._keep is None:
-            for queue in self._backlog.queues:
-                self._count(self._backlog, queue.give_up(), forwarded=False)
-        for backlog in (*self._earlier, self._backlog):
-            backlog.close()
-
-    def _note_away(self, away: Unavailable) -> None:
-        if not self._is_away:
-            self._say(f"spans cannot be forwarded to {masked(self._url)}: {away}")
-        self._is_away = True
+    def _leave(self, signal: str, packed: bytes, counts: Counter[str]) -> None:
+        """Count an export that waits no more."""
+        counts[signal] += 1
+        self._exports[signal] -= 1
+        self._sizes[signal] -= len(packed)
+        self._queues[signal].task_done()
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             self._say(text)
-
-
-def _head(queue: Queue) -> Waiting | None:
-    """Return what waits longest. Raises Unavailable where it cannot be read, as without a free descriptor."""
-    try:
-        return queue.head()
-    except OSError as error:
-        raise Unavailable(f"{error.filename or 'a log'}: {error.strerror}") from error
 
 
 def http_url(url: str, signal: str = TRACES) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     turned_away     exports that had to come again: too many at a time, or the log could not be written; `unwritten`:
                     those of the latter
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
+    forward_unknown exports of all signals that waited for it, or had come since the last count, as a receiver died
     no_memory       exports that had to come again because the receiver was at its limit of memory
     unauthorized    exports without the token that is asked for
     incomplete      exports that did not come whole, or whose sender left before they were taken; over gRPC also those
@@ -60,21 +62,15 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     cut_connections: int = 0
     incomplete: int = 0
     unwritten: int = 0
+    forward_unknown: int = 0
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded).
-
-    Those of spans wait in the logs, from the log of the number `first_log` on (-1: in none). `forwarded` and `dropped`
-    are those that receivers of the directory have passed on, and have given up.
-    """
+    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded)."""
 
     exports: int = 0
     size_bytes: int = 0
     limit_bytes: int = 0
-    first_log: int = -1
-    forwarded: int = 0
-    dropped: int = 0
 
 
 class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, kw_only=True):
@@ -171,15 +167,41 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
     yield from map(decode, read_frames(path))
 
 
-def last_counts(records: Iterable[SpanLogRecord]) -> tuple[Counts, int]:
-    """Return the counts of all receivers of a log added up, and how many of them died without an `ended`."""
-    ends: list[StateRecord] = []
-    for record in records:
-        if isinstance(record, StateRecord):
-            # A log whose first files were deleted begins in the midst of a receiver.
-            if record.state == "started" or not ends:
-                ends.append(record)
-            else:
-                ends[-1] = record
-    whole = {name: sum(getattr(end.counts, name) for end in ends) for name in Counts.__struct_fields__}
-    return Counts(**whole), sum(end.state != "ended" for end in ends)
+@dataclass(slots=True)
+class ReceiverLife:
+    """A receiver as it last stated itself in its log, and the exports that it has logged since."""
+
+    state: StateRecord
+    exports: int = 0
+
+    def counts(self) -> Counts:
+        """Return what it counted, with all exports that are logged; of one that died, how many may be forwarded."""
+        stated = self.state.counts
+        exports = stated.exports + self.exports
+        if self.state.state == "ended" or not self.state.queue.limit_bytes:
+            return msgspec.structs.replace(stated, exports=exports)
+        unknown = self.state.queue.exports + self.exports
+        return msgspec.structs.replace(stated, exports=exports, forward_unknown=unknown)
+
+
+def follow(lives: list[ReceiverLife], record: SpanLogRecord) -> None:
+    """Let the last receiver of a log go on by its next record, or another begin."""
+    if not isinstance(record, StateRecord):
+        for life in lives[-1:]:
+            life.exports += 1
+    # A log whose first files were deleted begins in the midst of a receiver.
+    elif record.state == "started" or not lives:
+        for life in lives[-1:]:
+            life.exports -= record.counts.exports  # the next one had taken these before it said that it was there
+        lives.append(ReceiverLife(record))
+    else:
+        lives[-1] = ReceiverLife(record)
+
+
+def added_up(lives: Sequence[ReceiverLife]) -> tuple[Counts | None, int]:
+    """Return the counts of all receivers of a log added up, None without one; and how many died without an `ended`."""
+    if not lives:
+        return None, 0
+    counts = [life.counts() for life in lives]
+    whole = {name: sum(getattr(each, name) for each in counts) for name in Counts.__struct_fields__}
+    return Counts(**whole), sum(life.state.state != "ended" for life in lives)

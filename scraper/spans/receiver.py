@@ -104,7 +104,7 @@ class Receiver:
         self.grpc_port = self.http_port = 0
         self._spec, self._log, self._say, self._deliver = spec, log, say, deliver
         self._wall_ns, self._begun = wall_ns, anchor(wall_ns)
-        self._forwarder = self._forwarding() if spec.forward else None
+        self._forwarder = Forwarder(spec.forward, spec.access, say=say) if spec.forward else None
         self._totals = dict.fromkeys(Counts.__struct_fields__, 0)
         self._said: set[str] = set()
         self._turns, self._memory = Turns(), MemoryLimit(spec.memory_bytes)
@@ -116,14 +116,6 @@ class Receiver:
         self._stack = AsyncExitStack()
         self._is_ending = False
 
-    def _forwarding(self) -> Forwarder:
-        spec = self._spec
-        if self._log is None:
-            raise ValueError("what is forwarded waits in a log, and there is none")
-        return Forwarder(
-            spec.forward, spec.access, log=self._log.path, say=self._say, keep=spec.forward_keep, now_ns=self._now_ns
-        )
-
     async def __aenter__(self) -> Self:
         """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (an unwritable log)."""
         try:
@@ -134,8 +126,6 @@ class Receiver:
             if self._spec.http:
                 await self._listen_http()
             self._write_state("started")
-            if self._forwarder:
-                self._forwarder.begin()  # what it counts is then of a receiver that is known, though it is killed
             for lasting in (self._count_on(), self._spare_memory()):
                 self._stack.callback(asyncio.ensure_future(lasting).cancel)
         except BaseException:
@@ -369,9 +359,7 @@ class Receiver:
         looked = Looked()
         look = look_through(body, received_ns, looked, is_awaited=self._spec.is_awaited)
         await self._turns.in_slices(look)
-        record = None
-        if self._log is not None:
-            record = ExportRecord(received_ns=received_ns, via=via, packed=await self._packed(body))
+        record = ExportRecord(received_ns=received_ns, via=via, packed=await self._packed(body))
         if self._spec.restarts_at_clock_step and step_ns(self._begun, self._wall_ns):
             raise turned_away("the clock of this machine was just set; the receiver starts again by the new time")
         self._keep(record)
@@ -390,11 +378,7 @@ class Receiver:
         """Count and queue an export of what is not read here; return the empty reply that all was taken."""
         await self._turns.in_slices(checked(body, signal))
         if self._forwarder:
-            packed = await self._packed(body)
-            try:
-                self._forwarder.offer(packed, signal)
-            except OSError as error:
-                raise turned_away(f"it cannot be queued: {error.strerror}") from error
+            self._forwarder.offer(await self._packed(body), signal)
         self._totals[signal] += 1
         return b""
 
@@ -422,8 +406,7 @@ class Receiver:
                 f"the clock of this machine was set by {moved_ns / 1e9:+.0f} s since the receiver began, and its "
                 "stamps are by the time before; start again"
             )
-        steps = self._spec.forward_keep.clock_steps if self._spec.forward_keep else ()
-        if any(abs(off_s + by_ns / 1e9) < OFF_CLOCK_S for _, by_ns in steps[-1:]):
+        if self._spec.clock_step_ns and abs(off_s + self._spec.clock_step_ns / 1e9) < OFF_CLOCK_S:
             return "they are from before the clock of this machine was set"
         where = "ahead of" if off_s > 0 else "behind"
         return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
@@ -432,17 +415,16 @@ class Receiver:
         """Return what is kept of an export."""
         return compressed(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(compressed, body)
 
-    def _keep(self, record: ExportRecord | None) -> None:
-        """Log an export before it is acknowledged. Raises Refusal."""
-        if self._log is None or record is None:
-            return
+    def _keep(self, record: ExportRecord) -> None:
+        """Log an export before it is acknowledged, and queue it for the next collector. Raises Refusal."""
         try:
-            self._log.append(record)
+            if self._log is not None:
+                self._log.append(record)
         except OSError as error:
             self._totals["unwritten"] += 1
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
         if self._forwarder:
-            self._forwarder.logged(len(record.packed))
+            self._forwarder.offer(record.packed, TRACES)
 
     def _noise(self, record: logging.LogRecord) -> bool:
         """Take what aiohttp reports: a peer that does not speak HTTP is worth one line, not a traceback each time."""

@@ -4,13 +4,9 @@ import grpcio.
 
 from __future__ import annotations
 
-import math
 import resource
 import socket
 import sys
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -23,7 +19,6 @@ LIMIT_BYTES = 4 * 1024 * 1024
 SETTLE_S = 6.0
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
 _OWN_DESCRIPTORS = 96
-MOST_STEPS = 64
 GRPC_PORT = 4317
 TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 # What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
@@ -32,55 +27,6 @@ SIGNALS = {
     LOGS: "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
     METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
 }
-
-
-class ForwardKeep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long exports wait for the next collector: for so many seconds, and of spans so many bytes of the logs.
-
-    clock_steps: when the clock was set, ns by the time before, and by how much, in turn. Of those before the last only
-    the ones that matter, MOST_STEPS at most: of a clock that is set each second for months there would be millions.
-    """
-
-    seconds: float
-    most_bytes: int
-    clock_steps: tuple[tuple[int, int], ...] = ()
-
-    def is_over(self, came_ns: int, now_ns: int) -> bool:
-        """Tell whether what came then has waited for too long now.
-
-        A clock that is set back shows the same times again: a stamp is taken for the one that is the least ago, or is
-        still to come. One that the clock has skipped is of when it was set.
-        """
-        latest_ns, begun_ns = -math.inf, -math.inf
-        to_come_ns = sum(moved_ns for _, moved_ns in self.clock_steps)
-        for at_ns, moved_ns in (*self.clock_steps, (math.inf, 0)):
-            if begun_ns <= came_ns <= max(at_ns, at_ns + moved_ns):
-                latest_ns = max(latest_ns, min(came_ns, at_ns) + to_come_ns)
-            begun_ns, to_come_ns = at_ns + moved_ns, to_come_ns - moved_ns
-        return now_ns - latest_ns > self.seconds * 1e9
-
-    def after_step(self, at_ns: int, moved_ns: int) -> Self:
-        """Return what holds once the clock was set by so much, at a moment by the time before.
-
-        Steps go before which nothing came that still waits. Where there are too many, the two smallest in a row count
-        as one, but for one back and then ahead: what came between them waits for longer by one of them.
-        """
-        steps = list(self.clock_steps)
-        while steps and self._is_past(steps, at_ns):
-            del steps[0]
-        if len(steps) >= MOST_STEPS:
-            pairs = [place for place, (a, b) in enumerate(pairwise(steps)) if not a[1] < 0 < b[1]]
-            place = min(pairs, key=lambda place: abs(steps[place][1]) + abs(steps[place + 1][1]))
-            (first_at_ns, first_ns), (second_at_ns, second_ns) = steps[place : place + 2]
-            both_at_ns = second_at_ns - first_ns if first_ns >= 0 else first_at_ns
-            steps[place : place + 2] = [(both_at_ns, first_ns + second_ns)]
-        return msgspec.structs.replace(self, clock_steps=(*steps, (at_ns, moved_ns)))
-
-    def _is_past(self, steps: Sequence[tuple[int, int]], now_ns: int) -> bool:
-        """Tell whether all that came before the first of some steps has waited for too long, with it or without."""
-        at_ns, moved_ns = steps[0]
-        latest_ns = max(at_ns, at_ns + moved_ns) + sum(by_ns for _, by_ns in steps[1:])
-        return now_ns - latest_ns > self.seconds * 1e9
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,15 +38,14 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit, for a receiver that shares its process.
     guard: who may send.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
-    forward_keep: what waits at the end is left to the next watch of the folder, and what earlier ones have left is
-    passed on too. None: what waits is dropped when the receiver is ended.
+    clock_step_ns: by how much the wall clock was set last before the receiver began, 0 where it was not.
     """
 
     grpc: str = "127.0.0.1:4317"
     http: str = "127.0.0.1:4318"
     clock_offset_ns: int = 0
     forward: str = ""
-    forward_keep: ForwardKeep | None = None
+    clock_step_ns: int = 0
     access: Access = Access()
     limit_bytes: int = LIMIT_BYTES
     restarts_at_clock_step: bool = False

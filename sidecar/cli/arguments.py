@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from recorded.errors import ConfigurationError
 from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
-from sidecar.cli.messages import OTHERWISE, nearest, unused
+from sidecar.cli.messages import hint_of, unused
 from sidecar.cli.peers import HINTS, RENAMED
 from sidecar.options.fields import HOST_PORT, declarations, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
@@ -108,7 +108,7 @@ class Translation:
         typed = (name for name in self.arguments if re.fullmatch(r"--[A-Za-z][\w-]*", name))
         unknown = [name for name in dict.fromkeys(typed) if name not in names and not name.startswith("--empty-")]
         command = f"sidelight {self.arguments[0]}"
-        near = {name: hint for name in unknown if (hint := OTHERWISE.get((command, name)) or nearest(name, names))}
+        near = {name: hint for name in unknown if (hint := hint_of(command, name, names))}
         said = f"{command} has no such option"
         self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
         far = ", ".join(name for name in unknown if name not in near)

@@ -22,6 +22,7 @@ import cyclopts
 
 from rundir.printable import printable, printable_lines
 from sidecar.cli.peers import COMMANDS
+from sidecar.options.config import REMOVED
 from sidecar.options.fields import Masked, declarations, flag_of
 from sidecar.options.load import RunOptions
 from sidecar.progress import discard
@@ -38,7 +39,7 @@ _MISSING = {
 }
 
 # An option of another command, and how the same is done here.
-OTHERWISE = {
+_OTHERWISE = {
     ("sidelight watch", "--duration"): "; a watch goes on until Ctrl-C or SIGTERM, as of `timeout -s INT 30s sidelight "
     "watch ...`; `sidelight scrape` has --duration",
 }
@@ -128,7 +129,7 @@ def unused(text: str, command: str) -> str:
 def _unknown_option(error: cyclopts.UnknownOptionError, command: str) -> str:
     name = (error.token.keyword or error.token.value).partition("=")[0]
     names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
-    hint = OTHERWISE.get((command, name)) or nearest(name, names)
+    hint = hint_of(command, name, names)
     return f"{name}: {command} has no such option{hint or f'; `{command} --help` lists them'}"
 
 
@@ -179,6 +180,11 @@ def _name(argument: Any, keyword: str | None) -> str:
 
 def _is_secret(name: str) -> bool:
     return any(name == flag_of(option) for option, how in declarations(RunOptions, Masked).items() if how.secret)
+
+
+def hint_of(command: str, name: str, names: Iterable[str]) -> str:
+    """Return what to write in place of an option that a command does not have, or nothing."""
+    return f"; {REMOVED[name]}" if name in REMOVED else _OTHERWISE.get((command, name)) or nearest(name, names)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -18,6 +18,12 @@ from rundir.access import masked
 from rundir.printable.masking import MASK, without_secrets
 from sidecar.options.fields import Masked, ReadsMapping, declarations, declared, flag_of
 
+# Options of earlier versions, each with what to use in its place.
+REMOVED = {
+    "--forward-keep": "exports wait in memory only; for a queue on disk put an OpenTelemetry Collector in front, which "
+    "sends a copy here",
+}
+
 
 def aliases(options: type) -> dict[str, str]:
     """Return the other names that options may have in a file, each with the option's own."""
@@ -70,6 +76,8 @@ def _option_name(key: str, options: type, path: Path, elsewhere: Mapping[str, st
     name = aliases(options).get(name, name)
     if name in names:
         return name
+    if flag_of(name) in REMOVED:
+        raise ConfigurationError(f"--config {path}: there is no '{key}' any more; {REMOVED[flag_of(name)]}")
     same = elsewhere.get(flag_of(name), "").removeprefix("--").replace("-", "_")
     near = same if same in names else difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)[0]
     raise ConfigurationError(f"--config {path}: unknown key '{key}'; did you mean '{near}'?")

@@ -104,13 +104,6 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         ),
         MASKED_URLS,
     ] = ()
-    forward_keep: Annotated[
-        str,
-        option(
-            SPANS,
-            "Maximum age of exports that wait for the collector of --otlp-forward, e.g. 10m. Older ones are dropped.",
-        ),
-    ] = "1h"
     scrape_interval: ScrapeInterval = 1.0
     listen: Annotated[
         str,
@@ -138,11 +131,6 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         return _seconds("--keep", self.keep)
 
     @property
-    def forward_keep_s(self) -> float:
-        """Return the maximum age of exports that wait. Raises ConfigurationError."""
-        return _seconds("--forward-keep", self.forward_keep)
-
-    @property
     def kept_bytes(self) -> int:
         """Return the maximum size of logs. Raises ConfigurationError."""
         return size_bytes("keep_bytes", self.keep_bytes, least=LEAST_KEPT)
@@ -158,7 +146,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     if listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
-    _ = options.keep_s, options.forward_keep_s, options.kept_bytes  # which raise
+    _ = options.keep_s, options.kept_bytes  # which raise
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
 
 

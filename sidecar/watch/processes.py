@@ -26,7 +26,6 @@ from rundir.access import masked
 from rundir.clock import Clock, anchor, step_ns, step_text, time_of_day_ns
 from rundir.frames import Rotation, next_number
 from scraper.commands import SpanSpec, Spec
-from scraper.spans.spec import ForwardKeep
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
@@ -67,10 +66,11 @@ class Watch:
     `clock` is another after the wall clock was set and that was recorded; `wall_ns` reads that one. It is `ahead_ns`
     ahead of the view's until all is read that was logged by the old time; the first of what is logged by the new time
     is in the logs of the number `first_log`. `looking` is held by who reads the view. `looked_s` is when the logs were
-    looked at last, by the monotonic clock. `clock_steps` are as in ForwardKeep. `ports` are those at which spans are
-    received. `unwritten` scrapes could not be kept, `unwritten_before` of them by scrapers that ended. `not_ready` is
-    what /readyz answers: why there is no receiver or scraper, why not all that came is counted, and why it, or that the
-    clock was set, cannot be written; each empty where that is not so. `unrecorded` events wait for room on the disk.
+    looked at last, by the monotonic clock. `clock_step_ns` is by how much the wall clock was set last. `ports` are
+    those at which spans are received. `unwritten` scrapes could not be kept, `unwritten_before` of them by scrapers
+    that ended. `not_ready` is what /readyz answers: why there is no receiver or scraper, why not all that came is
+    counted, and why it, or that the clock was set, cannot be written; each empty where that is not so. `unrecorded`
+    events wait for room on the disk.
     """
 
     path: Path
@@ -103,7 +103,7 @@ class Watch:
     unwritten: int = 0
     unwritten_before: int = 0
     looked_s: float = field(default_factory=time.monotonic)
-    clock_steps: tuple[tuple[int, int], ...] = ()
+    clock_step_ns: int = 0
     ahead_ns: int = 0
     first_log: int = 0
     unrecorded: deque[run_events.Event] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
@@ -173,7 +173,9 @@ async def _begin_receiver(shared: Watch, child: Child) -> None:
     spans = receiver_spec(options, shared.clock)
     if spans is None:
         raise AssertionError("a watch receives spans")
-    spans = msgspec.structs.replace(spans, restarts_at_clock_step=True, is_awaited=False, forward_keep=_keep(shared))
+    spans = msgspec.structs.replace(
+        spans, restarts_at_clock_step=True, is_awaited=False, clock_step_ns=shared.clock_step_ns
+    )
     if shared.ports is not None:  # senders know these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{shared.ports[0]}", http=f"{host}:{shared.ports[1]}")
     spec = SpanSpec(receiver=spans, out=str(raw / _log(shared, SPANS)), rotation=_rotation(shared))
@@ -185,13 +187,6 @@ async def _begin_receiver(shared: Watch, child: Child) -> None:
             shared.view.missed(shared.view_ns())
     _on_begun(shared, shared.receiver, child)
     shared.progress.stage(f"spans: gRPC at {host}:{shared.ports[0]}, HTTP/protobuf at {host}:{shared.ports[1]}")
-
-
-def _keep(shared: Watch) -> ForwardKeep:
-    options = shared.options
-    return ForwardKeep(
-        seconds=options.forward_keep_s, most_bytes=options.kept_bytes // 2, clock_steps=shared.clock_steps
-    )
 
 
 async def _begin_scraper(shared: Watch, child: Child) -> None:
@@ -291,7 +286,7 @@ def _follow_clock(shared: Watch) -> bool:
                 "can be; make room on the disk"
             )
         return False
-    shared.clock_steps = _keep(shared).after_step(before.now_ns(), moved_ns).clock_steps
+    shared.clock_step_ns = moved_ns
     shared.clock, shared.ahead_ns, shared.first_log = after, moved_ns, first_log
     shared.begun_ns += moved_ns
     for _ in range(len(shared.unrecorded)):  # they are behind the step in the log, so that no reader moves them

@@ -28,7 +28,6 @@ from rundir.child import first_cause
 from rundir.clock import anchor, time_of_day_ns
 from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
-from scraper.spans.backlog import claimed
 from scraper.targets.target import STALE_TICKS
 from sidecar.options.access import guard_of
 from sidecar.options.fields import listen_address
@@ -76,8 +75,8 @@ async def watch(
             options, options.out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
-        stack.enter_context(claimed(raw := path / run_directory.RAW))
         columns = LiveColumns(run_id, clock.now_ns(), is_by_clock=True)
+        raw = path / run_directory.RAW
         view = stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, columns=columns))
         shared = Watch(
             path=path,
@@ -102,7 +101,6 @@ async def watch(
             shared.record_rest()
             record_if_possible(shared, "phase_end", phase="measure")
             await asyncio.to_thread(_look, shared, all_of_it=True)
-            _say_what_waits(shared)
         with view.failures.guard():
             page.stream.publish(columns.rows(), b"")
         page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
@@ -133,15 +131,6 @@ def _unhealthy(shared: Watch | None) -> str:
     if shared is None or silent_s < HALTED_S or shared.stop.is_set():
         return ""
     return f"the logs have not been looked at for {silent_s:.0f} s"
-
-
-def _say_what_waits(shared: Watch) -> None:
-    """Warn of what the next collector has not taken, and say who sends it."""
-    if shared.view.waiting_exports:
-        shared.warn_and_record(
-            f"{shared.view.waiting_exports} exports have not reached {masked(shared.options.otlp_forward or '')}; "
-            f"the next watch whose directory is in {shared.path.absolute().parent} sends them"
-        )
 
 
 async def _served(

@@ -38,13 +38,13 @@ from exporter.prometheus.snapshot import (
 )
 from recorded.failures import ErrorCount
 from rundir.access import masked
-from rundir.frames import LogTails, number_of
+from rundir.frames import LogTails
 from rundir.framing import GAP
 from rundir.stats import finite
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
-from scraper.spans.log import Counts, ExportRecord, ForwardQueue, StateRecord, decode
+from scraper.spans.log import Counts, ExportRecord, ForwardQueue, ReceiverLife, StateRecord, decode, follow
 from scraper.window.window import Window
 from sidecar import VERSION
 from sidecar.live.engine import EngineView
@@ -102,8 +102,7 @@ class WatchView:
         self._read_to_s = time.monotonic()
         self.is_behind = False
         self._received = {"exports": 0, "spans": 0}
-        self._forward_queue = ForwardQueue()
-        self._before, self._now = Counter[str](), Counter[str]()  # of receivers that ended, and of the last one
+        self._before, self._lives = Counter[str](), list[ReceiverLife]()  # receivers that ended, and the last one
 
     def __enter__(self) -> Self:
         return self
@@ -220,25 +219,16 @@ class WatchView:
             self._columns.known(ended.requests, ended.parts)
 
     def prune(self, now_ns: int, *, keep_s: float, keep_bytes: int) -> None:
-        """Delete what is beyond the limits, of what was read and does not wait for the next collector.
+        """Delete what is beyond the limits, of what was read.
 
         `now_ns` is by the clock of the view: by one that was set meanwhile, all might be too old.
         """
-        first = self._forward_queue.first_log
-
-        def waits(path: Path) -> bool:
-            return path.match(SPANS) and 0 <= first <= number_of(path)
-
-        self._tails.prune((SPANS, SCRAPES), now_ns=now_ns, keep_s=keep_s, keep_bytes=keep_bytes, spared=waits)
-
-    @property
-    def waiting_exports(self) -> int:
-        """Return how many exports waited for the next collector when the receiver last said so."""
-        return self._forward_queue.exports
+        self._tails.prune((SPANS, SCRAPES), now_ns=now_ns, keep_s=keep_s, keep_bytes=keep_bytes)
 
     def receiver_counts(self) -> dict[str, int]:
         """Return what all receivers did: exports and spans as logged, the rest as last reported."""
-        return {**(self._before + self._now), **self._received}
+        last = Counter(msgspec.structs.asdict(self._lives[-1].state.counts)) if self._lives else Counter[str]()
+        return {**(self._before + last), **self._received}
 
     def since_start(self, *, restarts: int) -> dict[str, Any]:
         """Return what was counted since the start, for the summary."""
@@ -269,7 +259,7 @@ class WatchView:
             parts=self.parts,
             watch=WatchCounts(
                 receiver=receiver,
-                forward_queue=_shown(self._forward_queue),
+                forward_queue=_shown(self._lives[-1].state.queue) if self._lives else {},
                 restarts=restarts,
                 scraper_restarts=scraper_restarts,
                 unwritten=unwritten,
@@ -340,14 +330,12 @@ class WatchView:
     def _take_spans(self, payload: bytes) -> None:
         record = decode(payload)
         self._spans_ns = record.received_ns if isinstance(record, ExportRecord) else record.at_ns
+        follow(self._lives, record)
+        if len(self._lives) > 1:
+            self._before += Counter(msgspec.structs.asdict(self._lives.pop(0).counts()))
         if not isinstance(record, StateRecord):
             self._received["exports"] += 1
             self._received["spans"] += self._requests.spans.take(record)
-            return
-        if record.state == "started":
-            self._before += self._now
-        self._now = Counter(msgspec.structs.asdict(record.counts))
-        self._forward_queue = record.queue
 
     def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
         clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest import mock
 
 import msgspec
 from faults.parsers import Parser, file_of, files, studies
 from golden_files import GOLDEN
-from watch_directories import COLLECTOR, whole
 
 from loadgen.requests.slo import parse_slo
 from methodology.measures.looks import parse_until
@@ -23,12 +21,9 @@ from methodology.procedures import PROCEDURES
 from methodology.study.model import Step
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
-from recorded.directory import RAW
 from recorded.errors import ConfigurationError
 from rundir.framing import Framer
 from rundir.printable import defused, masking, printable_json, printable_lines
-from scraper.spans.backlog import CURSOR, Backlog
-from scraper.spans.spec import ForwardKeep
 from sidecar.options import access
 from sidecar.options.checks import extra_of
 from sidecar.options.config import as_recorded
@@ -52,7 +47,6 @@ from simulator.__main__ import main as simulate
 
 Text = Callable[[str], object]
 NOW_NS = 1_800_000_000_000_000_000
-KEEP = ForwardKeep(seconds=1e9, most_bytes=1 << 40)
 
 
 def texts(*examples: str) -> Callable[[], list[bytes]]:
@@ -142,35 +136,9 @@ def shown(text: str) -> None:
         show(text)
 
 
-def cursor(data: bytes, _: random.Random, place: Path) -> None:
-    """Go on with the exports that a watch has left behind a cursor."""
-    raw = place / "watch" / RAW
-    if not raw.exists():
-        whole(place / "watch", seconds=5)
-    (raw / CURSOR).write_bytes(data)
-    backlog = Backlog.take_over(raw, COLLECTOR, most_bytes=KEEP.most_bytes, most_other_bytes=KEEP.most_bytes)
-    if backlog is not None:
-        backlog.survey()
-        for queue in backlog.queues:
-            while head := queue.head():
-                KEEP.is_over(head.received_ns, NOW_NS)
-                backlog.leave(queue)
-        backlog.unrecorded()
-        backlog.save()
-        backlog.close()
-
-
-@cache
-def cursors() -> list[bytes]:
-    """Return a cursor as a watch leaves it, and others."""
-    with TemporaryDirectory() as scratch:
-        return [(whole(Path(scratch) / "watch", seconds=5) / RAW / CURSOR).read_bytes(), *files("cursors")()]
-
-
 OPTION_PARSERS: dict[str, Parser] = {
     "steps": Parser(corpus=records, read=steps, declared=(ConfigurationError,)),
     "all-tests": Parser(corpus=options_of_all, read=all_of, declared=(ConfigurationError,)),
-    "cursor": Parser(corpus=cursors, read=cursor),
     "header-file": Parser(
         corpus=files("headers"), read=file_of(".txt", read=header_file), declared=(ConfigurationError,)
     ),

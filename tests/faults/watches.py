@@ -1,7 +1,7 @@
 """kill -9 of a watch's processes while spans come: what was acknowledged is in its report, and nothing twice.
 
 A sender tries again until its export is taken, as exporters do. A receiver that dies is started again, and the watch
-goes on; where its conductor dies, all of it ends. `take-over`: of a receiver that passes on what a dead watch has left.
+goes on; where its conductor dies, all of it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import processes
-from faults import logs, take_over
+from faults import logs
 from faults.cases import Case, Kind, Setting, Try
 from processes import alive
 from test_watch import RESTARTS, TRACE, Watch, request, watching  # that of the tests of `watch`
@@ -65,8 +65,6 @@ def opened(setting: Setting) -> Iterator[Try]:
     def attempt(case: Case) -> str:
         path = setting.place / "watch"
         shutil.rmtree(path, ignore_errors=True)
-        if case.row == "take-over":
-            return asyncio.run(take_over.killed(path, *take_over.CASES[case.number % len(take_over.CASES)]))
         return asyncio.run(killed(path, case.row, case.random()))
 
     yield attempt
@@ -74,7 +72,6 @@ def opened(setting: Setting) -> Iterator[Try]:
 
 WATCHES = Kind(
     name="watch",
-    rows={"receiver": 1, "conductor": 1, "take-over": 1},
+    rows={"receiver": 1, "conductor": 1},
     opened=opened,
-    sizes={"take-over": len(take_over.CASES)},
 )

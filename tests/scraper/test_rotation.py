@@ -6,10 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from odd_exports import counted
 
 from rundir.frames import FrameLog, Rotation, following, read_frames
 from scraper.series.log import LogReader, Row, ScrapeLog
-from scraper.spans.log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, last_counts, packed
+from scraper.spans.log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, packed
 from scraper.targets.scrape import Scrape
 
 SMALL = Rotation(most_bytes=400, most_s=1e9)
@@ -79,7 +80,7 @@ def test_counts_are_those_of_the_receivers_whichever_files_are_left(tmp_path: Pa
         log.append(StateRecord(at_ns=99, state="ended", counts=Counts(exports=39)))
     paths = files(tmp_path)
     assert len(paths) > 3
-    assert (Counts(exports=39), 0) == last_counts(span_records(paths))
-    assert (Counts(exports=39), 0) == last_counts(span_records(paths[2:]))
+    assert (Counts(exports=39), 0) == counted(span_records(paths))
+    assert (Counts(exports=39), 0) == counted(span_records(paths[2:]))
     exports = [record.received_ns for record in span_records(paths) if isinstance(record, ExportRecord)]
     assert list(range(1, 40)) == exports

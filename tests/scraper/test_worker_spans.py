@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from odd_exports import odd_export, over_grpc, over_http
+from odd_exports import counted, odd_export, over_grpc, over_http
 from scraper_process import receiving
 from waiting import BOUND_S
 
 from rundir.frames import read_frames
-from scraper.spans.log import Counts, decode, last_counts
+from scraper.spans.log import Counts, decode
 from scraper.spans.requests import engine_spans
 from scraper.spans.spec import CannotListen, require_free
 
@@ -69,7 +69,7 @@ async def test_hostile_spans_are_counted_and_said_once(tmp_path: Path):
     assert [1] * len(kinds) == [sum(kind in line for line in said) for kind in kinds]
     assert len(kinds) == len(said)
     records = [decode(payload) for payload in read_frames(tmp_path / "spans-0.log")]
-    assert (Counts(**expected), 0) == last_counts(records)
+    assert (Counts(**expected), 0) == counted(records)
     spans = engine_spans(records)
     used = spans.fault == ""
     # An end before its start: the clock was set back under way, or is wrong, and the request is to say so.

@@ -94,6 +94,7 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} sk-1234567890abcdef", "'sk-12345...' belongs to no option"),
         (f"{RUN} Authorization:secret", "'Authoriz...' belongs to no option"),
         ("watch --duration 30s", "--duration: sidelight watch has no such option; a watch goes on until Ctrl-C"),
+        ("watch --forward-keep 1h", "--forward-keep: sidelight watch has no such option; exports wait in memory only"),
         ("watch --scrape-interval 1,2", "--scrape-interval 1,2: must be"),
         ("run --url localhost", "--url localhost: must be an http:// or https:// URL, e.g. http://127.0.0.1:8000"),
         (f"{RUN} --rate 1e9", "--rate 1000000000: must be at most 1000000"),

@@ -128,6 +128,7 @@ CONTRACT = {
     "sidelight_receiver_spans_total": set(),
     "sidelight_receiver_forwarded_total": set(),
     "sidelight_receiver_forward_dropped_total": set(),
+    "sidelight_receiver_forward_unknown_total": set(),
     "sidelight_receiver_forward_queue": {"what"},
     "sidelight_receiver_restarts_total": set(),
     "sidelight_receiver_cut_connections_total": set(),

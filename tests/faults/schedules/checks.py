@@ -257,21 +257,18 @@ def _breakdowns(read: Read, requests: Mapping[int, Request]) -> Iterator[str]:
 
 
 def _forwarded(played: Played, reads: Sequence[Read]) -> Iterator[str]:
-    """All that was logged was taken by the next collector, once but where an answer was lost or a receiver died."""
+    """All that was logged was taken by the next collector, once unless an answer was lost, or is counted."""
     logged = Counter(export.body() for read in reads for export in read.exports)
     taken = Counter(played.collector.taken)
     counts = [read.run.span_counts for read in reads if read.run.span_counts is not None]
-    forwarded, dropped = (sum(getattr(each, name) for each in counts) for name in ("forwarded", "forward_dropped"))
-    waiting = _last_states(reads[-1])[-1].queue.exports
-    lost = (logged - taken).total()
-    if lost > dropped + waiting:
-        yield f"{lost} exports were not forwarded, {dropped} are counted as dropped, {waiting} wait"
-    again = (taken - logged).total()
-    weather, deaths = played.schedule.weather, sum(receiver.code == -9 for receiver in played.receivers)
-    # One that dies may have two on their way: of its watch, and of one that it takes over.
-    if again > 2 * deaths and not (weather.resets or weather.silences or weather.slow or played.disk.failures):
-        yield f"{again} exports were forwarded again, after {deaths} deaths"
-    missing = logged.total() - (forwarded + dropped + waiting)
-    if missing:
-        stated = f"{forwarded} are counted as forwarded, {dropped} as dropped, {waiting} wait"
+    names = ("forwarded", "forward_dropped", "forward_unknown")
+    forwarded, dropped, unknown = (sum(getattr(each, name) for each in counts) for name in names)
+    stated = f"{forwarded} are counted as forwarded, {dropped} as dropped, of {unknown} it is not known"
+    again, weather = (taken - logged).total(), played.schedule.weather
+    if again and not (weather.resets or weather.silences or weather.slow):
+        yield f"{again} exports were forwarded again"
+    arrived = (logged & taken).total()
+    if not forwarded <= arrived + again or arrived > forwarded + dropped + unknown:
+        yield f"{arrived} exports were taken, and {again} again: {stated}"
+    if logged.total() != forwarded + dropped + unknown:
         yield f"{logged.total()} exports are logged, {stated}"

@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import collector
 from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
-from scraper.spans.backlog import OTHERS
 from scraper.spans.forward import Forwarder, Rejected, Unavailable, Wire, http_url
 from scraper.spans.log import ForwardQueue, SpanLog, compressed
 from scraper.spans.receiver import Receiver
@@ -47,11 +48,6 @@ async def receiving(*, grpc: int = 0, http: int = 0) -> AsyncIterator[tuple[Rece
         yield receiver, given
 
 
-def files(folder: Path, pattern: str = "*") -> dict[str, int]:
-    """Return the files of a folder with their sizes."""
-    return {path.name: path.stat().st_size for path in folder.glob(pattern)}
-
-
 def queue(forwarder: Forwarder, bodies: list[bytes]) -> None:
     for body in bodies:
         forwarder.offer(compressed(body), "traces")
@@ -63,17 +59,15 @@ async def take(given: asyncio.Queue[bytes], count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
-async def test_what_came_is_passed_on(wire: str, tmp_path: Path):
+async def test_what_came_is_passed_on(wire: str):
     """Byte for byte and in order, over either wire; what is queued at the end is still sent, and all is counted."""
     said: list[str] = []
     async with receiving() as (receiver, given):
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
         url = f"{wire}://127.0.0.1:{port}"
-        async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.append) as forwarder:
-            forwarder.begin()
+        async with Forwarder(url, Access(), say=said.append) as forwarder:
             queue(forwarder, EXPORTS)
         assert EXPORTS == await take(given, 3)
-    assert {"forward.json"} == files(tmp_path).keys()  # nothing waits; the cursor has how many were forwarded
     assert (3, 0, []) == (forwarder.sent.total(), forwarder.dropped.total(), said)
 
 
@@ -91,13 +85,12 @@ async def test_a_receiver_passes_on_what_it_takes(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wire", ["grpc", "http"])
-async def test_a_collector_that_comes_back_gets_what_waited(wire: str, tmp_path: Path):
+async def test_a_collector_that_comes_back_gets_what_waited(wire: str):
     """It is said once that it is away and once that it is back; nothing that fits the queue is lost."""
     said: asyncio.Queue[str] = asyncio.Queue()
     port = int(free_pair().rpartition(":")[2])
     url = f"{wire}://127.0.0.1:{port}"
-    async with Forwarder(url, Access(), log=tmp_path / "spans-0.log", say=said.put_nowait) as forwarder:
-        forwarder.begin()
+    async with Forwarder(url, Access(), say=said.put_nowait) as forwarder:
         queue(forwarder, EXPORTS)
         async with asyncio.timeout(BOUND_S):
             assert (await said.get()).startswith(f"spans cannot be forwarded to {url}: ")
@@ -108,8 +101,10 @@ async def test_a_collector_that_comes_back_gets_what_waited(wire: str, tmp_path:
     assert (3, 0) == (forwarder.sent.total(), forwarder.dropped.total())
 
 
-async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """What no longer fits is dropped and counted at once, and the rest when the time to send it is over."""
+async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: pytest.MonkeyPatch):
+    """What no longer fits is dropped and counted at once, the oldest of the signal that takes most; and the rest when
+    the time to send it is over.
+    """
     monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.0)
     said: list[str] = []
     tried = asyncio.Event()
@@ -118,35 +113,57 @@ async def test_a_collector_that_stays_away_costs_a_bounded_queue(monkeypatch: py
         said.append(text)
         tried.set()
 
-    noise = compressed(random.Random(7).randbytes(400))
+    noise = [compressed(random.Random(number).randbytes(400)) for number in range(5)]
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
-        path = tmp_path / "spans-0.log"
-        async with Forwarder(url, Access(), log=path, say=say, queue_bytes=1000) as forwarder:
-            forwarder.begin()
-            for _ in range(5):
-                forwarder.offer(noise, "logs")
+        async with Forwarder(url, Access(), say=say, queue_bytes=1000) as forwarder:
+            for packed in noise:
+                forwarder.offer(packed, "logs")
             assert 3 == forwarder.dropped["logs"]
-            size = 2 * len(noise)
-            assert ForwardQueue(exports=2, size_bytes=size, limit_bytes=1000, first_log=0) == forwarder.queue
-            assert size < sum(files(tmp_path, OTHERS).values()) < 1000
+            size = len(noise[3]) + len(noise[4])
+            assert ForwardQueue(exports=2, size_bytes=size, limit_bytes=1000) == forwarder.queue
+            forwarder.offer(compressed(random.Random(5).randbytes(300)), "traces")
+            assert {"logs": 4} == forwarder.dropped
             await asyncio.wait_for(tried.wait(), BOUND_S)
-    assert {"forward.json"} == files(tmp_path).keys()  # nothing waits; the cursor has how many were forwarded
-    assert (0, 5) == (forwarder.sent.total(), forwarder.dropped["logs"])
-    assert [f"spans cannot be forwarded to {url}: connect: Connection refused"] == said[:1]
-    assert [f"2 exports did not reach {url}"] == said[1:]
+    assert (0, {"logs": 5, "traces": 1}) == (forwarder.sent.total(), forwarder.dropped)
+    assert ForwardQueue(limit_bytes=1000) == forwarder.queue
+    assert f"logs cannot be forwarded to {url}: connect: Connection refused" in said
+    assert said[-1].startswith(f"2 exports did not reach {url}")
+
+
+async def test_a_signal_that_the_collector_wants_later_holds_no_other_up(monkeypatch: pytest.MonkeyPatch):
+    """Spans go out while logs wait, however many; what is dropped for want of room is of those."""
+    monkeypatch.setattr("scraper.spans.forward.FLUSH_S", 0.0)
+    taken: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def take(request: web.Request) -> web.Response:
+        if request.path == "/v1/logs":
+            return web.Response(status=503)
+        taken.put_nowait(await request.read())
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", take)
+    async with TestServer(app) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with asyncio.timeout(BOUND_S), Forwarder(url, Access(), say=print, queue_bytes=1000) as forwarder:
+            for number in range(20):
+                forwarder.offer(compressed(random.Random(number).randbytes(400)), "logs")
+                forwarder.offer(compressed(EXPORTS[number % 3]), "traces")
+                assert EXPORTS[number % 3] == await taken.get()
+            assert 0 == forwarder.dropped["traces"]
+            assert 1 <= forwarder.queue.exports <= 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 307])
-async def test_what_the_collector_refuses_is_not_sent_again(status: int, tmp_path: Path):
+async def test_what_the_collector_refuses_is_not_sent_again(status: int):
     """It is dropped, counted, and said once; a password in the URL goes there, and is not shown."""
     said: list[str] = []
     async with collector((status, {})) as (url, exports):
         with_password = url.replace("//", "//me:secret@")
         access = Access(headers={"X-Key": "k"})
-        async with Forwarder(with_password, access, log=tmp_path / "spans-0.log", say=said.append) as forwarder:
-            forwarder.begin()
+        async with Forwarder(with_password, access, say=said.append) as forwarder:
             queue(forwarder, EXPORTS)
         sent = [(headers["X-Key"], headers["Authorization"]) for headers, _ in exports]
         assert [("k", "Basic bWU6c2VjcmV0")] * 3 == sent
@@ -205,23 +222,23 @@ async def test_what_is_no_http_and_no_grpc_is_shown_as_it_answers():
 def test_an_invalid_url_is_refused_at_once(url: str, reason: str):
     """In one line, before anything runs; a password in it is not shown."""
     with pytest.raises(ValueError, match=r".") as refused:
-        Forwarder(url, Access(), log=Path("spans-0.log"), say=print)
+        Forwarder(url, Access(), say=print)
     assert reason == str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1:4318", "grpcs://127.0.0.1:4317"])
-async def test_a_certificate_that_cannot_be_read_is_said_before_anything_runs(url: str, tmp_path: Path):
+async def test_a_certificate_that_cannot_be_read_is_said_before_anything_runs(url: str):
     """Over either wire."""
     with pytest.raises(UnusableFile, match="ca: No such file"):
-        async with Forwarder(url, Access(ca="absent.pem"), log=tmp_path / "spans-0.log", say=print):
+        async with Forwarder(url, Access(ca="absent.pem"), say=print):
             pass
 
 
-async def test_grpc_takes_no_certificate_unchecked(tmp_path: Path):
+async def test_grpc_takes_no_certificate_unchecked():
     """grpcio cannot, so it is not pretended."""
     access = Access(insecure=True)
     with pytest.raises(ValueError, match="gRPC takes no certificate unchecked"):
-        async with Forwarder("grpcs://127.0.0.1:4317", access, log=tmp_path / "spans-0.log", say=print):
+        async with Forwarder("grpcs://127.0.0.1:4317", access, say=print):
             pass
 
 

@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc import aio
-from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
+from odd_exports import PROTOBUF, counted, odd_export, over_grpc, over_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -37,13 +37,12 @@ from scraper.spans.log import (
     SpanLogRecord,
     StateRecord,
     decode,
-    last_counts,
     packed,
 )
 from scraper.spans.received import OFF_CLOCK
 from scraper.spans.receiver import Receiver
 from scraper.spans.requests import engine_spans
-from scraper.spans.spec import CannotListen, ForwardKeep, ReceiverSpec
+from scraper.spans.spec import CannotListen, ReceiverSpec
 
 MB = 1 << 20
 
@@ -309,8 +308,7 @@ async def test_no_sender_is_blamed_where_our_own_clock_was_set(tmp_path: Path):
 )
 async def test_a_sender_is_blamed_for_what_no_step_of_ours_explains(tmp_path: Path, off_s: int, why: str):
     """Our clock was set by an hour before this receiver began: what spans made before that lack is ours."""
-    keep = ForwardKeep(seconds=1.0, most_bytes=1, clock_steps=((1, 3600 * 10**9),))
-    async with listening(tmp_path, forward_keep=keep) as listener:
+    async with listening(tmp_path, clock_step_ns=3600 * 10**9) as listener:
         stamp_ns = 10**18 + off_s * 10**9
         await listener.send("grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1))
     assert f"are not used: {why}" in listener.said[0]
@@ -412,7 +410,7 @@ async def test_an_address_in_use_is_named(tmp_path: Path):
             with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
                 async with listening(tmp_path, **{wire: f"127.0.0.1:{port}"}):
                     pass
-    assert (Counts(), 0) == last_counts(listener.records())
+    assert (Counts(), 0) == counted(listener.records())
     with pytest.raises(ValueError, match="'4317' is not HOST:PORT"):
         Receiver(ReceiverSpec(grpc="4317"), log=None, say=print)
 
@@ -478,4 +476,4 @@ async def test_a_receiver_that_died_is_known_by_its_log(tmp_path: Path):
     listener.path.write_bytes(killed)
     async with listening(tmp_path) as again:
         await again.send("http", export())
-    assert (Counts(exports=2, spans=2), 1) == last_counts(again.records())
+    assert (Counts(exports=2, spans=2), 1) == counted(again.records())

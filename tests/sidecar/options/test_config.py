@@ -50,6 +50,7 @@ def test_keys_may_be_written_with_dashes_and_underscores(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("forward_keep: 1h\n", ": there is no 'forward_keep' any more; exports wait in memory only"),
         ("rat: 1\n", ": unknown key 'rat'; did you mean 'rate'?"),
         ("sede: 1\n", ": unknown key 'sede'; did you mean 'seed'?"),
         ("scrape-intervall: 1\n", ": unknown key 'scrape-intervall'; did you mean 'scrape_interval'?"),

@@ -37,8 +37,6 @@ def test_how_much_is_kept_is_said_in_units(text: str, size: int):
     [
         ({"keep": "soon"}, "--keep soon"),
         ({"keep": "0s"}, "--keep 0s"),
-        ({"forward_keep": "an age"}, "--forward-keep an age"),
-        ({"forward_keep": "0s"}, "--forward-keep 0s"),
         ({"keep_bytes": "1 pile"}, "--keep-bytes 1 pile"),
         ({"keep_bytes": "1kB"}, "--keep-bytes 1kB"),
         ({"memory": "much"}, "--memory much"),

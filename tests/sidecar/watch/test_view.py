@@ -90,18 +90,19 @@ def test_spans_that_come_twice_count_once(tmp_path: Path):
     assert (600, 1200) == (shown.client.requests["ok"], shown.watch.repeated)
 
 
-def test_logs_that_a_collector_has_yet_to_take_are_not_deleted(tmp_path: Path):
-    """However old they are, and however little may be kept: the receiver decides what waits for too long."""
-    for number in range(5):
-        with closing(SpanLog(tmp_path / f"spans-{number:06d}.log")) as spans:
-            queue = ForwardQueue(exports=3, size_bytes=300, limit_bytes=1000, first_log=max(2, number - 1))
+def test_what_a_killed_receiver_had_in_memory_is_counted_as_unknown(tmp_path: Path):
+    """As in its report; that of the one that goes on is shown as what waits."""
+    queue = ForwardQueue(exports=2, size_bytes=200, limit_bytes=1000)
+    with closing(SpanLog(tmp_path / "spans-000000.log")) as spans, WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        for _ in range(2):
             spans.append(StateRecord(at_ns=NOON, state="started", counts=Counts(), queue=queue))
             spans.append(export([call()]))
-        with WatchView(tmp_path, run_id="r", read_s=inf) as view:
-            view.poll(NOON)
-            view.prune(2 * NOON, keep_s=0.0, keep_bytes=0)
-    assert ["spans-000003.log", "spans-000004.log"] == sorted(path.name for path in tmp_path.iterdir())
-    assert 3 == view.waiting_exports
+        view.poll(NOON)
+        shown = view.snapshot(restarts=1).watch
+    assert shown is not None
+    assert (3, {"exports": 2, "bytes": 200, "limit_bytes": 1000}) == (
+        shown.receiver["forward_unknown"], shown.forward_queue
+    )  # fmt: skip
 
 
 POISON = b"P" * 16
