@@ -1,5 +1,1 @@
 """The composition: command line, configuration, one measured session, live views."""
-
-from importlib.metadata import version
-
-VERSION = version("sidelight")

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import sys
-from typing import NoReturn
 
 INTERRUPTED = 130  # recorded.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.
@@ -22,6 +21,7 @@ def main() -> None:
 
     SIGTERM and SIGHUP end a command as Ctrl-C does; nohup's ignored SIGHUP stays ignored. While the command line is
     imported there is nothing to end, and an exception would be that of any import: each of them ends the process.
+    What is imported above, and by `sidecar` itself, comes before that, and a signal then ends Python with its own code.
     """
     gc.set_threshold(GC_THRESHOLD)
     # No matrix of ours is large: OpenBLAS would take 32 MB of address space for each core, and do so twice.
@@ -34,7 +34,7 @@ def main() -> None:
     for number in heeded:
         signal.signal(number, _leave)
     if sys.argv[1:] == ["--version"]:
-        from sidecar import VERSION  # noqa: PLC0415  a quarter of the time of the rest
+        from sidecar.version import VERSION  # noqa: PLC0415  a quarter of the time of the rest
 
         sys.stdout.write(f"{VERSION}\n")
         return
@@ -52,7 +52,7 @@ def main() -> None:
     cli()
 
 
-def _leave(_number: int, _frame: object) -> NoReturn:
+def _leave(_number: int, _frame: object) -> None:
     os.write(sys.stderr.fileno(), b"sidelight: interrupted before it began\n")
     os._exit(INTERRUPTED)
 

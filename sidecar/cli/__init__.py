@@ -23,7 +23,6 @@ from rich.text import Text
 
 from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError, TargetNotMeasured, unsaved
 from rundir.printable.masking import register_environment
-from sidecar import VERSION
 from sidecar.cli import study
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, of_systems, print_error, unexpected
@@ -62,6 +61,7 @@ from sidecar.options.spans import (
 from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
+from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts

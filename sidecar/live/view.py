@@ -26,12 +26,12 @@ from rundir.clock import Clock
 from rundir.columns import take
 from rundir.stats import finite
 from scraper.series.log import FailureRecord, Row
-from sidecar import VERSION
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import EngineView, about_engine, stated
 from sidecar.live.lately import Flow, Peaks
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
 from sidecar.progress.panel import BAR, Standing, View
+from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from exporter.prometheus.events import EventStream

@@ -26,7 +26,6 @@ from rundir.columns import take
 from rundir.printable import LONGEST_WORD
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
-from sidecar import VERSION
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
@@ -35,6 +34,7 @@ from sidecar.options.checks import check_tags
 from sidecar.options.load import tags_of
 from sidecar.options.spans import RemoteWriteOptions, write_access
 from sidecar.progress import Progress
+from sidecar.version import VERSION
 
 STEP_NS = round(STEP_S * 1e9)
 MOST_STEPS = 17_280  # a day

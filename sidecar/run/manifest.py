@@ -20,8 +20,8 @@ from recorded.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, create, json_
 from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
 from recorded.syncing import LogSync
 from rundir.clock import Clock, iso_ms, utc_now
-from sidecar import VERSION
 from sidecar.options.config import as_recorded
+from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from sidecar.options.load import RunOptions

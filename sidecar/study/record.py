@@ -28,9 +28,9 @@ from rundir.files import Held, lock, read_regular, require_directory, require_re
 from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
-from sidecar import VERSION
 from sidecar.options.config import as_recorded
 from sidecar.options.study import StudyOptions
+from sidecar.version import VERSION
 
 STUDY, LOG, STEPS, ALL, LOCK = "study.json", "steps.log", "steps", "all.json", ".lock"
 TORN = ".torn"

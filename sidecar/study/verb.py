@@ -21,7 +21,6 @@ from methodology.study.saturation import Capacity, capacity, capacity_shown, loa
 from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from rundir.access import masked
 from rundir.printable.numbers import figure, minutes
-from sidecar import VERSION
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 from sidecar.options.study import ALL, TESTS, StudyOptions
@@ -32,6 +31,7 @@ from sidecar.study.derive import DerivedStudy, derive_study, procedure_named
 from sidecar.study.plan import Plan, engines_for, expected, in_all, plan_lines, served_by_one, within
 from sidecar.study.record import Seen, Study
 from sidecar.study.runner import Conduct, conduct
+from sidecar.version import VERSION
 
 MISSED = 1
 LEAST_FOR_P99 = 100

@@ -46,11 +46,11 @@ from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
 from scraper.spans.log import Counts, ExportRecord, ForwardQueue, ReceiverLife, StateRecord, decode, follow
 from scraper.window.window import Window
-from sidecar import VERSION
 from sidecar.live.engine import EngineView
 from sidecar.live.lately import Peaks
 from sidecar.live.quantiles import QuantileView
 from sidecar.progress.panel import BAR
+from sidecar.version import VERSION
 from sidecar.watch.lately import WINDOW_S, Lately
 from sidecar.watch.panel import EngineState, WatchState
 

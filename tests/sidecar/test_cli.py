@@ -244,6 +244,14 @@ def test_a_report_does_not_wait_for_a_client():
     assert "[]\n" == shown.stdout
 
 
+def test_signals_are_heeded_before_what_takes_time_is_imported():
+    """Until then SIGTERM is Python's: exit code 143, where 130 is documented."""
+    code = "import sys; before = set(sys.modules); import sidecar.__main__; print(*set(sys.modules) - before)"
+    imported = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "sidecar.__main__" in imported
+    assert not {"typing", "asyncio", "email", "importlib.metadata"} & set(imported)
+
+
 def test_help_does_not_wait_for_numpy():
     """Nor for other imports that only a run or a report needs: they cost a multiple of what --help takes."""
     loaded = (
