@@ -13,7 +13,7 @@ from live.runs import Measured
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from loadgen import records
-from loadgen.requests.table import unpack
+from loadgen.protocols.reading.reply import unpack
 from rundir.stats import Missing
 from scraper.engines import canonical
 from scraper.spans.log import ExportRecord, read_log
