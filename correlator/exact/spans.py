@@ -212,9 +212,9 @@ def _are_prompts(spans: EngineSpans, places: Sequence[int]) -> bool:
 
 def _are_steps(spans: EngineSpans, places: Sequence[int]) -> bool:
     """Tell whether spans are the steps of one search, which come one after another."""
-    marks = {mark for place in places if (mark := _step_mark(spans.engine[place]))}
-    roots = {text.rpartition(mark)[0] for mark in marks for text in spans.request_id[list(places)].tolist()}
-    return len(roots) == 1 and "" not in roots
+    known = [(engines.catalogue(spans.engine[place]).spans, spans.request_id[place]) for place in places]
+    searches = {form.request_of_step(text) if form else "" for form, text in known}
+    return len(searches) == 1 and "" not in searches
 
 
 def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool:
@@ -264,12 +264,6 @@ def _at_its_first_output(requests: RequestLog, row: int, spans: EngineSpans, pla
 def _forms(engine: str) -> tuple[str, ...]:
     known = engines.catalogue(engine).spans
     return () if known is None else known.ids
-
-
-@cache
-def _step_mark(engine: str) -> str:
-    known = engines.catalogue(engine).spans
-    return "" if known is None else known.step_mark
 
 
 @cache

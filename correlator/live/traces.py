@@ -77,7 +77,10 @@ class _Group:
 
 
 def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
-    """Give the requests of a trace that were not given out yet: when the first span of each came, and if all came."""
+    """Give the requests of a trace that were not given out yet: when the first span of each came, and if all came.
+
+    No span says how many steps a search has: of one it is when its last span came, behind which others may come.
+    """
     groups = _groups(trace)
     passed = Counter(member.span_id for group in groups for member in group.above)
     taken = {member.span_id for group in groups for member in (*group.above, *group.engine)}
@@ -94,10 +97,12 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
         members = [*group.engine, *([client] if client else [])]
         parts = [member for member in members if member.span_id not in trace.done]
         engine = tuple(trace.engine[member.span_id] for member in group.engine)
+        is_search = _is_step(engine[0])
         is_whole = client is not None and group.rooted and all(member.kind.tells_all for member in engine)
         engine += _stages(trace, engine)
         request = TracedRequest(client=client, engine=engine, is_late=is_late, given=given, trace_id=trace.trace_id)
-        yield request, min(member.received_ns for member in parts), is_whole
+        came_ns = [member.received_ns for member in parts]
+        yield request, max(came_ns) if is_search else min(came_ns), is_whole and not is_search
     given_out = [trace.spans[key] for key in trace.done if key in trace.spans]
     taken |= trace.done.union(member.span_id for span in given_out for member in chain(trace.spans, span)[0])
     for span in trace.spans.values():
@@ -105,6 +110,11 @@ def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
             above, _ = chain(trace.spans, span)
             if not any(member.is_call for member in above):
                 yield TracedRequest(client=span, engine=(), trace_id=trace.trace_id), span.received_ns, False
+
+
+def _is_step(received: ReceivedSpan) -> bool:
+    known = received.kind.spans
+    return bool(known and known.step_id and known.request_of_step(received.request_id))
 
 
 def _given(trace: Trace, above: Sequence[ClientSpan]) -> bytes:

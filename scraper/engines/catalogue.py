@@ -5,6 +5,7 @@ A file holds the canonical quantities and the entries that provide each, what sp
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,16 +130,27 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
     the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. `probe_ids` is how the engine's ids
-    of health probes begin, which it serves like requests. `step_mark` stands before the number of a step, where steps
-    of a request have ids and spans of their own.
+    of health probes begin, which it serves like requests. `step_id` is the form of the ids of a request's steps, where
+    they have spans of their own: {step} is of the step alone, {n} of what runs within it.
     """
 
     match: tuple[SpanMatch, ...]
     request_id: str = ""
     ids: tuple[str, ...] = ()
     probe_ids: str = ""
-    step_mark: str = ""
+    step_id: str = ""
     times: dict[str, tuple[SpanTime, ...]] = {}
+
+    def request_of_step(self, text: str) -> str:
+        """Return the id of the request whose step has this id, "" where it is not of a step."""
+        match = _steps(self.step_id).fullmatch(text) if self.step_id else None
+        return match["request"] if match else ""
+
+
+@cache
+def _steps(form: str) -> re.Pattern[str]:
+    parts = {"{request}": "(?P<request>.+)", "{step}": "[^-]+", "{n}": r"\d+"}
+    return re.compile("".join(parts.get(text, re.escape(text)) for text in re.split(r"(\{\w+\})", form)))
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

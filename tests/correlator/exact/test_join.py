@@ -373,7 +373,13 @@ def test_a_span_with_the_id_of_another_request_is_neithers():
 def test_steps_of_a_beam_search_are_one_request():
     """Queue and prefill of the first step; then all is decode, the later steps' queues too."""
     steps = [
-        {**OWN, "request_id": f"chatcmpl-r-beam-{beam}", "arrival_ns": at * MS, "end_ns": (at + 90) * MS, "ttft_ms": 80}
+        {
+            **OWN,
+            "request_id": f"chatcmpl-r-{at}f-beam-{beam}",
+            "arrival_ns": at * MS,
+            "end_ns": (at + 90) * MS,
+            "ttft_ms": 80,
+        }
         | {"queue_ms": 20, "prefill_ms": 50, "decode_ms": 0, "e2e_ms": 90, "output_tokens": 1}
         for at in (1100, 1200, 1300)
         for beam in range(2)

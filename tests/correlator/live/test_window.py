@@ -56,6 +56,21 @@ def test_a_request_comes_out_once_its_spans_are_all_there():
     assert [] == finished(window, 20)
 
 
+def test_the_steps_of_a_search_are_awaited_for_as_long_as_an_exporter_waits():
+    """They are sent while it goes on, and no span says how many there are: the last may come behind the client's."""
+    steps = [engine(f"step-{step}") for step in range(3)]
+    for number, step in enumerate(steps):
+        step.attributes.add(key="gen_ai.request.id").value.string_value = f"cmpl-a-{number}f-beam-0"
+    window = TraceWindow()
+    window.take(export(steps[:1], at_s=1))
+    window.take(export(steps[1:2], at_s=6))
+    window.take(export([call()], at_s=8))
+    assert [] == finished(window, 10.5)
+    window.take(export(steps[2:], at_s=11))
+    assert [] == finished(window, 16.9)
+    assert [("client", "", ["step-0", "step-1", "step-2"])] == finished(window, 17)
+
+
 @pytest.mark.parametrize(
     ("spans", "expected"),
     [([engine()], ("", "", ["engine"])), ([call()], ("client", "", []))],
