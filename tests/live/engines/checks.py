@@ -116,18 +116,19 @@ def _times_in(last: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _span_times(directory: Path) -> Times:
-    """Return what spans said, by response id: vLLM's in attributes, SGLang's as stages two below the request's span."""
+    """Return what spans said, by response id: vLLM's in attributes, SGLang's as stages in the request's trace.
+
+    The span between a stage and its request's may be missing: it ends behind both, and the run does not wait for it.
+    """
     spans = list(_spans(directory))
-    parents = {span["id"]: span["parent"] for span in spans}
-    names = {span["id"]: str(span["attributes"].get("gen_ai.request.id", "")) for span in spans}
-    times: dict[str, dict[str, float]] = {name: {} for name in names.values() if name}
-    for span in spans:
-        if name := names[span["id"]]:
-            for part, (attribute, _) in STATED.items():
-                if attribute in span["attributes"]:
-                    times[name].setdefault(part, span["attributes"][attribute] * 1e3)
-        if name := names.get(parents.get(span["parent"], ""), ""):
-            times[name] |= {part: span["ms"] for part, (_, stage) in STATED.items() if span["name"] == stage}
+    names = {span["trace"]: str(name) for span in spans if (name := span["attributes"].get("gen_ai.request.id"))}
+    times: dict[str, dict[str, float]] = {name: {} for name in names.values()}
+    for span in (span for span in spans if span["trace"] in names):
+        for part, (attribute, stage) in STATED.items():
+            if span["name"] == stage:
+                times[names[span["trace"]]][part] = span["ms"]
+            elif attribute in span["attributes"]:
+                times[names[span["trace"]]].setdefault(part, span["attributes"][attribute] * 1e3)
     return times
 
 
@@ -140,8 +141,7 @@ def _spans(directory: Path) -> Iterator[dict[str, Any]]:
         for span in (span for scope in scopes for span in scope.spans):
             values = ((each.key, each.value) for each in span.attributes)
             yield {
-                "id": span.span_id.hex(),
-                "parent": span.parent_span_id.hex(),
+                "trace": span.trace_id.hex(),
                 "name": span.name,
                 "ms": (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6,
                 "attributes": {key: getattr(value, str(value.WhichOneof("value"))) for key, value in values},
