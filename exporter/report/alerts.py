@@ -26,7 +26,8 @@ def alerts(summary: Summary) -> Iterator[str]:
     distrust = [first_line] if first_line else []
     failures_first = summary.status != "complete" or counts.ok < counts.sent
     for text in contradictions + (warnings + distrust if failures_first else distrust + warnings):
-        yield f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+        begins = text[:1] if text.startswith("http") else text[:1].upper()
+        yield f"{begins}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def severe_lines(summary: Summary) -> Iterator[str]:

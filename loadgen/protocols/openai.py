@@ -43,7 +43,8 @@ def _streamed(asked: Asked) -> dict[str, object]:
         "max_tokens": asked.max_tokens,
         "temperature": asked.temperature,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        # vLLM refuses it in a request that asks for no stream.
+        "stream_options": {"include_usage": True} if asked.target.extra.get("stream", True) else None,
         "ignore_eos": asked.ignore_eos or None,
     }
 

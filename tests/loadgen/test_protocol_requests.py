@@ -88,6 +88,13 @@ def test_a_request_to_the_letter(protocol: str):
     assert (path, body) == _encoded(protocol, SYSTEM)
 
 
+@pytest.mark.parametrize("protocol", ["chat", "completions"])
+def test_options_of_a_stream_are_asked_of_a_stream_alone(protocol: str):
+    """vLLM refuses them otherwise."""
+    _, body = _encoded(protocol, SYSTEM, stream=False)
+    assert EXPECTED[protocol][1] | {"stream": False} == {**json.loads(body), "stream_options": {"include_usage": True}}
+
+
 def test_the_table_names_every_protocol():
     """By its own name, each with a transport."""
     assert [*EXPECTED, "grpc"] == sorted(PROTOCOLS, key=[*EXPECTED, "grpc"].index)

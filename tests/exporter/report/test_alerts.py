@@ -36,6 +36,12 @@ def test_what_became_of_requests_stands_before_doubts_of_their_times(ok: int, st
     assert order == list(alerts(whole))
 
 
+def test_an_address_stays_as_it_is_at_the_begin_of_a_sentence():
+    """All others begin with a capital letter."""
+    whole = replace(summaries.summary(summaries.correlated()), warnings=["http://a:1 refuses it", "it was refused"])
+    assert ["http://a:1 refuses it.", "It was refused."] == [each for each in alerts(whole) if "refuse" in each]
+
+
 def test_what_the_server_contradicts_of_the_declaration_stands_first():
     """Numbers of a system other than declared are misread, however sound they are."""
     whole = summaries.summary(summaries.correlated())
