@@ -13,6 +13,7 @@ LISTENING = "127.0.0.1:4317"
 
 
 RUST = "0.33.0 (Rust frontend 0.3.1)"
+OLD_RUST = "0.32.0 (Rust frontend 0.32.0)"
 
 
 def notes(counts: Counts, engines: set[str], version: str = "") -> list[str]:
@@ -46,6 +47,7 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: se
             RUST,
             f"vLLM {re.escape(RUST)} sends no spans; its response field .*: --enable-per-request-metrics$",
         ),
+        ("vllm", OLD_RUST, f"vLLM {re.escape(OLD_RUST)} sends no spans; its histogram sums .*: on by default$"),
         ("llamacpp", "", "llama.cpp sends no spans; its object timings of the last chunk gives .*: always on$"),
     ],
 )
