@@ -274,6 +274,10 @@ def _comparability(
             "them in series that are not known"
         )
     ended = correlation.server_requests
+    # Of choices its histograms may be refused (SGLang), and then count none.
+    finished = server.requests_finished.stats.total if server.requests_finished else UNSET
+    if not ended and isinstance(finished, float) and (ok.choices > 1).any():
+        ended = int(finished)
     if not ended or not correlation.client_requests or correlation.comparable:
         return
     if isinstance(run, WatchRun) and ended > client.requests.ok:

@@ -160,6 +160,15 @@ def test_choices_are_no_other_traffic(ended: int, choices: int, other: bool):
     assert other == ("other traffic" in warning)
 
 
+@pytest.mark.parametrize(("choices", "warnings"), [(3, 1), (1, 0)])
+def test_choices_are_said_where_the_histograms_are_refused(choices: int, warnings: int):
+    """As of SGLang, which serves four requests for three choices: its prompt tokens stood fourfold, without a word."""
+    finished = msgspec.to_builtins(summaries.counter(80.0, 8.0))
+    change = {"correlation.comparable": False, "correlation.server_requests": 0, "server.requests_finished": finished}
+    texts = said(change, sent=[{**SENT, "choices": choices}] * 20)
+    assert warnings == len(texts) == sum("each choice" in text for text in texts)
+
+
 @pytest.mark.parametrize(("hits", "choices", "warned"), [(400, 2, False), (900, 2, True), (400, 1, True)])
 def test_choices_that_share_a_prompt_are_no_repeats(hits: float, choices: int, warned: bool):
     change = {
