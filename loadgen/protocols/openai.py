@@ -105,8 +105,10 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
         if choice.meta_info is not NULL:
             seen.timings = timings.of_sglang(choice.meta_info) or seen.timings
         visible, thought, called, speaks = _said(choice)
-        if speaks and seen.number == 0 and not (visible or thought or called):
-            role = True
+        is_first = choice.index not in seen.choices and choice.index not in seen.roles
+        if speaks and is_first and not (visible or thought or called):
+            seen.roles.add(choice.index)
+            role = seen.number == 0
             continue
         said = True
         seen.content(end, visible, thought, tools=called, choice=choice.index)

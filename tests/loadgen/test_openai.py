@@ -36,6 +36,17 @@ def _stream(*payloads: str, **options: object) -> Reply:
     return _read(*(f"data: {payload}\n\n".encode() for payload in payloads), **options)
 
 
+def test_the_time_of_a_choice_begins_with_its_first_output_not_with_its_role():
+    """vLLM names the roles of all choices when the first has a token; others may still wait in its queue then."""
+
+    def of(index: int, **delta: object) -> str:
+        return json.dumps({"id": "x", "choices": [{"index": index, "delta": delta}]})
+
+    roles = [of(index, role="assistant", content="") for index in range(2)]  # read at 1 and 2 ns
+    reply = _stream(*roles, of(0, content="a"), of(0, content="b"), of(1, content="c"), of(1, content="d"))
+    assert (2, 0, 2) == (reply.choices, reply.silent_events, reply.output_span_ns)
+
+
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [

@@ -59,6 +59,7 @@ class Seen:
     settled   how many contents were of the segments before, whose `ends`, `chars` and `texts` were taken out
     first     which content the first token is, those included
     choices   the numbers of the choices that brought something, by their indices
+    roles     the indices of those whose first event named a role alone
     outputs   where the first and the last output of each of these end in the segment
     choice_of  of which of these each content is
     reasoned  reasoning came as text
@@ -75,6 +76,7 @@ class Seen:
     chars: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     choices: dict[int, int] = field(default_factory=dict)
+    roles: set[int] = field(default_factory=set)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     choice_of: list[int] = field(default_factory=list)
     reasoned: bool = False
