@@ -47,6 +47,16 @@ def test_the_time_of_a_choice_begins_with_its_first_output_not_with_its_role():
     assert (2, 0, 2) == (reply.choices, reply.silent_events, reply.output_span_ns)
 
 
+def test_no_time_of_choices_is_known_where_one_came_in_one_read():
+    """Its tokens would count with no time at all."""
+
+    def of(index: int) -> bytes:
+        return f'data: {{"id": "x", "choices": [{{"index": {index}, "delta": {{"content": "a"}}}}]}}\n\n'.encode()
+
+    assert 2 == _read(of(0), of(0) + of(1) * 3, of(1)).output_span_ns
+    assert -1 == _read(of(0), of(1) * 4, of(0)).output_span_ns
+
+
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [

@@ -20,6 +20,7 @@ from rundir.framing import inflate
 
 _NONE = np.empty(0, np.int64)
 # Of a reply's parts so much is read in one go: nearly every reply whole.
+MOST_IN_ONE_READ = 4  # contents of a choice: as many at one moment were held back on their way
 _JOINED_BYTES = 1024 * 1024
 
 
@@ -35,7 +36,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     chunk_chars         int64[m]: characters in each of those events, of reasoning too; 0 of a tool call
     chunk_choice        int64[m]: the number of the choice of each; empty where there is but one
     choices             choices that the model generated something for
-    output_span_ns      from the first to the last output of each choice, added up; -1 below two choices
+    output_span_ns      from the first to the last output of each choice, added up; -1 below two choices, and where
+                        one of them came in one read
     unseen_tokens       tokens of reasoning that the usage counts and no event brought
     output_tokens       by the server's usage
     timed_tokens        output tokens that the server's timings are of (llama.cpp's predicted_n)
@@ -124,7 +126,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         last_output_ns=max((last_ns for _, last_ns in outputs_ns), default=-1),
         chunk_choice=chunk_choice if choices > 1 else _NONE,
         choices=choices,
-        output_span_ns=sum(last_ns - first_ns for first_ns, last_ns in outputs_ns) if choices > 1 else -1,
+        output_span_ns=_output_span_ns(outputs_ns, chunk_choice) if choices > 1 else -1,
         unseen_tokens=0 if seen.reasoned or seen.silent >= seen.reasoning_tokens else seen.reasoning_tokens,
         first_token_ns=first_token_ns,
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
@@ -178,6 +180,15 @@ def first_token_ns(form: Form, http_status: int, head: bytes, beginning: Reads) 
             if seen.first >= 0:
                 return int(times.stamps_at(seen, [seen.ends[seen.first]])[0])
     return -1
+
+
+def _output_span_ns(outputs_ns: Sequence[tuple[int, int]], chunk_choice: Ints) -> int:
+    """Return the time from the first to the last output of each choice, added up; -1 where one came in one read."""
+    contents = np.bincount(chunk_choice, minlength=len(outputs_ns))
+    spans_ns = [last_ns - first_ns for first_ns, last_ns in outputs_ns]
+    if any(span_ns == 0 and count >= MOST_IN_ONE_READ for span_ns, count in zip(spans_ns, contents, strict=False)):
+        return -1
+    return sum(spans_ns)
 
 
 class _Times:
