@@ -1,4 +1,4 @@
-"""Several runs beside each other, written as one page; or a run's change against a base, in its `report.md`."""
+"""Several runs beside each other, written as one page; or a run beside a base, in its `report.md`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
 
 
 def write_change(derived: Evaluated, base: Path) -> None:
-    """Write `report.md` of a run with its change against another one, whose directory stays as it is.
+    """Write `report.md` of a run beside another one, whose directory stays as it is.
 
     Raises ConfigurationError where that is the run itself, or sent nothing; CannotWrite.
     """
