@@ -255,7 +255,6 @@ def workload() -> Workload:
         requests_sha256=None,
         dropped_turns=0,
         missed_lengths=0,
-        saved_sha256=None,
         stated=None,
         warmup_requests=10,
     )

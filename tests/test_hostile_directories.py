@@ -73,7 +73,6 @@ def attackers(tmp_path: Path, victim: Path) -> Path:
     manifest["config"] |= {"model": f"m{ESCAPES}{FORMULA}", "formats": ["text", "html", "markdown", "csv"]}
     manifest["config"] |= {
         "out": str(victim),
-        "save_requests": str(victim / "mine"),
         "trace_url": "javascript:alert(1)//{trace_id}",
     }
     manifest["target"] = {**manifest.get("target", {}), "version": f"<script>alert(1)</script>{ESCAPES}"}

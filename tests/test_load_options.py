@@ -97,8 +97,7 @@ def tokenizer_json(path: Path) -> None:
 
 # The runs against the engine, by name; {} is the directory with this file's inputs.
 RUNS: dict[str, tuple[str, ...]] = {
-    "one": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--save-requests", "{}/saved.jsonl",
-            "--slo", "e2e_p99<60s,ttft_mean<30s"),
+    "one": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--slo", "e2e_p99<60s,ttft_mean<30s"),
     "two": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--workers", "2", "--slo", "ttft_p50<0.001ms"),
     "trace": ("--arrival", "replay", "--trace", "{}/azure.csv", "--replay-speed", "2", "--workload", "trace",
               "--warmup", "0"),
@@ -123,22 +122,15 @@ RUNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def strict(files: Path, out: Path) -> tuple[Loaded, Loaded]:
+def strict(out: Path) -> tuple[Loaded, Loaded]:
     """Run against a server that refuses `ignore_eos` and `stream_options`, and send what was sent there again."""
     with serving(Script()) as url:
-        saved = str(files / "strict.jsonl")
-        first = load(f"{url}/strict/one", out / "strict", *SOME, "--save-requests", saved)
-        bodies = [json.loads(request.body) for request in first.plan]
-        assert not any({"ignore_eos", "stream_options"} & body.keys() for body in bodies)
-        full = [{**body, "ignore_eos": True, "stream_options": {"include_usage": True}} for body in bodies]
-        lines = Path(saved).read_text().splitlines()
-        again = files / "full.jsonl"
-        filled = (
-            json.dumps({**json.loads(line), "body": json.dumps(body)})
-            for line, body in zip(lines[1:], full, strict=True)
-        )
-        again.write_text("\n".join((lines[0], *filled)))
-        return first, load(f"{url}/strict/two", out / "full", "--replay-requests", str(again), "--warmup", "0")
+        first = load(f"{url}/strict/one", out / "strict", *SOME)
+        assert not any(b"ignore_eos" in request.body or b"stream_options" in request.body for request in first.plan)
+        full = load(f"{url}/two", out / "full", *SOME)
+        assert all(b"ignore_eos" in request.body and b"stream_options" in request.body for request in full.plan)
+        again = ("--replay-requests", str(out / "full"), "--warmup", "0")
+        return first, load(f"{url}/strict/two", out / "again", *again)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +171,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
         def replayed() -> Loaded:
             started["one"].result()
-            return load(urls[0], out / "again", "--replay-requests", str(files / "saved.jsonl"), "--warmup", "0")
+            return load(urls[0], out / "again", "--replay-requests", str(out / "one"), "--warmup", "0")
 
         def spread() -> Loaded:
             options = ("--rate", "60", "--requests", "11", "--workload", str(files / "tiny.yaml"), "--warmup", "0")
@@ -327,11 +319,10 @@ def test_a_barrier_releases_rounds(runs: Runs):
 
 
 def test_saved_requests_are_sent_again(runs: Runs):
-    """The same bytes at the same moments; the file's digest stands in both runs."""
+    """The same bytes at the same moments; their digest stands in both runs."""
     saved, again = runs["one"], runs["again"]
-    digest = hashlib.sha256((runs.files / "saved.jsonl").read_bytes()).hexdigest()
-    assert digest == saved.summary["workload"]["saved_sha256"] == again.manifest["workload"]["replayed_sha256"]
-    assert saved.summary["workload"]["requests_sha256"] == again.summary["workload"]["requests_sha256"]
+    digest = again.manifest["workload"]["replayed_sha256"]
+    assert digest == saved.summary["workload"]["requests_sha256"] == again.summary["workload"]["requests_sha256"]
     assert [request.body for request in saved.plan] == [request.body for request in again.plan]
     assert saved.offsets_ns == again.offsets_ns
     assert saved.log.input_tokens.tolist() == again.log.input_tokens.tolist()
@@ -387,7 +378,7 @@ def test_headers_of_prompts_are_not_recorded(runs: Runs):
 
 def test_a_server_that_refuses_fields_is_asked_without(tmp_path: Path):
     """Saved requests too; the manifest and the report say which fields, and what that means."""
-    for run in strict(tmp_path, tmp_path):
+    for run in strict(tmp_path):
         assert {"ok"} == set(run.log.status.tolist())
         assert ["ignore_eos", "stream_options"] == run.manifest["target"]["refused_fields"]
         url = run.manifest["target"]["url"]

@@ -23,7 +23,6 @@ def workload(run: Run) -> Workload:
         requests_sha256=measure.get("sha256"),
         dropped_turns=measure.get("dropped_turns"),
         missed_lengths=measure.get("missed_lengths"),
-        saved_sha256=measure.get("saved_sha256"),
         stated=manifest.get("workload"),
         shares_prefixes=_shares_prefixes(run),
         warmup_requests=int((run.requests.phase == "warmup").sum()),

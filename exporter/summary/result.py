@@ -111,9 +111,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     ]
     dropped_turns: Annotated[Count | None, doc("Turns of sessions that would not fit the model.", "requests")]
     missed_lengths: Annotated[Count | None, doc("Prompts whose length was not met exactly.", "requests")]
-    saved_sha256: Annotated[
-        str | None, doc("SHA-256 of the file that --save-requests wrote; null where none was asked for.")
-    ]
     stated: Annotated[
         dict[str, Any] | None,
         doc("What the draft wants stated of a workload: distributions, data, sharing, content."),

@@ -182,7 +182,6 @@ def _check_load(options: RunOptions) -> None:
     for flag, path in (
         ("--dataset", options.dataset),
         ("--prompts", options.prompts),
-        ("--replay-requests", options.replay_requests),
         ("--trace", options.trace),
     ):
         if path is not None and not path.is_file():
@@ -193,12 +192,7 @@ def _check_load(options: RunOptions) -> None:
             f"--tokenizer {options.tokenizer}: No such file or directory; give {', '.join(NAMED_TOKENIZERS)} or the "
             "path of a tokenizer.json"
         )
-    _require_free_file("--save-requests", options.save_requests)
     _check_contact(options)
-    if extra_of(options) and options.replay_requests is not None:
-        raise ConfigurationError(
-            "--extra-body and --replay-requests exclude each other: saved bodies are sent unchanged"
-        )
 
 
 def _check_contact(options: ContactOptions) -> None:
@@ -229,15 +223,6 @@ def extra_of(options: ContactOptions) -> dict[str, object]:
     return fields
 
 
-def _require_free_file(flag: str, path: Path | None) -> None:
-    if path is None:
-        return
-    if path.exists():
-        raise ConfigurationError(f"{flag} {path}: already exists; choose another name")
-    if not path.parent.is_dir():
-        raise ConfigurationError(f"{flag} {path}: there is no directory {path.parent}; create it, or choose another")
-
-
 def lengths_of(options: RunOptions) -> workloads.Lengths:
     """Return the lengths that are given in place of the workload's."""
     return workloads.Lengths(input_tokens=options.input_tokens, output_tokens=options.output_tokens)
@@ -261,8 +246,6 @@ def _contradictions(options: RunOptions) -> Iterator[str]:
     if options.replay_requests is not None and lengths_of(options):
         given = "--input-tokens" if options.input_tokens is not None else "--output-tokens"
         yield f"{given} and --replay-requests exclude each other: saved requests have their lengths; leave one out"
-    if options.replay_requests is not None and options.save_requests is not None:
-        yield "--save-requests and --replay-requests exclude each other: replayed requests are saved already"
     yield from _contradicting_prompts(options)
     if options.sessions and options.dataset is None and options.prompts is None:
         yield (

@@ -22,6 +22,7 @@ from sidecar.options.fields import Masked, ReadsMapping, declarations, declared,
 REMOVED = {
     "--forward-keep": "exports wait in memory only; for a queue on disk put an OpenTelemetry Collector in front, which "
     "sends a copy here",
+    "--save-requests": "each run keeps its requests: send them again with --replay-requests and its directory",
 }
 
 

@@ -340,11 +340,9 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     think_time: Annotated[
         Pause, time_option(WORKLOAD, "With --sessions or --prompts: time from a reply to the next turn.")
     ] = 0.0
-    save_requests: Annotated[Path | None, option(WORKLOAD, "Write the exact requests to this file (JSON lines).")] = (
-        None
-    )
     replay_requests: Annotated[
-        Path | None, option(WORKLOAD, "Send the requests of a file written by --save-requests, in its order.")
+        Path | None,
+        option(WORKLOAD, "Send the measured requests of the run in this directory again, in their order."),
     ] = None
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0

@@ -221,7 +221,6 @@ class StudyOptions(RunOptions):
     deadline: Annotated[float | None, HIDDEN] = None
     linger: Annotated[float | None, HIDDEN] = 0.0
     replay_requests: Annotated[Path | None, HIDDEN] = None
-    save_requests: Annotated[Path | None, HIDDEN] = None
     trace_url: Annotated[str | None, HIDDEN] = None
 
 

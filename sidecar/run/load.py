@@ -16,8 +16,6 @@ import msgspec
 import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
-from loadgen.protocols import PROTOCOLS
-from loadgen.records import as_sent
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
@@ -41,7 +39,6 @@ from sidecar.run.planning import (
     measure_plan,
     planned_requests,
     preliminary_plan,
-    save_requests,
     write_plan,
 )
 from sidecar.run.prepare import Prepared
@@ -87,7 +84,7 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
 
 
 async def _plan_measured(session: Session, options: RunOptions, prepared: Prepared) -> None:
-    """Write the measured plan, and the file of its requests where one was asked for."""
+    """Write the measured plan."""
     plan = session.plan("measure")
     order = _order(options, prepared, phase="measure", first_index=first_measured(options))
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
@@ -96,9 +93,6 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
         session.progress.stage(
             f"{clipped} lengths of {about['count']} requests are clipped to the model's {prepared.max_model_len} tokens"
         )
-    if options.save_requests is not None:
-        stand_ins = as_sent(prepared.stand_ins, is_json=PROTOCOLS[options.endpoint].transport != "grpc")
-        about["saved_sha256"] = save_requests(options.save_requests, plan, prepared.load, stand_ins)
     record(session, "planned", **about)
 
 

@@ -16,15 +16,18 @@ import numpy.typing as npt
 from loadgen.plan import saved, workloads
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.plan.fitting import Planned, PlanOrder, plan
+from loadgen.plan.saved import SavedRequestsError
 from loadgen.plan.tokenizers import Tokenizer, TokenizerError
 from loadgen.plan.workloads import Workload, mix
 from loadgen.plan.workloads.distributions import Fixed
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
-from loadgen.records import append_record, plan_end, read_plan, with_secrets
+from loadgen.records import append_record, plan_end
 from loadgen.transports.redaction import hidden_request
+from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from rundir.frames import FrameLog
+from rundir.printable.masking import MASK
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress import Progress
@@ -88,14 +91,30 @@ def _source(options: RunOptions) -> tuple[str, str]:
 
 
 def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
-    """Return a load of saved requests; where nothing else was said, they say themselves when they are due."""
-    file = saved.look(path)
-    if arrival is not None and options.rate is None and options.arrival == "poisson":
-        first = next(saved.read(path), None)
-        if first is not None and first.offset_ns >= 0:
-            arrival = None
-    about = {**file.workload, "replayed_from": str(path), "replayed_sha256": file.sha256}
-    return Load(workload=None, arrival=arrival, about=about, notes=notes, held=file.count)
+    """Return a load of a recorded run's requests; where nothing else was said, they are due when they were.
+
+    Raises SavedRequestsError.
+    """
+    try:
+        manifest = read_manifest(path)
+    except ConfigurationError as error:
+        raise SavedRequestsError(str(error)) from error
+    parts = (manifest.get(name) for name in ("config", "workload"))  # of a directory that another may have written
+    config, workload = (part if isinstance(part, dict) else {} for part in parts)
+    if config.get("redact_bodies"):
+        raise SavedRequestsError(f"{path}: --redact-bodies left no request in it; give a run without it")
+    if options.extra_body is None and f'"{MASK}"' in str(config.get("extra_body")):
+        raise SavedRequestsError(f"{path}: its --extra-body had a secret, which is not recorded; give it again")
+    plan = saved.look(_plan_of(path))
+    if options.rate is None and options.arrival == "poisson" and plan.is_timed:
+        arrival = None
+    about = {**workload, "replayed_from": str(path), "replayed_sha256": plan.sha256}
+    return Load(workload=None, arrival=arrival, about=about, notes=notes, held=plan.count)
+
+
+def _plan_of(path: Path) -> Path:
+    """Return the log of a run's measured requests."""
+    return path / RAW / "plan-measure.log"
 
 
 def preliminary_plan(
@@ -134,8 +153,8 @@ def measure_plan(
     timed = replace(order, offsets_ns=offsets_ns, count=load.held if count is None else count)
     if load.workload is not None:
         return plan(load.workload.requests, target=target, tokenizer=tokenizer, order=timed)
-    removed = [name for name, value in target.extra.items() if value is None]
-    return saved.replay(cast("Path", options.replay_requests), order=timed, model=target.model, without=removed)
+    recorded = _plan_of(cast("Path", options.replay_requests))
+    return saved.replay(recorded, order=timed, model=target.model, extra=target.extra)
 
 
 def first_measured(options: RunOptions) -> int:
@@ -195,7 +214,7 @@ async def write_plan(
         if _is_gone(error):
             raise TargetUnreachable(f"the engine is gone: {error}; its own log may say why") from error
         raise TargetIncompatible(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
-    except saved.SavedRequestsError as error:
+    except SavedRequestsError as error:
         raise ConfigurationError(f"--replay-requests {error}") from error
     finally:
         for each in filter(None, (hidden, log)):
@@ -207,15 +226,6 @@ def _is_gone(error: TokenizerError) -> bool:
     from aiohttp import ClientConnectionError  # noqa: PLC0415  it is imported where a server makes the prompts
 
     return isinstance(error.__cause__, ClientConnectionError)
-
-
-def save_requests(path: Path, plan_path: Path, load: Load, stand_ins: Mapping[bytes, bytes]) -> str:
-    """Write the requests of a plan, as they are sent, to a new file; return its SHA-256. Raises ConfigurationError."""
-    try:
-        requests = (with_secrets(planned, stand_ins) for planned in read_plan(plan_path))
-        return saved.save(path, requests, workload=load.about).sha256
-    except saved.SavedRequestsError as error:
-        raise ConfigurationError(f"--save-requests {error}") from error
 
 
 def _workload(options: RunOptions, seed: int) -> Workload:

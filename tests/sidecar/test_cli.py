@@ -72,9 +72,8 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --rate 0.01 --duration 1", "--rate 0.01 --duration 1: no request would be sent"),
         (f"{RUN} --workers 999", "--workers 999: must be at most 256"),
         (f"{RUN} --slo ttft_p99<500", "--slo: 'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
-        (f"{RUN} --save-requests a --replay-requests b", "--save-requests and --replay-requests exclude each other"),
-        (f"{RUN} --save-requests no/where", "--save-requests no/where: "),
-        (f"{RUN} --replay-requests nowhere", "--replay-requests nowhere: No such file or directory"),
+        (f"{RUN} --save-requests a", "--save-requests: sidelight run has no such option; each run keeps its requests"),
+        (f"{RUN} --replay-requests nowhere", "--replay-requests nowhere: there is no such directory"),
         (f"{RUN} --header novalue", "--header (7 characters without a colon): must be 'Name: value'"),
         (f"{RUN} --key k.pem", "--key k.pem: needs --cert"),
         (
@@ -152,6 +151,26 @@ def test_a_configuration_file_is_read_and_the_command_line_wins(sidelight: Sidel
     assert "--scrape-timeout 0: must be greater than 0" in sidelight("run", "--config", "c.yaml").err
     taken = sidelight("run", "--config", "c.yaml", "--scrape-timeout", "1", "--url", "http://127.0.0.1:1")
     assert (3, True) == (taken.code, "127.0.0.1:1:" in taken.err)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"redact_bodies": True}, "--redact-bodies left no request in it"),
+        (
+            {"extra_body": '{"user_token": "***"}'},
+            "its --extra-body had a secret, which is not recorded; give it again",
+        ),
+        ([], "r/raw/plan-measure.log: No such file or directory"),
+    ],
+)
+def test_a_run_whose_requests_cannot_be_sent_again_is_refused(sidelight: Sidelight, config: object, said: str):
+    """Before anything is sent, with the reason."""
+    Path("r").mkdir()
+    Path("r/manifest.json").write_text(json.dumps({"run_id": "r", "config": config}))
+    ended = sidelight(*f"{RUN} --replay-requests r".split())
+    assert (2, "", 1) == (ended.code, ended.out, ended.err.count("\n"))
+    assert f"--replay-requests r: {said}" in ended.err or f"--replay-requests {said}" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,26 @@
+"""The requests of a recorded run, read from its plan and sent again."""
+
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from stat import S_IMODE
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loadgen.plan import saved
 from loadgen.plan.fitting import PlanOrder
-from loadgen.records import PlannedRequest
-
-ABOUT = {"name": "w", "seed": 1}
+from loadgen.records import PlannedRequest, append_record, plan_end
+from rundir.frames import FrameLog
 
 
 def planned(index: int, body: bytes = b'{"model":"m","x":[1.0]}', **more: Any) -> PlannedRequest:
     fields: dict[str, Any] = {
-        "phase": "", "workload_class": "c", "path": "/v1/chat/completions", "input_tokens": 5, "max_tokens": 9,
+        "phase": "measure", "workload_class": "c", "path": "/v1/chat/completions", "input_tokens": 5, "max_tokens": 9,
         "offset_ns": 1000 * index, **more,
     }  # fmt: skip
     return PlannedRequest(index=index, body=body, **fields)
@@ -34,9 +32,20 @@ def session(index: int) -> PlannedRequest:
     return planned(index, session=index, turns=turns)
 
 
-def replayed(path: Path, model: str | None = None, **order: Any) -> list[PlannedRequest]:
+def write(path: Path, requests: Sequence[PlannedRequest], *, ends: bool = True) -> Path:
+    with FrameLog(path) as log:
+        for request in requests:
+            append_record(log, request)
+        if ends:
+            append_record(log, plan_end("measure"))
+    return path
+
+
+def replayed(
+    path: Path, model: str | None = None, extra: dict[str, object] | None = None, **order: Any
+) -> list[PlannedRequest]:
     async def collect() -> list[PlannedRequest]:
-        plan = saved.replay(path, order=PlanOrder(**({"phase": "measure"} | order)), model=model)
+        plan = saved.replay(path, order=PlanOrder(**({"phase": "measure"} | order)), model=model, extra=extra)
         return [fitted.request async for fitted in plan]
 
     return asyncio.run(collect())
@@ -44,48 +53,22 @@ def replayed(path: Path, model: str | None = None, **order: Any) -> list[Planned
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "requests.jsonl"
+    return tmp_path / "plan-measure.log"
 
 
-def test_what_is_saved_is_read_back(path: Path):
-    """Text, binary bodies, sessions with their turns, URLs, offsets."""
-    requests = [planned(0), planned(1, b"\xff\x00\x01", url=1), session(2), planned(5, '{"a":"ü\u2028"}'.encode())]
-    written = saved.save(path, requests, workload=ABOUT)
-    assert S_IMODE(path.stat().st_mode) == 0o600
+def test_a_plan_is_read_back(path: Path):
+    """Text, binary bodies, sessions with their turns, URLs, offsets; but for the headers, which it does not hold."""
+    requests = [planned(7), planned(8, b"\xff\x00\x01", url=1), session(9), planned(12, '{"a":"ü"}'.encode())]
+    write(path, [msgspec.structs.replace(requests[0], headers=3), *requests[1:]])
     assert requests == list(saved.read(path))
-    assert saved.Saved(count=4, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), workload=ABOUT) == written
-    assert written == saved.look(path)
-
-
-@given(
-    bodies=st.lists(st.binary(), min_size=1, max_size=5),
-    lengths=st.tuples(st.integers(-1, 2**40), st.integers(0, 2**40)),
-    offset_ns=st.integers(-1, 2**60),
-    text=st.text(),
-)
-def test_writing_then_reading_is_the_identity(
-    tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes], lengths: tuple[int, int], offset_ns: int, text: str
-):
-    """Whatever the bytes of a body are."""
-    path = tmp_path_factory.mktemp("saved") / "r"
-    requests = [
-        planned(n, body, input_tokens=lengths[0], max_tokens=lengths[1], offset_ns=offset_ns, path="/" + text)
-        for n, body in enumerate(bodies)
-    ]
-    saved.save(path, requests, workload={})
-    assert requests == list(saved.read(path))
-
-
-def test_equal_requests_are_equal_files(tmp_path: Path):
-    """Whatever their numbers and phase were in their run."""
-    first = saved.save(tmp_path / "a", [planned(0, offset_ns=5), planned(1, offset_ns=9)], workload=ABOUT)
-    again = [planned(7, phase="other", offset_ns=5), planned(8, phase="other", offset_ns=9)]
-    assert first.sha256 == saved.save(tmp_path / "b", again, workload=ABOUT).sha256
+    bodies = [turn.body for request in requests for turn in (request, *request.turns)]
+    digest = hashlib.sha256(b"".join(bodies)).hexdigest()
+    assert saved.Saved(count=4, sha256=digest, is_timed=True) == saved.look(path)
 
 
 def test_a_replay_sends_the_same_bodies_as_ordered(path: Path):
     """Fewer, renumbered, at other offsets, over several URLs, without later turns."""
-    saved.save(path, [session(0), planned(3), planned(4)], workload=ABOUT)
+    write(path, [session(5), planned(8), planned(9)])
     assert [planned(0).body] * 3 == [request.body for request in replayed(path)]
     assert [20, 23, 24] == [request.index for request in replayed(path, first_index=20)]
     assert [21, 22] == [turn.index for turn in replayed(path, first_index=20)[0].turns]
@@ -97,54 +80,48 @@ def test_a_replay_sends_the_same_bodies_as_ordered(path: Path):
 
 
 def test_another_model_can_be_asked_the_same(path: Path):
-    """Only the model differs, in its place; numbers keep their digits; a body without a model is left alone."""
-    saved.save(path, [planned(0), planned(1, b"[1]"), planned(2, b'{"a":1}')], workload=ABOUT)
-    assert [b'{"model":"other","x":[1.0]}', b"[1]", b'{"a":1}'] == [
-        request.body for request in replayed(path, model="other")
-    ]
-
-
-GOOD = {"index": 0, "class": "c", "path": "/p", "body": "{}", "tokens": [1, 2]}
+    """Only the model differs, in its place, and fields that are given; numbers keep their digits; a body without a
+    model is left alone.
+    """
+    write(path, [planned(0), planned(1, b"[1]"), planned(2, b'{"a":1}'), session(3)])
+    other = b'{"model":"other","x":[1.0]}'
+    sent = replayed(path, model="other")
+    assert [other, b"[1]", b'{"a":1}', other] == [request.body for request in sent]
+    assert [other, other] == [turn.body for turn in sent[3].turns]
+    changed = replayed(path, model="other", extra={"x": None, "user": "***1"})
+    assert b'{"model":"other","user":"***1"}' == changed[0].body
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("wrong", "says"),
     [
-        ("{", r"line 3: Input data was truncated"),
-        ({"path": None}, r"line 3: Expected `str`, got `null` - at `\$\.path`"),
-        ({"tokens": [1]}, r"line 3: Expected `array` of length 2 - at `\$\.tokens`"),
-        ({"tokens": [1, -5]}, r"line 3: Expected `int` >= -1 - at `\$\.tokens\[1\]`"),
-        ({"url": -1}, r"line 3: Expected `int` >= 0 - at `\$\.url`"),
-        ({"path": "x"}, r"line 3: Expected `str` matching regex .* - at `\$\.path`"),
-        ({"index": 5}, "line 3: index: 5 must be 1; a line was lost"),
-        ({"body_base64": "?"}, r"line 3: Invalid base64 encoded string - at `\$\.body_base64`"),
-        ({"bodi": "x"}, "line 3: Object contains unknown field `bodi`"),
+        ({"path": "x"}, "request 1: path: 'x' must begin with /"),
+        ({"offset_ns": -5}, "request 1: its numbers"),
+        ({"max_tokens": 2**62}, "request 1: its numbers"),
+        ({"path": 5}, "Expected `str`, got `int`"),
     ],
 )
-def test_a_bad_line_is_named_by_number_and_field(path: Path, line: Any, says: str):
-    """The lines before it were good."""
-    saved.save(path, [planned(0)], workload=ABOUT)
-    text = line if isinstance(line, str) else json.dumps({**GOOD, "index": 1} | line)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text + "\n")
+def test_a_request_that_cannot_be_sent_is_named(path: Path, wrong: dict[str, Any], says: str):
+    """A plan may be another's."""
+    write(path, [planned(0), planned(1, **wrong)])
     with pytest.raises(saved.SavedRequestsError, match=says):
         list(saved.read(path))
 
 
-def test_a_file_of_something_else_is_refused(path: Path, tmp_path: Path):
-    """Another format, an empty file, a file that is not there, a file that is there already."""
-    path.write_text('{"format": "other", "workload": {}}\n', encoding="utf-8")
-    with pytest.raises(saved.SavedRequestsError, match="line 1: format: 'other' must be 'sidelight requests 1'"):
-        saved.look(path)
-    path.write_text("", encoding="utf-8")
-    with pytest.raises(
-        saved.SavedRequestsError, match=r"line 1: .*must begin with the line that --save-requests writes"
-    ):
-        saved.look(path)
-    with pytest.raises(saved.SavedRequestsError, match="No such file or directory; give a file"):
-        saved.look(tmp_path / "none")
-    with pytest.raises(saved.SavedRequestsError, match="already exists"):
-        saved.save(path, [], workload=ABOUT)
-    saved.save(tmp_path / "empty", [], workload=ABOUT)
+def test_a_plan_that_is_not_whole_is_refused(path: Path, tmp_path: Path):
+    """Cut off, damaged, of no request, of something else, or not there."""
+    whole = write(path, [planned(0), planned(1)]).read_bytes()
+    for damaged in (whole[:20], whole[:20] + b"x" + whole[21:]):
+        path.write_bytes(damaged)
+        with pytest.raises(saved.SavedRequestsError, match="it is damaged or has no end"):
+            list(saved.read(path))
+    with pytest.raises(saved.SavedRequestsError, match="has no end"):
+        saved.look(write(tmp_path / "killed", [planned(0)], ends=False))
     with pytest.raises(saved.SavedRequestsError, match="there is no request"):
-        saved.look(tmp_path / "empty")
+        saved.look(write(tmp_path / "empty", []))
+    with FrameLog(tmp_path / "other") as log:
+        log.append(b"no record")
+    with pytest.raises(saved.SavedRequestsError, match="of this version"):
+        saved.look(tmp_path / "other")
+    with pytest.raises(saved.SavedRequestsError, match="No such file or directory; give the directory of a run"):
+        saved.look(tmp_path / "none")

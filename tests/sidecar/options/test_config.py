@@ -51,6 +51,7 @@ def test_keys_may_be_written_with_dashes_and_underscores(tmp_path: Path, name: s
     ("text", "said"),
     [
         ("forward_keep: 1h\n", ": there is no 'forward_keep' any more; exports wait in memory only"),
+        ("save-requests: r\n", ": there is no 'save-requests' any more; each run keeps its requests"),
         ("rat: 1\n", ": unknown key 'rat'; did you mean 'rate'?"),
         ("sede: 1\n", ": unknown key 'sede'; did you mean 'seed'?"),
         ("scrape-intervall: 1\n", ": unknown key 'scrape-intervall'; did you mean 'scrape_interval'?"),

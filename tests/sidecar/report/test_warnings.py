@@ -187,7 +187,7 @@ CAUSE = {"kind": "machine", "text": "others took the processor", "cure": "Take a
     [
         ({"prompts": "p.jsonl"}, "prompts of the file begin alike, or were sent before"),
         ({"dataset": "s.json"}, "were the same requests sent before?"),
-        ({"replay_requests": "r.jsonl"}, "were the same requests sent before?"),
+        ({"replay_requests": "runs/r"}, "were the same requests sent before?"),
     ],
 )
 def test_another_seed_changes_nothing_in_a_file(config: dict[str, Any], expected: str):
