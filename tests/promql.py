@@ -127,9 +127,7 @@ async def answers(
 
 
 @asynccontextmanager
-async def prometheus(
-    *, scraping: Sequence[str], directory: Path, features: str = "exemplar-storage"
-) -> AsyncIterator[str]:
+async def prometheus(*, scraping: Sequence[str], directory: Path) -> AsyncIterator[str]:
     """Run a real Prometheus on loopback that scrapes "host:port" targets each second; yield its base URL.
 
     Everything it writes is under `directory`. Raises RuntimeError with its log if it never gets ready.
@@ -150,7 +148,7 @@ async def prometheus(
             f"--storage.tsdb.path={directory / 'tsdb'}",
             "--web.listen-address=127.0.0.1:0",
             "--web.enable-remote-write-receiver",
-            f"--enable-feature={features}",
+            "--enable-feature=exemplar-storage",
             "--storage.tsdb.retention.time=100y",  # recorded runs are old
             stdout=log,
             stderr=log,

@@ -62,10 +62,10 @@ class RemoteWriter:
     said last of samples that were late.
     """
 
-    def __init__(self, url: str, access: Access, *, native: bool = False) -> None:
+    def __init__(self, url: str, access: Access) -> None:
         self.samples = self.there = self.too_old = 0
         self.late: Rejected | None = None
-        self._url, self._access, self._native = url, access, native
+        self._url, self._access = url, access
         self._shown: dict[Hashable, Exemplar] = {}
 
     async def __aenter__(self) -> Self:
@@ -93,7 +93,7 @@ class RemoteWriter:
         A server that is away, or asks for later (429, 5xx), is tried again for `patience_s`; samples that are late are
         counted and left out. Raises Rejected, and Unavailable as `again_while_away` does.
         """
-        for request in write_requests(history, self._shown, native=self._native):
+        for request in write_requests(history, self._shown):
             deliver = partial(self._deliver, patience_s=patience_s, on_away=on_away)
             try:
                 await deliver(request)
@@ -126,8 +126,6 @@ class RemoteWriter:
             raise Unavailable(f"connect: {connection_problem(error)}") from error
         text = " ".join(reply.decode(errors="replace").split())[:_REASON_CHARACTERS]
         reason = f"HTTP {status}{f': {text}' if text else ''}"
-        if "native histograms are disabled" in text:
-            raise Rejected(f"{reason}; start Prometheus with --enable-feature=native-histograms")
         if status == 429 or status >= 500:
             raise Unavailable(reason, again_s=float(again) if again.isdecimal() else 0.0)
         if status >= 300:
@@ -150,7 +148,6 @@ async def write(
     url: str,
     access: Access,
     *,
-    native: bool = False,
     report: Callable[[str], None],
 ) -> Written:
     """Send a run's history after the fact; one that refuses for another reason than age is given nothing more.
@@ -159,7 +156,7 @@ async def write(
     """
     loop = asyncio.get_running_loop()
     reported_s, reason = loop.time(), ""
-    async with RemoteWriter(url, access, native=native) as writer:
+    async with RemoteWriter(url, access) as writer:
 
         def tell() -> None:
             nonlocal reported_s
@@ -187,12 +184,11 @@ class LiveWriter:
         url: str,
         access: Access,
         *,
-        native: bool = False,
         say: Callable[[str], object],
         on_sending: Callable[[int], object] = lambda _: None,
         on_taken: Callable[[int, int, int], object] = lambda *_: None,
     ) -> None:
-        self._writer = RemoteWriter(url, access, native=native)
+        self._writer = RemoteWriter(url, access)
         self._say, self._on_sending, self._on_taken = say, on_sending, on_taken
         self._waiting: deque[tuple[int, Snapshot]] = deque()
         self._filled, self._empty = asyncio.Event(), asyncio.Event()

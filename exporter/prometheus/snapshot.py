@@ -37,8 +37,6 @@ LATENESS_BOUNDS_S = (
     0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0,
 )
 # fmt: on
-NATIVE_SCHEMA = 3  # each bound is 9 % above the one before
-NATIVE_ZERO, NATIVE_ZERO_S = -(10**6), 1e-6
 OTHER_SIGNALS = ("logs", "metrics")  # that a receiver takes beside spans
 # The counts of a receiver that are of exports (bad_spans, off_clock: spans) not used.
 REFUSED = (
@@ -62,16 +60,13 @@ class Cumulative:
 
     `bounds_s` are the finite upper bounds, strictly ascending, inclusive; `counts` has one entry a bucket (not
     cumulative over buckets) and one more for +Inf; `sum_s` is the sum of what was observed; `exemplars` has the latest
-    request of a bucket, by its place, where traces are known. `native` are the same values as Prometheus' native
-    histograms count them: bucket i ends at 2 ** (i / 2 ** NATIVE_SCHEMA), NATIVE_ZERO is of those up to NATIVE_ZERO_S;
-    empty where single values are not known.
+    request of a bucket, by its place, where traces are known.
     """
 
     bounds_s: tuple[float, ...]
     counts: tuple[float, ...]
     sum_s: float
     exemplars: Mapping[int, Exemplar] = field(default_factory=dict)
-    native: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,15 +244,7 @@ def bucketize(values_s: NDArray[np.float64] | Sequence[float], bounds_s: Sequenc
         bounds_s=tuple(float(bound) for bound in bounds_s),
         counts=tuple(float(count) for count in counts),
         sum_s=float(values.sum()),
-        native=_native(values),
     )
-
-
-def _native(values_s: NDArray[np.float64]) -> dict[int, int]:
-    above = values_s[(values_s > NATIVE_ZERO_S) & np.isfinite(values_s)]
-    places, counts = np.unique(np.ceil(np.log2(above) * 2**NATIVE_SCHEMA).astype(np.int64), return_counts=True)
-    zeros = np.count_nonzero(values_s <= NATIVE_ZERO_S)
-    return {**({NATIVE_ZERO: zeros} if zeros else {}), **dict(zip(places.tolist(), counts.tolist(), strict=True))}
 
 
 def traced(values_s: NDArray[np.float64], bounds_s: Sequence[float], trace_ids: Texts, at_ns: Ints) -> Cumulative:
@@ -284,7 +271,6 @@ def add(a: Cumulative, b: Cumulative) -> Cumulative:
         bounds_s=a.bounds_s,
         counts=tuple(left + right for left, right in zip(a.counts, b.counts, strict=True)),
         sum_s=a.sum_s + b.sum_s,
-        native={place: a.native.get(place, 0) + b.native.get(place, 0) for place in (*a.native, *b.native)},
         exemplars={
             place: max((some[place] for some in (a.exemplars, b.exemplars) if place in some), key=_moment)
             for place in (*a.exemplars, *b.exemplars)

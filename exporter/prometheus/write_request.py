@@ -1,4 +1,4 @@
-"""The messages of Prometheus' remote write 1.0: series of samples, exemplars and native histograms, in snappy's format.
+"""The messages of Prometheus' remote write 1.0: series of samples and exemplars, in snappy's format.
 
 Source: prometheus.io/docs/specs/prw/remote_write_spec and prompb/types.proto of Prometheus.
 """
@@ -9,13 +9,13 @@ import struct
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import islice
 from typing import NamedTuple
 
 from prometheus_client.samples import Exemplar
 
-from exporter.prometheus.page import Histograms, dated
-from exporter.prometheus.snapshot import NATIVE_SCHEMA, NATIVE_ZERO, NATIVE_ZERO_S, Snapshot
+from exporter.prometheus.page import dated
+from exporter.prometheus.snapshot import Snapshot
 
 STEPS_A_REQUEST = 20
 SERIES_A_REQUEST = 500
@@ -24,12 +24,11 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Point(NamedTuple):
-    """One sample of a series; of a native histogram its sum, with `buckets` as in `Cumulative.native`."""
+    """One sample of a series."""
 
     at_ms: int
     value: float
     exemplar: Exemplar | None = None
-    buckets: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +52,10 @@ class WriteRequest:
         return snappy(b"".join(_field(1, _time_series(labels, points)) for labels, points in self.series))
 
 
-def write_requests(
-    history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar], *, native: bool = False
-) -> Iterator[WriteRequest]:
+def write_requests(history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar]) -> Iterator[WriteRequest]:
     """Give the requests that send snapshots, each with its moment (int64 ns Unix, ascending).
 
-    `shown` holds the exemplars that were sent already. With `native`, histograms come as native ones too.
+    `shown` holds the exemplars that were sent already.
     """
     steps = iter(history)
     while group := list(islice(steps, STEPS_A_REQUEST)):
@@ -68,10 +65,6 @@ def write_requests(
             for sample in family.samples:
                 point = Point(at_ms=at_ms, value=float(sample.value), exemplar=sample.exemplar)
                 series.setdefault(_labels(sample.name, sample.labels), []).append(point)
-            for place, histogram in family.histograms.items() if native and isinstance(family, Histograms) else ():
-                if histogram.native:
-                    point = Point(at_ms=at_ms, value=histogram.sum_s, buckets=histogram.native)
-                    series.setdefault(_labels(family.name, family.samples[place].labels), []).append(point)
         rest = iter(series.items())
         while some := list(islice(rest, SERIES_A_REQUEST)):
             yield WriteRequest(series=tuple((labels, tuple(points)) for labels, points in some))
@@ -86,9 +79,8 @@ def _time_series(labels: Labels, points: Sequence[Point]) -> bytes:
     return b"".join(
         (
             *_named(labels),
-            *(_field(2, _double(1, p.value) + _integer(2, p.at_ms)) for p in points if p.buckets is None),
+            *(_field(2, _double(1, p.value) + _integer(2, p.at_ms)) for p in points),
             *(_field(3, _exemplar(p.exemplar)) for p in points if p.exemplar is not None),
-            *(_field(4, _histogram(p.value, p.buckets, p.at_ms)) for p in points if p.buckets is not None),
         )
     )
 
@@ -96,30 +88,6 @@ def _time_series(labels: Labels, points: Sequence[Point]) -> bytes:
 def _exemplar(exemplar: Exemplar) -> bytes:
     at_ms = int(float(exemplar.timestamp or 0) * 1000)
     return b"".join((*_named(exemplar.labels.items()), _double(2, exemplar.value), _integer(3, at_ms)))
-
-
-def _histogram(sum_s: float, buckets: Mapping[int, int], at_ms: int) -> bytes:
-    """Return a native histogram: runs of adjacent buckets, and of each bucket's count the difference to the last."""
-    places = sorted(buckets.keys() - {NATIVE_ZERO})
-    counts = [buckets[place] for place in places]
-    spans, after = [], 0
-    for _, run in groupby(enumerate(places), key=lambda at: at[1] - at[0]):
-        members = [place for _, place in run]
-        spans.append(_field(11, _integer(1, _zigzag(members[0] - after)) + _integer(2, len(members))))
-        after = members[-1] + 1
-    deltas = b"".join(_varint(_zigzag(count - last)) for count, last in zip(counts, [0, *counts], strict=False))
-    return b"".join(
-        (
-            _integer(1, sum(buckets.values())),
-            _double(3, sum_s),
-            _integer(4, _zigzag(NATIVE_SCHEMA)),
-            _double(5, NATIVE_ZERO_S),
-            _integer(6, buckets.get(NATIVE_ZERO, 0)),
-            *spans,
-            _field(12, deltas),
-            _integer(15, at_ms),
-        )
-    )
 
 
 def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
@@ -137,11 +105,6 @@ def _double(number: int, value: float) -> bytes:
 
 def _integer(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value)
-
-
-def _zigzag(number: int) -> int:
-    """Return a number of either sign as protobuf's sint has it."""
-    return 2 * number if number >= 0 else -2 * number - 1
 
 
 @lru_cache(maxsize=4096)  # lengths, and a run's stamps, come again and again

@@ -45,7 +45,6 @@ async def sending(
     writer = LiveWriter(
         url,
         write_access(options),
-        native=options.prometheus_native_histograms,
         say=lambda text: progress.stage(f"--prometheus-write {masked(url)} {text}"),
         on_sending=on_sending,
         on_taken=on_taken,

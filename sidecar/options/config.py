@@ -23,6 +23,7 @@ REMOVED = {
     "--forward-keep": "exports wait in memory only; for a queue on disk put an OpenTelemetry Collector in front, which "
     "sends a copy here",
     "--save-requests": "each run keeps its requests: send them again with --replay-requests and its directory",
+    "--prometheus-native-histograms": "histograms are sent with their buckets; percentiles of a run are in its report",
 }
 
 

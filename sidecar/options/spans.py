@@ -26,7 +26,6 @@ from sidecar.options.fields import (
     MASKED_URL,
     OUTPUT,
     TLS_FILE,
-    flag,
     http_url,
     listen_address,
     option,
@@ -108,14 +107,6 @@ class RemoteWriteOptions:
         repeatable(OUTPUT, "Additional header for --prometheus-write, 'Name: value' or @FILE (repeatable)."),
         HEADERS,
     ] = ()
-    prometheus_native_histograms: Annotated[
-        bool,
-        flag(
-            OUTPUT,
-            "--prometheus-write: send the histograms of requests as native histograms too, which Prometheus takes "
-            "with --enable-feature=native-histograms.",
-        ),
-    ] = False
 
 
 @Parameter(name="*")

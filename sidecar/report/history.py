@@ -216,8 +216,7 @@ def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptio
     sent_ns = [event.data["until_ns"] for event in sendings if event.name == WRITING]
     after_ns = live[0]["until_ns"] if live else None
     steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
-    native = wanted.prometheus_native_histograms
-    sent = asyncio.run(write(steps, url, write_access(wanted), native=native, report=progress.stage))
+    sent = asyncio.run(write(steps, url, write_access(wanted), report=progress.stage))
     before = "".join(f", after {data['samples']:,} while it went" for data in live)
     taken = f"{sent.samples:,} samples{before}"
     if sent.reason:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from prometheus_client.samples import Exemplar
 
-from exporter.prometheus.snapshot import NATIVE_SCHEMA, NATIVE_ZERO, NATIVE_ZERO_S
 from exporter.prometheus.write_request import Labels, Point, WriteRequest
 
 ODD = 'ab\\"\n{}=, é€\u2028\U0001f600\t\x7f'
@@ -83,17 +82,10 @@ def _points(rng: random.Random) -> tuple[Point, ...]:
     points = []
     for _ in range(rng.randrange(4)):
         exemplar: Exemplar | None = None
-        buckets: dict[int, int] | None = None
         if rng.random() < 0.3:
             exemplar = Exemplar(dict(_labels(rng)), rng.choice(VALUES), rng.randrange(2**40) / 1024)
-        elif rng.random() < 0.4:
-            begin = rng.randrange(-500, 500)
-            places = rng.sample(range(begin, begin + rng.choice((10, 300))), rng.randrange(8))
-            buckets = {place: rng.randrange(2**40) for place in places}
-            if rng.random() < 0.5:
-                buckets[NATIVE_ZERO] = rng.randrange(100)
         at_ms = rng.choice((0, rng.randrange(2**41), 2**63 - 1))
-        points.append(Point(at_ms=at_ms, value=rng.choice(VALUES), exemplar=exemplar, buckets=buckets))
+        points.append(Point(at_ms=at_ms, value=rng.choice(VALUES), exemplar=exemplar))
     return tuple(points)
 
 
@@ -108,39 +100,21 @@ def _size(block: bytes) -> int:
     return size
 
 
-def _sorted(points: tuple[Point, ...]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return samples, exemplars and native histograms."""
-    samples = [(point.at_ms, point.value) for point in points if point.buckets is None]
+def _sorted(points: tuple[Point, ...]) -> tuple[list[Any], list[Any]]:
+    """Return samples and exemplars."""
+    samples = [(point.at_ms, point.value) for point in points]
     exemplars = [
         (tuple(point.exemplar.labels.items()), point.exemplar.value, int(float(point.exemplar.timestamp or 0) * 1000))
         for point in points
         if point.exemplar is not None
     ]
-    histograms = []
-    for point in points:
-        if point.buckets is not None:
-            counts = sorted((place, count) for place, count in point.buckets.items() if place != NATIVE_ZERO)
-            total, zero = sum(point.buckets.values()), point.buckets.get(NATIVE_ZERO, 0)
-            histograms.append((point.at_ms, total, point.value, NATIVE_SCHEMA, NATIVE_ZERO_S, zero, counts))
-    return samples, exemplars, histograms
+    return samples, exemplars
 
 
-def _read(series: Any) -> tuple[Labels, list[Any], list[Any], list[Any]]:
+def _read(series: Any) -> tuple[Labels, list[Any], list[Any]]:
     """Return the same of a series as it was parsed."""
     labels = tuple((label.name, label.value) for label in series.labels)
     samples = [(sample.timestamp, sample.value) for sample in series.samples]
     exemplars = [(tuple((label.name, label.value) for label in each.labels), each.value, each.timestamp)
                  for each in series.exemplars]  # fmt: skip
-    histograms = []
-    for each in series.histograms:
-        counts: list[tuple[int, int]] = []
-        place, count, deltas = 0, 0, iter(each.positive_deltas)
-        for span in each.positive_spans:
-            place += span.offset
-            for _ in range(span.length):
-                count += next(deltas)
-                counts.append((place, count))
-                place += 1
-        about = each.timestamp, each.count_int, each.sum, each.schema, each.zero_threshold, each.zero_count_int
-        histograms.append((*about, counts))
-    return labels, samples, exemplars, histograms
+    return labels, samples, exemplars
