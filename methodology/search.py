@@ -20,7 +20,7 @@ from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, level_label, of_kind
 from methodology.study.quantities import number
 from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 
 AT_SLO = "slo"
 
@@ -233,7 +233,7 @@ def contradiction(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> s
     duration_s = asked.parameters.duration or DEFAULT_S
     longer_s = max(LONG_S, LONGER * duration_s)
     return (
-        f"{above} {'level' if above == 1 else 'levels'} met it and {below} at lower load did not: steps of "
+        f"{count_of(above, 'level')} met it and {below} at lower load did not: steps of "
         f"{duration_s:g} s have too few requests to judge it, lengthen them with --duration {longer_s:g}"
     )
 

@@ -16,6 +16,7 @@ from exporter import tables
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog
+from rundir.printable.numbers import count_of
 from scraper.series.table import EndpointSeries
 from sidecar.run import Run as Recorded
 from sidecar.run import open_run as _open_run
@@ -46,7 +47,8 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line with the run's status, requests and endpoints, as a notebook shows it."""
-        return f"<Run {self.status}: {len(self.requests.index):,} requests, {len(self.scrapes)} metrics pages>"
+        requests, pages = len(self.requests.index), len(self.scrapes)
+        return f"<Run {self.status}: {count_of(requests, 'request')}, {count_of(pages, 'metrics page')}>"
 
     @property
     def manifest(self) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ from correlator.estimate.priors import (
 from correlator.estimate.regression import around
 from correlator.estimate.waits import Waits
 from rundir.columns import Floats, Indices
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing
 
 ROUNDS = 25
@@ -60,7 +61,9 @@ def estimate_parts(
     interval = np.where((members.interval >= 0) & counted[members.interval], members.interval, -1)
     usable = np.flatnonzero(np.bincount(interval[interval >= 0], minlength=len(intervals)) * ~members.inconsistent)
     if len(usable) < LEAST_INTERVALS:
-        return Missing(f"requests of ours ended in {len(usable)} usable scrape intervals; {LEAST_INTERVALS} are needed")
+        return Missing(
+            f"requests of ours ended in {count_of(len(usable), 'usable scrape interval')}; {LEAST_INTERVALS} are needed"
+        )
     data = TrainingData(waits=waits, intervals=intervals, members=members, interval=interval, usable_intervals=usable)
     server_s = np.maximum(waits.wait_s - network.value_s, 0.0)
     prefill = prefill_prior(data)

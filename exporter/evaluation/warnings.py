@@ -25,6 +25,7 @@ from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
 from rundir.columns import take
+from rundir.printable.numbers import count_of
 from scraper.engines import QUANTITIES, catalogue
 from scraper.series.resets import alternates, models_in_turn
 from scraper.window.aggregate import falling_sums, impossible_gauges
@@ -239,7 +240,7 @@ def _refused(correlation: Correlation) -> Iterator[str]:
         reasons = [f"{reason} ({count})" for reason, count in correlation.refused_reasons.items()]
         if len(reasons) > MOST_REASONS:
             reasons[MOST_REASONS:] = [f"{len(reasons) - MOST_REASONS} more reasons"]
-        whose = "1 request" if refused == 1 else f"{refused} requests"
+        whose = count_of(refused, "request")
         yield f"times of {whose} came from spans or replies and are not used: {'; '.join(reasons)}"
 
 
@@ -280,21 +281,21 @@ def _comparability(
         ended = int(finished)
     if not ended or not correlation.client_requests or correlation.comparable:
         return
+    engine_ended = f"the engine finished {count_of(ended, 'request')} here"
     if isinstance(run, WatchRun) and ended > client.requests.ok:
         yield (
-            f"the engine finished {ended} requests here, and clients' spans came for "
+            f"{engine_ended}, and clients' spans came for "
             f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
         )
     elif (ok.choices > 1).any() and ended in _with_choices(ok):
         yield (
-            f"the engine finished {ended} requests here and the client {client.requests.ok}: it counts each choice of "
-            "a reply, and its prompt's tokens as often"
+            f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
+            "tokens as often"
         )
     else:
         yield (
-            f"the engine finished {ended} requests here and the client "
-            f"{client.requests.ok}: other traffic used it too, or scrapes are missing; the engine's numbers "
-            "cover all of it"
+            f"{engine_ended} and the client {client.requests.ok}: other traffic used it too, or scrapes are missing; "
+            "the engine's numbers cover all of it"
         )
 
 
@@ -318,8 +319,8 @@ def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correl
         queued, ended = server.queue_time.stats.count or 0, server.e2e_latency.stats.count or 0
         if queued > ended > 0:
             yield (
-                f"the engine queued {queued:,.0f} requests and ended {ended:,.0f}: the others may be health probes, "
-                f"and then {biased}"
+                f"the engine queued {count_of(queued, 'request')} and ended {ended:,.0f}: "
+                f"the others may be health probes, and then {biased}"
             )
 
 
@@ -386,10 +387,11 @@ def _short(run: Run, ok: RequestLog) -> Iterator[str]:
     counted = (ok.output_tokens >= 0) & (ok.output_tokens_source != "estimate") & (ok.max_tokens > 0)
     short = counted & (tokens < ok.max_tokens)
     if short.any() and (counted & ~short).any():
+        came = count_of(round(np.median(tokens[short])), "token")
         yield (
-            f"{short.sum()} of {counted.sum()} replies were shorter than asked ({np.median(tokens[short]):.0f} tokens "
-            f"for {np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached "
-            "their length: their times and the throughput are not those of the load that was asked for"
+            f"{short.sum()} of {counted.sum()} replies were shorter than asked ({came} for "
+            f"{np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached their "
+            "length: their times and the throughput are not those of the load that was asked for"
         )
 
 
@@ -400,7 +402,8 @@ def _repeats(run: Run, workload: Workload) -> list[str]:
     sent = int((session < 0).sum()) + len(np.unique(session[session >= 0]))
     if not held or sent <= held:
         return []
-    times = f"{sent} requests were sent from a file of {held} prompts, so each was sent about {sent / held:.1f} times"
+    file = count_of(held, "prompt")
+    times = f"{sent} requests were sent from a file of {file}, so each was sent about {sent / held:.1f} times"
     cache = "the engine's prefix cache may have answered repeats faster than it would new prompts"
     return [f"{times}: {cache}; --requests {held} sends each once"]
 

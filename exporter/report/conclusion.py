@@ -12,7 +12,7 @@ from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from rundir.printable.numbers import percent, spoken, spoken_together
+from rundir.printable.numbers import count_of, percent, spoken, spoken_together
 from rundir.stats import Statistics
 from scraper.gateways import can_state_more
 
@@ -52,7 +52,7 @@ def _what_happened(client: ClientSummary) -> str:
     requests = client.requests
     whose = "" if requests.ok == requests.sent else f" of {_the(requests.ok)} that succeeded"
     if client.ttft_ms.mean is not None:
-        over = "" if whose else f", over {client.ttft_ms.count} requests"
+        over = "" if whose else f", over {count_of(client.ttft_ms.count, 'request')}"
         return f"TTFT{whose} was {_distribution(client.ttft_ms, over)}."
     if client.e2e_ms.mean is not None:
         times = _distribution(client.e2e_ms, "")

@@ -13,7 +13,7 @@ from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.requests.summary import HeldBack, RequestCounts
 from rundir.printable import first_of
-from rundir.printable.numbers import duration, ms
+from rundir.printable.numbers import count_of, duration, ms
 
 
 def heading(summary: Summary) -> Text:
@@ -40,14 +40,14 @@ def heading(summary: Summary) -> Text:
 
 def held_sentence(held: HeldBack) -> str:
     """Say what the cap on requests in flight held back, and what that makes of the schedule."""
-    cap = f"The cap of {_counted(held.cap)} in flight"
+    cap = f"The cap of {count_of(held.cap, 'request')} in flight"
     if not held.requests and not held.not_sent:
         return f"{cap} held nothing back: the schedule was kept."
     waits = held.held_ms
     times = f" (median {ms(waits.p50)} ms, longest {ms(waits.max)} ms)" if held.requests else ""
     never = f"; {held.not_sent:,} more were still held at the end and not sent" if held.not_sent else ""
     return (
-        f"{cap} held back {_counted(held.requests)}{times}{never}. So this was not an open loop, "
+        f"{cap} held back {count_of(held.requests, 'request')}{times}{never}. So this was not an open loop, "
         "and TTFT, counted from the submission, leaves that wait out."
     )
 
@@ -57,11 +57,11 @@ def _counts(requests: RequestCounts) -> str:
     if not requests.sent:
         return "no requests"
     if requests.ok == requests.sent:
-        return f"{_counted(requests.sent)}, {'all ' if requests.sent > 1 else ''}ok"
+        return f"{count_of(requests.sent, 'request')}, {'all ' if requests.sent > 1 else ''}ok"
     kinds = {"ok": "ok", "failed": "failed", "refused": "refused", "cancelled": "cancelled", "in_flight": "never ended"}
     counts = {label: getattr(requests, name) for name, label in kinds.items()}
     shown = (f"{count:,} {label}" for label, count in counts.items() if count or label == "ok")
-    return f"{_counted(requests.sent)}: {', '.join(shown)}"
+    return f"{count_of(requests.sent, 'request')}: {', '.join(shown)}"
 
 
 def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
@@ -81,8 +81,9 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
     lines = [f"traffic at {where}{server}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(
-            f"since the start: {since.by_trace:,} requests broken down by spans, {since.estimated:,} by estimates, "
-            f"{since.without_breakdown:,} not; {since.spans:,} spans; {since.receiver_restarts} receiver restarts"
+            f"since the start: {count_of(since.by_trace, 'request')} broken down by spans, "
+            f"{since.estimated:,} by estimates, {since.without_breakdown:,} not; {count_of(since.spans, 'span')}; "
+            f"{count_of(since.receiver_restarts, 'receiver restart')}"
         )
     return Text.assemble(
         (f"sidelight {summary.tool.version}", "bold"),
@@ -98,13 +99,13 @@ def _until(window: MeasuredWindow) -> str:
 
 
 def _load(config: Mapping[str, Any], workload: Workload) -> str:
-    limits = [_counted(config["requests"])] if config["requests"] else []
+    limits = [count_of(config["requests"], "request")] if config["requests"] else []
     limits += [f"{config['duration']:g} s"] if config["duration"] else []
     warm_up = workload.warmup_requests
     parts = (
         _loop(config),
         f"for {' or '.join(limits)}" if limits else "",
-        f"after a warm-up of {_counted(warm_up)}" if warm_up else "no warm-up",
+        f"after a warm-up of {count_of(warm_up, 'request')}" if warm_up else "no warm-up",
         f"workload {workload.name}",
         f"seed {workload.seed}",
     )
@@ -114,7 +115,7 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
 def _loop(config: Mapping[str, Any]) -> str:
     cap = config["concurrency"]
     if is_closed_loop(concurrency=cap, rate=config["rate"], trace=config.get("trace")):
-        return f"{_counted(cap)} " + ("at one instant" if config.get("barrier") else "in flight")
+        return f"{count_of(cap, 'request')} " + ("at one instant" if config.get("barrier") else "in flight")
     limit = f", at most {cap} in flight" if cap else ""
     if config.get("trace"):
         return f"arrivals of {config['trace']}{limit}"
@@ -123,10 +124,6 @@ def _loop(config: Mapping[str, Any]) -> str:
     to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
     unit = "request/s" if config["rate"] == 1 and not to else "requests/s"
     return f"{config['rate']:g}{to} {unit} ({config['arrival']}){limit}"
-
-
-def _counted(requests: int) -> str:
-    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:

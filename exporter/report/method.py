@@ -16,7 +16,7 @@ from exporter.summary.tail import in_words
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.self_check.cause import BUSY_MACHINE
-from rundir.printable.numbers import ms, percent
+from rundir.printable.numbers import count_of, ms, percent
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
 
@@ -50,7 +50,7 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
     breakdown = correlation.breakdown
     if breakdown.means_only:
         yield (
-            f"Only means are known: over {correlation.client_requests} requests by the client's count and "
+            f"Only means are known: over {count_of(correlation.client_requests, 'request')} by the client's count and "
             f"{correlation.server_requests} by the engine's ({breakdown.means_only})."
         )
         return
@@ -59,7 +59,7 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
     if breakdown.network_ms.missing == NOT_SEEN:
         yield "The TTFT begins at the gateway: its clients sent no spans, and the network before it is not seen."
     for merged, count in breakdown.merged.items():
-        whose = "" if count == correlation.requests else f" of {count} requests"
+        whose = "" if count == correlation.requests else f" of {count_of(count, 'request')}"
         yield f"The part `other`{whose} includes {in_words(merged)}: no source separates them."
     if correlation.coverage.trace and correlation.clock.reason != NOT_COMPARED:
         yield from _clocks(correlation.clock)
@@ -85,7 +85,9 @@ def _covered(correlation: Correlation, sent: int) -> str:
     known = [(round(requests * ratio), how) for ratio, how in ways if ratio]
     which = " with a first token" if sent > requests else ""
     which += f" ({correlation.not_ok:,} of which did not succeed)" if correlation.not_ok else ""
-    if len(known) == 1:
+    if requests == len(known) == 1:
+        whole = f"The one request{which} was {known[0][1]}"
+    elif len(known) == 1:
         whole = f"All {requests:,} requests{which} were {known[0][1]}"
     else:
         whole = f"Of {requests:,} requests{which}, {', '.join(f'{count:,} were {how}' for count, how in known)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from exporter.report.format import Prose
 from exporter.summary.result import Summary
 from loadgen.requests.slo import ObjectiveResult
-from rundir.printable.numbers import cell, ms
+from rundir.printable.numbers import cell, count_of, ms
 
 
 def objectives(summary: Summary) -> Iterator[Prose]:
@@ -26,7 +26,7 @@ def evidence(objective: ObjectiveResult) -> str:
     if objective.value is None:
         return f"{objective.missing}{left_out}"
     failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""
-    whole = f"{objective.requests} request{'' if objective.requests == 1 else 's'}"
+    whole = count_of(objective.requests, "request")
     return f"{_value(objective.value, objective.unit)} over {whole}{failed}{left_out}"
 
 

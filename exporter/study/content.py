@@ -22,7 +22,7 @@ from methodology.compliance.requirements import Level
 from methodology.study.findings import Findings, Quantity, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
-from rundir.printable.numbers import duration, setting
+from rundir.printable.numbers import count_of, duration, setting
 
 LEVELS: Mapping[Level, str] = {"must": "MUST", "should": "SHOULD", "part": "no keyword"}
 LONG_PAUSE_S = 60.0  # between steps, from which on the report says so
@@ -58,7 +58,7 @@ def heading(study: Study) -> Text:
     system = system_in_words(study.compliance.system, origin)
     began = f"{origin.started_at[:10]} {origin.started_at[11:19]} UTC, " if origin.started_at else ""
     between = f" (and {duration(cost.between_seconds)} between them)" if cost.between_seconds >= LONG_PAUSE_S else ""
-    took = f"{_counted(cost.steps, 'step')} in {duration(cost.seconds)}{between}, {_counted(cost.requests, 'request')}"
+    took = f"{count_of(cost.steps, 'step')} in {duration(cost.seconds)}{between}, {count_of(cost.requests, 'request')}"
     lines = (
         f"{DRAFT}, test {result.test}, scale {result.scale}",
         f"{system['model']} on {system['software']}",
@@ -70,10 +70,6 @@ def heading(study: Study) -> Text:
         (result.status, "green" if result.status == "complete" else "red"),
         *(f"\n{line}" for line in lines),
     )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def answer(study: Study) -> Iterator[RenderableType]:
@@ -165,9 +161,9 @@ def _results(study: Study) -> Iterator[RenderableType]:
     counting = [step for step in study.result.steps if not step.void]
     sent, ok = sum(step.requests for step in counting), sum(step.ok for step in counting)
     void = len(study.result.steps) - len(counting)
-    left_out = f"; {_counted(void, 'void step')} left out" if void else ""
-    among = f"{ok:,} of {_counted(sent, 'request')} ({100 * ok / sent:.4g} %) in " if sent else "no request counts in "
-    yield Prose(f"Success: {among}{_counted(len(counting), 'step')}{left_out}.")
+    left_out = f"; {count_of(void, 'void step')} left out" if void else ""
+    among = f"{ok:,} of {count_of(sent, 'request')} ({100 * ok / sent:.4g} %) in " if sent else "no request counts in "
+    yield Prose(f"Success: {among}{count_of(len(counting), 'step')}{left_out}.")
     drift = study.result.drift
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 

@@ -11,7 +11,7 @@ from correlator.breakdown import ENGINE_FRONTEND
 from correlator.estimate.table import QUALITIES
 from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
-from rundir.printable.numbers import percent_of_all
+from rundir.printable.numbers import count_of, percent_of_all
 from rundir.stats import Missing
 
 # Below that, the 99th percentile of a run is its slowest request.
@@ -139,7 +139,7 @@ def in_words(merged: str) -> str:
 
 def _spoken_of(tail: Tail) -> str:
     """Say how many requests a tail has, of how many of them the parts are known, and whether those are estimated."""
-    count = f"{tail.requests:,} request{'' if tail.requests == 1 else 's'}"
+    count = count_of(tail.requests, "request")
     known = f", {tail.explained:,} of them with a breakdown" if tail.explained < tail.requests else ""
     estimated = (
         "" if not tail.estimated else ", estimated" if tail.estimated == tail.explained else ", partly estimated"

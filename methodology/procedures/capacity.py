@@ -13,7 +13,7 @@ from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Qua
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import latency, latency_line, number, reported_times, wilson
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
 LEAST_S = 60.0
@@ -46,12 +46,12 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         return _level(asked, levels, round(levels[-1].step.level))
     passed, failed = bracket(asked, levels)
     if passed is None:
-        return Done(reason=f"not even {first} requests in flight, the lowest level, meet the criteria")
+        return Done(reason=f"not even {count_of(first, 'request')} in flight, the lowest level, meet the criteria")
     low = round(passed.step.level)
     if failed is None:
         if low >= most:
-            reason = f"{most} requests in flight, the highest level, meet the criteria: it may be more (--max)"
-            return Done(reason=reason)
+            level = f"{count_of(most, 'request')} in flight, the highest level"
+            return Done(reason=f"{level}, meet the criteria: it may be more (--max)")
         return _level(asked, levels, min(2 * low, most))
     high = round(failed.step.level)
     if high - low <= max(NARROW * low, parameters.increment or 1, 1):
@@ -170,7 +170,7 @@ def _answer(
         yield f"No level that was tried meets the criteria ({text})."
     else:
         served = f"{figure(passed.outcome.output_tokens_per_s or 0)} output tokens/s"
-        yield f"{passed.step.level:g} requests in flight meet the criteria ({text}), with {served}."
+        yield f"{count_of(passed.step.level, 'request')} in flight meet the criteria ({text}), with {served}."
     if failed is None:
         yield "No level that was tried fails: the capacity may be higher (--max)."
         if passed is not None and passed.outcome.limit == "client":

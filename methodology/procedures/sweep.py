@@ -26,7 +26,7 @@ from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number, slug
 from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
 from rundir.columns import Floats, take
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 from rundir.stats import Missing, finite, known
 
 CELL = "cell"
@@ -78,7 +78,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     ended = {each.step.seed for each in finished}
     at = next((at for at in range(len(every) * repeats) if content_seed(asked, at + 1) not in ended), None)
     if at is None:
-        return Done(reason=f"{len(every)} combinations were measured, each {repeats} times")
+        return Done(reason=f"{len(every)} combinations were measured, each {count_of(repeats, 'time')}")
     repeat, place = divmod(at, len(every))
     order = list(range(len(every)))
     if asked.parameters.order != "ascending":

@@ -15,7 +15,7 @@ from methodology.study.model import Asked, Finished, Parameters, Procedure, Read
 from methodology.study.planning import LEVEL, counting, valid
 from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
 from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 NAMES = ("p50", "p95", "p99")
@@ -160,7 +160,8 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
     served = _tokens(results["max_output_tokens_per_s"])
     binds = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
     if not limit.filled:
-        yield f"With {study.best.step.level:g} requests in flight, the most that were allowed, it gives {served}."
+        most = count_of(study.best.step.level, "request")
+        yield f"With {most} in flight, the most that were allowed, it gives {served}."
         yield "More in flight would give more: this is no limit of the server."
         yield binds
         return

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
 from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind, valid
 from rundir.columns import Floats
+from rundir.printable.numbers import count_of
 
 SATURATE = "saturate"
 Interval = tuple[float, float]
@@ -73,8 +74,8 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Do
     if known is None or not known.filled:
         most = max(each.step.level for each in steps)
         return Done(
-            reason=f"the server was never full, not even by {most:g} requests in flight: its capacity is not known; "
-            "state it (--capacity), or allow more in flight (--concurrency)",
+            reason=f"the server was never full, not even by {count_of(most, 'request')} in flight: its capacity is "
+            "not known; state it (--capacity), or allow more in flight (--concurrency)",
             complete=False,
         )
     return known

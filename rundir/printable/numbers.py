@@ -25,6 +25,11 @@ def figure(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, places)}f}" if places <= digits + 3 else f"{value:.{digits}g}"
 
 
+def count_of(count: float, what: str) -> str:
+    """Return a count with what it counts, in the singular of one: 1 request, 2,000 requests."""
+    return f"{count:,.15g} {what}{'' if count == 1 else 's'}"
+
+
 def cell(value: float | None) -> str:
     """Return a number of a table: whole ones whole, others with about three digits."""
     is_whole = value is not None and abs(value) < ABSURD and value == int(value)

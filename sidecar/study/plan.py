@@ -20,7 +20,7 @@ from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
 from methodology.study.planning import decide
 from recorded.errors import ConfigurationError
-from rundir.printable.numbers import figure, minutes
+from rundir.printable.numbers import count_of, figure, minutes
 from sidecar.options.checks import lengths_of
 from sidecar.options.load import SHORT_WARM_UP, RunOptions
 from sidecar.run.load import WARM_UP_CONCURRENCY
@@ -281,7 +281,7 @@ def in_all(*plans: Plan) -> str:
     """Say what plans take together."""
     every = [each for plan in plans for each in plan.steps]
     sums = [sum(getattr(each, name) for each in every) for name in ("requests", "input_tokens", "output_tokens")]
-    steps = f"{len(every)} step{'s' if len(every) != 1 else ''}"
+    steps = count_of(len(every), "step")
     needed = minutes(sum(each.seconds for each in every))
     return f"{steps}, about {needed}: {sums[0]:,} requests, {sums[1]:,} tokens in, {sums[2]:,} out"
 

@@ -17,6 +17,7 @@ from methodology.study.saturation import SATURATE
 from recorded.directory import MANIFEST, RAW
 from recorded.errors import ConfigurationError
 from recorded.failures import evaluating
+from rundir.printable.numbers import count_of
 from sidecar.options.fields import named_path
 from sidecar.options.study import SYSTEMS, CompareOptions
 from sidecar.study import record
@@ -69,7 +70,9 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
 def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
     """Return the run directories of each system, by the name in NAME=DIRECTORY, else by its letter."""
     if not 2 <= len(paths) <= len(SYSTEMS):
-        raise ConfigurationError(f"compare: {len(paths)} systems; give from 2 to {len(SYSTEMS)} directories")
+        raise ConfigurationError(
+            f"compare: {count_of(len(paths), 'system')}; give from 2 to {len(SYSTEMS)} directories"
+        )
     groups: dict[str, list[Path]] = {}
     taken: dict[Path, Path] = {}
     for letter, given in zip(SYSTEMS, paths, strict=False):

@@ -20,7 +20,7 @@ from methodology.study.result import StudyResult
 from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
 from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from rundir.access import masked
-from rundir.printable.numbers import figure, minutes
+from rundir.printable.numbers import count_of, figure, minutes
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 from sidecar.options.study import ALL, TESTS, StudyOptions
@@ -92,7 +92,7 @@ def capacity_of(path: Path) -> Capacity:
     stated = capacity_shown(study.record.asked, study.finished)
     if stated is None:
         raise ConfigurationError(
-            f"--from {path}: its {len(study.finished)} steps do not show the capacity; give --capacity"
+            f"--from {path}: its {count_of(len(study.finished), 'step')} did not show the capacity; give --capacity"
         )
     return stated
 

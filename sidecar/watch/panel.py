@@ -20,7 +20,7 @@ from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
 from rundir.printable import printable
-from rundir.printable.numbers import brief, duration, percent, spoken
+from rundir.printable.numbers import brief, count_of, duration, percent, spoken
 from sidecar.progress.panel import Line, cell, row, waiting_row
 from sidecar.watch.lately import Recent
 
@@ -127,7 +127,7 @@ def _breakdown(recent: Recent) -> Iterator[RenderableType]:
         yield Text(f"No request with a known TTFT in the last {_time(recent.window_s)}.", style="dim")
         return
     breakdown = recent.group.breakdown
-    title = f"Where the TTFT went: {_requests(breakdown.ttft_ms.count)} in {_time(recent.window_s)}"
+    title = f"Where the TTFT went: {count_of(breakdown.ttft_ms.count, 'request')} in {_time(recent.window_s)}"
     yield breakdown_table(breakdown, title=title, tail="p95", inner=False, kept_in="")
     if cause := where_it_goes(breakdown):
         yield Text(printable(cause), style="bold")
@@ -150,7 +150,7 @@ def _without(recent: Recent) -> Iterator[Text]:
     """Yield how many requests have no breakdown of their TTFT, and why."""
     if not recent.missing:
         return
-    yield Text(f"{_requests(sum(recent.missing.values()))} without a breakdown of the TTFT:", style="yellow")
+    yield Text(f"{count_of(sum(recent.missing.values()), 'request')} without a breakdown of the TTFT:", style="yellow")
     for reason, count in list(recent.missing.items())[:MOST_REASONS]:
         yield Text(f"  {count:,}: {EXPLANATIONS[reason]}")
 
@@ -167,7 +167,3 @@ def _receiver(state: WatchState) -> Text:
 
 def _time(seconds: float) -> str:
     return duration(math.floor(seconds)).replace(".0 s", " s")
-
-
-def _requests(count: int) -> str:
-    return f"{count:,} request{'' if count == 1 else 's'}"

@@ -40,6 +40,7 @@ from recorded.failures import ErrorCount
 from rundir.access import masked
 from rundir.frames import LogTails
 from rundir.framing import GAP
+from rundir.printable.numbers import count_of
 from rundir.stats import finite
 from scraper.gateways import can_state_more
 from scraper.series.log import LogReader
@@ -364,9 +365,10 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
     counts, received = view.parts.requests, view.receiver_counts()
     by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
     return (
-        f"{sum(counts.values())} requests in {elapsed_s:.0f} s ({by_source}{counts[SOURCES[-1]]} without a breakdown); "
-        f"{received['spans']} spans in {received['exports']} exports, "
-        f"{_refused(received)} refused; receiver restarted {restarts} times"
+        f"{count_of(sum(counts.values()), 'request')} in {elapsed_s:.0f} s "
+        f"({by_source}{counts[SOURCES[-1]]} without a breakdown); "
+        f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
+        f"{_refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import pytest
 
-from rundir.printable.numbers import cell, ms, setting
+from rundir.printable.numbers import cell, count_of, ms, setting
 from sidecar.options.fields import read_seconds
 from sidecar.options.load import RunOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
@@ -49,3 +49,10 @@ def test_a_number_of_three_hundred_digits_takes_no_room():
     """As a server may say it: the other columns of its table stay readable."""
     assert ("1e+308", "-1e+300", "999,999,999") == (cell(1e308), ms(-1e300), cell(999_999_999))
     assert cell(int(1e300)) == "1e+300"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "1 request"), (1.0, "1 request"), (0, "0 requests"), (2000, "2,000 requests")]
+)
+def test_a_count_of_one_is_in_the_singular(count: float, said: str):
+    assert said == count_of(count, "request")

@@ -443,7 +443,7 @@ def test_token_counts_of_another_tokenizer_prove_nothing():
     ("size", "interval_s", "reason"),
     [
         (4, 0.1, "requests of ours ended in 4 usable scrape intervals; 5 are needed"),
-        (40, 100.0, "requests of ours ended in 1 usable scrape intervals; 5 are needed"),
+        (40, 100.0, "requests of ours ended in 1 usable scrape interval; 5 are needed"),
     ],
 )
 def test_too_few_intervals_give_nothing(size: int, interval_s: float, reason: str):

@@ -433,7 +433,7 @@ def test_replies_that_came_together_because_the_load_generator_was_late():
 def test_replies_that_are_shorter_than_asked(outputs: tuple[int, ...], config: dict[str, bool], is_said: bool):
     """Where the end of a sequence was to be ignored, and was in others."""
     sent = [REPLY | {"output": count, "max_tokens": 20, "chunks": (120,), "phase": "measure"} for count in outputs]
-    lines = [line for line in said({}, sent=sent, config=config) if "shorter than asked (1 tokens for 20" in line]
+    lines = [line for line in said({}, sent=sent, config=config) if "shorter than asked (1 token for 20" in line]
     assert is_said == bool(lines)
     refused = said({}, sent=sent, config=config, target={"refused_fields": ["ignore_eos"]})
     assert not any("shorter than asked" in line for line in refused)

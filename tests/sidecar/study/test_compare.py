@@ -73,7 +73,7 @@ def test_a_comparison_is_derived_again(recorded: Path, tmp_path: Path):
         (("before", "nowhere"), "no run directory here"),
         (("x={}/before", "x={}/after"), "two systems are named x; give each its own name"),
         (("x={}/before", "y={}/nowhere"), "nowhere: no run directory here"),
-        (("before",), "1 systems; give from 2 to 8"),
+        (("before",), "1 system; give from 2 to 8"),
         ((), "two systems are needed"),
     ],
 )
