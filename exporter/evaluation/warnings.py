@@ -34,6 +34,7 @@ from scraper.window.summary import Server
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
 MOST_REASONS = 3  # named in one warning
+SAID = 160  # characters of an error that a warning repeats
 LEAST_HELD_MS = 50.0  # of a first token: less may be this machine's own delay
 BUFFERED = (
     "something between collects replies before it passes them on (nginx: `proxy_buffering off`, or the header "
@@ -55,7 +56,7 @@ def warnings(
     yield from _ending(run)
     yield from _gaps(run, server)
     yield from torn_lines(run.integrity)
-    yield from _failures(client)
+    yield from _failures(run.requests, client)
     yield from _usage(client)
     yield from _warm_up_failures(run)
     yield from _retries(client)
@@ -133,16 +134,24 @@ def _gaps(run: Run, server: Server) -> Iterator[str]:
         yield span_gap_line(gaps, start_ns=starts.get("measure", gaps[0].start_ns))
 
 
-def _failures(client: ClientSummary) -> Iterator[str]:
+def _failures(log: RequestLog, client: ClientSummary) -> Iterator[str]:
     requests = client.requests
     failed = requests.failed + requests.refused
     if failed:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in client.errors.items()) or "no reply says why"
-        yield f"{failed} of {requests.sent} requests did not succeed: {kinds}"
+        yield f"{failed} of {requests.sent} requests did not succeed: {kinds}{_words(log, client)}"
     unended = requests.cancelled + requests.in_flight
     if unended:
         others = f": latencies are those of the {requests.ok} that did, which waited least" if requests.ok else ""
         yield f"{unended} of {requests.sent} requests did not end{others}"
+
+
+def _words(log: RequestLog, client: ClientSummary) -> str:
+    """Return the words of the first error of the most frequent kind, "" where it has none."""
+    often = next(iter(client.errors), "")
+    texts = (str(text).partition(": ") for text in log.error[log.phase == "measure"])
+    said = " ".join(next((text for kind, _, text in texts if kind == often), "").split())
+    return f"; such as: {said[:SAID]}{'...' if len(said) > SAID else ''}" if said else ""
 
 
 def _usage(client: ClientSummary) -> Iterator[str]:

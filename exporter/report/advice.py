@@ -36,6 +36,13 @@ FAILED_OF = {
     "http_401": "check the key: the server refuses it (HTTP 401)",
     "http_403": "check the key: the server refuses it (HTTP 403)",
     "http_5": "look at the server's log: it answers with an error of its own",
+    "http_404": "check --model, --url and --endpoint: the server does not know what was asked for (HTTP 404)",
+    "server": "look at the server's log: its replies end with an error of its own",
+    "aborted": "look at the server's log: it ended replies itself, with a finish reason of an error",
+    "empty": "find out what ends replies without any output: the server, or a proxy or balancer before it, perhaps "
+    "because it is overloaded",
+    "incomplete": "find out why replies break off, or come as no stream: the log of the server, or of a proxy before "
+    "it, may say so",
 }
 CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 tokens, so that shorter prompts may fill none
 
@@ -83,7 +90,9 @@ def _before_any_change(summary: Summary) -> str:
         )
     if too_many_failed(summary.client.requests):
         often = next(iter(client.errors), "unknown")
-        return _of_failures(client) or f"find out why requests failed, most often: {often}"
+        return (
+            _of_failures(client) or f"find out why requests failed, most often: {often} (`error` in requests.parquet)"
+        )
     if summary.self_check.error_ms.ttft.unusable and not summary.watch:
         return MEASURE_AGAIN
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"

@@ -42,6 +42,8 @@ _MISSING = {
 _OTHERWISE = {
     ("sidelight watch", "--duration"): "; a watch goes on until Ctrl-C or SIGTERM, as of `timeout -s INT 30s sidelight "
     "watch ...`; `sidelight scrape` has --duration",
+    ("sidelight run", "--timeout"): "; of one request it is --request-timeout, of those in flight at the end "
+    "--drain-timeout",
 }
 
 EPILOGUE = (

@@ -34,6 +34,7 @@ _REFUSALS = {400, 422}
 # Lengths in the words of a server that refuses a request for so few tokens, and how many it is asked for then.
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "min_tokens")
 FEW_TOKENS = 16
+LOG_SAYS = "the server's own log, or that of a proxy before it, says why"
 _UNKNOWN_FIELD = re.compile(
     r"extra|unknown|unrecogni[sz]ed|unexpected|unsupported|additional|not permitted", re.IGNORECASE
 )
@@ -219,12 +220,12 @@ def is_streamed(contact: Contact) -> bool:
 
 def _why_incomplete(exchange: Exchange, reply: Reply) -> str:
     if reply.error:
-        return reply.error
+        return f"{reply.error}; {LOG_SAYS}"
     if exchange.error.startswith("reset"):
         return f"{exchange.error}; the server, or something before it, resets connections in the middle of replies"
     body = b"" if len(exchange.body) <= END_BYTES else bytes(exchange.body)
     ended = "the reply ended without a finish reason or [DONE]"
-    return exchange.error or (f"{ended}: {excerpt_of(body)}" if body else f"empty: {EMPTY}")
+    return exchange.error or (f"{ended}: {excerpt_of(body)}" if body else f"empty: {EMPTY}; {LOG_SAYS}")
 
 
 def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: bool) -> str:
@@ -235,7 +236,7 @@ def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: boo
     if status == TOO_MANY:
         return "; the key, or the server, has a limit: wait, send fewer requests (--rate), or raise the key's quota"
     if status >= SERVER_ERROR:
-        return "; the server's own log, or that of a proxy before it, says why"
+        return f"; {LOG_SAYS}"
     if status in _REFUSALS and ignore_eos and "ignore_eos" not in contact.extra and _UNKNOWN_FIELD.search(said):
         return "; where it does not know ignore_eos, add --no-ignore-eos"
     return ""

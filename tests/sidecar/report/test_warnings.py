@@ -204,6 +204,16 @@ def test_no_seed_is_proposed_for_prompts_of_one_word():
     assert "--seed" not in warning
 
 
+def test_the_most_frequent_error_is_shown_in_its_own_words():
+    """Of the measured requests; at most a line of it."""
+    errors = ("reset: by peer", "server: engine\ndied " + 200 * "x", "server: other")
+    sent = [{"status": "failed", "error": error, "phase": "measure"} for error in errors]
+    (warning,) = said({"client.requests.failed": 3, "client.errors": {"server": 2, "reset": 1}}, sent=sent)
+    assert "engine died xxx" in warning
+    assert "other" not in warning
+    assert len(warning) < 250
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
