@@ -82,6 +82,14 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=0o777 & path.parent.stat().st_mode, exist_ok=True)
 
 
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file for writing; a new one is its owner's alone, whatever the umask: it may hold prompts and secrets.
+
+    `flags` is what is added, as O_APPEND. Returns the descriptor, the caller's to close. Raises OSError.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+
+
 def sync(path: Path) -> None:
     """Bring a file or a directory to the disk, whichever process wrote it. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from rundir.access import connection_problem
+from rundir.files import open_private
 from simulator.server import serve
 from simulator.settings import (
     ENGINES,
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
         settings = _settings(options)
         for path in (settings.truth, settings.truth_steps):
             if path is not None:
-                path.touch()
+                os.close(open_private(path, os.O_APPEND))
     except SettingsError as error:
         return _fail(f"{error}", 2)
     except OSError as error:

@@ -6,6 +6,7 @@ docs/reference/simulator.md has the fields.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Self, TextIO
 
 import msgspec
 
+from rundir.files import open_private
 from simulator.engine.history import RequestRecord, StepOutcome
 
 KEPT_RECORDS = 100_000
@@ -49,8 +51,10 @@ class TruthLog:
 
 
 def _opened(path: Path | None) -> TextIO | None:
+    if path is None:
+        return None
     # Line-buffered: a killed simulator leaves every finished record on disk.
-    return None if path is None else path.open("a", buffering=1, encoding="utf-8")
+    return os.fdopen(open_private(path, os.O_APPEND), "a", buffering=1, encoding="utf-8")
 
 
 def step_line(outcome: StepOutcome) -> str:

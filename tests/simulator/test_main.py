@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_IMODE
 
 import pytest
 from waiting import BOUND_S
@@ -43,6 +44,7 @@ def test_it_serves_until_a_signal_and_exits_0(tmp_path: Path):
         connection.close()
         # Written at finish, not at exit.
         assert "r1" == json.loads(truth.read_text())["request_id"]
+        assert 0o600 == S_IMODE(truth.stat().st_mode)
         child.send_signal(signal.SIGTERM)
         assert 0 == child.wait(timeout=BOUND_S)
 
