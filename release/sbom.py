@@ -85,9 +85,10 @@ def bill(packages: dict[str, str], policy: dict[str, Any]) -> dict[str, Any]:
 
 def _component(name: str, version: str, stated: dict[str, str]) -> dict[str, Any]:
     url, expression = _url(name, version), licence_of(metadata.metadata(name), stated)
-    licences = [] if expression == NOT_STATED else [{"expression": expression}]
+    # Which is no expression of SPDX, so it is the name of a licence.
+    licence = {"license": {"name": NOT_STATED}} if expression == NOT_STATED else {"expression": expression}
     return {
-        "type": "library", "bom-ref": url, "name": name, "version": version, "purl": url, "licenses": licences,
+        "type": "library", "bom-ref": url, "name": name, "version": version, "purl": url, "licenses": [licence],
     }  # fmt: skip
 
 

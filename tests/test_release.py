@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,3 +143,9 @@ def test_what_is_locked_must_be_what_is_here():
     assert line.startswith("pytest is locked at 0.1, and here it is ")
     (line,) = sbom.problems({"no-such-package-here": "1"}, policy)
     assert "not installed" in line
+
+
+def test_each_component_of_the_bill_states_a_licence():
+    """NOASSERTION where its package states none: an empty list says that none was looked for."""
+    bill = json.loads((sbom.ROOT / "release" / "sbom.cdx.json").read_text(encoding="utf-8"))
+    assert [] == [component["name"] for component in bill["components"] if not component["licenses"]]
