@@ -88,7 +88,9 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
     plan = session.plan("measure")
     order = _order(options, prepared, phase="measure", first_index=first_measured(options))
     requests = measure_plan(options, prepared.load, prepared.target, prepared.tokenizer, order)
-    about = await write_plan(requests, plan, progress=session.progress, shown=_shown(session, plan))
+    about = await write_plan(
+        requests, plan, progress=session.progress, exact=options.exact_tokens, shown=_shown(session, plan)
+    )
     if clipped := about["clipped_inputs"] + about["clipped_outputs"]:
         session.progress.stage(
             f"{clipped} lengths of {about['count']} requests are clipped to the model's {prepared.max_model_len} tokens"
@@ -168,7 +170,9 @@ async def _plan_preliminary(
     order = _order(options, prepared, phase=phase, first_index=first_index, count=count, sessions=False)
     requests = preliminary_plan(options, prepared.target, prepared.tokenizer, order)
     plan = session.plan(name)
-    about = await write_plan(requests, plan, progress=session.progress, shown=_shown(session, plan))
+    about = await write_plan(
+        requests, plan, progress=session.progress, exact=options.exact_tokens, shown=_shown(session, plan)
+    )
     record(session, "planned", **about)
 
 

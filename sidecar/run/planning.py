@@ -179,9 +179,16 @@ def planned_requests(options: RunOptions) -> int | None:
 
 
 async def write_plan(
-    requests: AsyncGenerator[Planned, None], path: Path, *, progress: Progress, shown: Path | None = None
+    requests: AsyncGenerator[Planned, None],
+    path: Path,
+    *,
+    progress: Progress,
+    exact: bool = False,
+    shown: Path | None = None,
 ) -> dict[str, Any]:
     """Write requests to a plan, and without their texts to the one that is `shown`. Returns what to record of them.
+
+    `exact`: their lengths are counted after the chat template, which the reference tokenizer cannot do.
 
     Raises TargetUnreachable when the server no longer answers that makes the prompts, TargetIncompatible when its
     tokenizer fails, ConfigurationError for a bad saved request.
@@ -213,7 +220,12 @@ async def write_plan(
     except TokenizerError as error:
         if _is_gone(error):
             raise TargetUnreachable(f"the engine is gone: {error}; its own log may say why") from error
-        raise TargetIncompatible(f"the tokenizer: {error}; try --tokenizer cl100k_base") from error
+        cure = (
+            "take the model's own chat template, or leave out --exact-tokens"
+            if exact
+            else "try --tokenizer cl100k_base"
+        )
+        raise TargetIncompatible(f"the tokenizer: {error}; {cure}") from error
     except SavedRequestsError as error:
         raise ConfigurationError(f"--replay-requests {error}") from error
     finally:

@@ -149,6 +149,7 @@ class Template:
             start_new_session=True,  # Ctrl-C is ours
         )
         weakref.finalize(self, _end, self._process)
+        self._texts, self._characters = 0, 0
         self._ask({"template": template, "context": {**tokens, "add_generation_prompt": True}})
 
     def render(self, system: str, user: str) -> str:
@@ -157,8 +158,10 @@ class Template:
 
     def _ask(self, order: dict[str, Any]) -> str:
         stdin, stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+        line = json.dumps(order).encode() + b"\n"
+        self._texts, self._characters = self._texts + 1, self._characters + len(line)
         with suppress(BrokenPipeError):
-            stdin.write(json.dumps(order).encode() + b"\n")
+            stdin.write(line)
             stdin.flush()
         answer = json.loads(stdout.readline() or b"{}")
         if "text" not in answer:
@@ -166,15 +169,14 @@ class Template:
         return str(answer["text"])
 
     def _death(self) -> str:
-        """Return why the process ended, and what helps."""
+        """Return why the process ended."""
         code = self._process.wait()
         if code == -signal.SIGXCPU:
-            why = f"it took more than {rendering.LEAST_CPU_S} s of the processor's time, as a loop without an end does"
-        elif code == rendering.NO_MEMORY:
-            why = f"it took more than {rendering.MOST_BYTES // 1024**2} MiB of memory"
-        else:
-            why = f"it ended the process that renders it (exit code {code})"
-        return f"{why}; take the model's own template, or leave out --exact-tokens"
+            most_s = rendering.most_cpu_s(self._texts, self._characters)
+            return f"it took more than {most_s} s of the processor's time, as a loop without an end does"
+        if code == rendering.NO_MEMORY:
+            return f"it took more than {rendering.MOST_BYTES // 1024**2} MiB of memory"
+        return f"it ended the process that renders it (exit code {code})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

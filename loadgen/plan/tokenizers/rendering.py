@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 MOST_BYTES = 512 * 1024**2
-LEAST_CPU_S = 2  # of which Python and jinja2 take a tenth; more for each text, of which a usual one takes 0.1 ms
+_LEAST_CPU_S = 2  # of which Python and jinja2 take a tenth; more for each text, of which a usual one takes 0.1 ms
 NO_MEMORY = 3  # exit code
 _TEXTS_PER_S = 100
 _CHARACTERS_PER_S = 500_000
@@ -26,14 +26,14 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(ValueError, OSError):  # macOS limits no address space
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    _allow(LEAST_CPU_S)
+    _allow(_LEAST_CPU_S)
     from jinja2 import TemplateError  # noqa: PLC0415  # an extra, and not for who imports the limits
 
     compiled, context, texts, characters = None, {}, 0, 0
     for line in sys.stdin:
         order = json.loads(line)
         texts, characters = texts + 1, characters + len(line)
-        _allow(LEAST_CPU_S + texts // _TEXTS_PER_S + characters // _CHARACTERS_PER_S)
+        _allow(most_cpu_s(texts, characters))
         try:
             if compiled is None:
                 compiled, context = _compiled(order["template"]), order["context"]
@@ -46,6 +46,11 @@ def main() -> None:
             answer = {"error": str(error) or type(error).__name__}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def most_cpu_s(texts: int, characters: int) -> int:
+    """Return the seconds of the processor that so many lines of so many characters may take together."""
+    return _LEAST_CPU_S + texts // _TEXTS_PER_S + characters // _CHARACTERS_PER_S
 
 
 def _allow(cpu_s: int) -> None:

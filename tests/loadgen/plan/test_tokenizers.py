@@ -185,6 +185,17 @@ async def test_a_chat_template_takes_so_much_time_and_memory_and_no_more(model: 
         await local.count_chat("", "long " * 1000)
 
 
+async def test_the_limit_of_time_that_is_said_is_the_one_that_was_reached(model: Path):
+    """Texts before have raised it from 2 s."""
+    pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")
+    loop = "{% if messages[0].content == 'slow' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    (model / "chat_template.jinja").write_text(loop + "{% endfor %}{% endfor %}{% endif %}", encoding="utf-8")
+    local = tokenizers.LocalTokenizer(model)
+    await local.count_chat("", "a" * 600_000)
+    with pytest.raises(tokenizers.TokenizerError, match="3 s of the processor"):
+        await local.count_chat("", "slow")
+
+
 async def test_an_honest_chat_template_renders_long_and_many_texts(model: Path):
     """Also texts of no encoding, each on a line of its own whatever it holds."""
     pytest.importorskip("jinja2", reason="the extra tokenizers is not installed")

@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 
 from loadgen.plan.fitting import Planned
+from loadgen.plan.tokenizers.fitting import TokenizerError
 from loadgen.plan.tokenizers.server import ServerTokenizer
-from recorded.errors import TargetUnreachable
+from recorded.errors import TargetIncompatible, TargetUnreachable
 from sidecar.progress import Progress
 from sidecar.run.planning import write_plan
 
@@ -30,3 +31,15 @@ async def test_an_engine_that_died_is_not_called_a_bad_tokenizer(tmp_path: Path)
         requests = requests_counted_at(f"http://127.0.0.1:{bound.getsockname()[1]}")
         with pytest.raises(TargetUnreachable, match=r"^the engine is gone: http://127\.0\.0\.1:\d+/tokenize: "):
             await write_plan(requests, tmp_path / "plan-warmup.log", progress=Progress("quiet"))
+
+
+@pytest.mark.parametrize(("exact", "cure"), [(False, "--tokenizer cl100k_base"), (True, "leave out --exact-tokens")])
+async def test_the_cure_of_a_failed_tokenizer_is_one_that_helps(tmp_path: Path, *, exact: bool, cure: str):
+    """The reference tokenizer counts no chat template, so it does not help where lengths are exact after that."""
+
+    async def failed() -> AsyncGenerator[Planned, None]:
+        raise TokenizerError("no such role")
+        yield
+
+    with pytest.raises(TargetIncompatible, match=f"{cure}$"):
+        await write_plan(failed(), tmp_path / "plan-measure.log", progress=Progress("quiet"), exact=exact)
