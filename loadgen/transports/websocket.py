@@ -20,6 +20,7 @@ from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, trac
 from loadgen.transports.transport import Exchange, WorkerSpec, one_line, too_large, waiting_for
 from rundir.access import aiohttp_tls
 from rundir.clock import Clock
+from rundir.redirects import on_same_host
 
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 _KEPT_ALIVE = (aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG)
@@ -52,7 +53,9 @@ class WebSocketTransport:
     async def __aenter__(self) -> Self:
         # No limit: an open loop never waits for a connection. A name is looked up once.
         connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, ssl=self._tls, socket_factory=_socket)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._spec.headers)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=self._spec.headers, trace_configs=[on_same_host()]
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

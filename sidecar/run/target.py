@@ -20,6 +20,7 @@ from loadgen.protocols.models import OPENAI, Listing, owner_of
 from loadgen.protocols.reading.failures import UNREADABLE
 from recorded.errors import ConfigurationError, SidelightError, TargetIncompatible, TargetUnreachable
 from rundir.access import Tls, aiohttp_tls, connection_cause, connection_problem, root_url
+from rundir.redirects import RedirectError, on_same_host
 from scraper.engines import version_paths
 
 PROBE_TIMEOUT_S = 10.0
@@ -43,7 +44,9 @@ class Contact:
         """Open what questions are asked with; the caller's to close. Raises UnusableFile for a certificate."""
         connector = aiohttp.TCPConnector(ssl=aiohttp_tls(self.tls))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        return aiohttp.ClientSession(timeout=timeout, headers=dict(self.headers), connector=connector)
+        return aiohttp.ClientSession(
+            timeout=timeout, headers=dict(self.headers), connector=connector, trace_configs=[on_same_host()]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,8 @@ async def _get(url: str, contact: Contact) -> bytes:
         raise TargetUnreachable(f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?") from error
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
         raise TargetUnreachable(f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}") from error
+    except RedirectError as error:
+        raise TargetIncompatible(f"{url}: {error}; if that host is yours, give its address") from error
     except aiohttp.ClientError as error:
         cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
         raise TargetIncompatible(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error

@@ -131,8 +131,11 @@ async def probe_server(
     """
     import aiohttp  # noqa: PLC0415  # a load worker must not pay for it
 
+    from rundir.redirects import on_same_host  # noqa: PLC0415  as above
+
     session = aiohttp.ClientSession(
         headers=dict(headers),
+        trace_configs=[on_same_host()],
         timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
         connector=aiohttp.TCPConnector(ssl=True if tls is None else tls),
     )

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from waiting import BOUND_S, movable_time
 
+from loadgen.plan.tokenizers.server import probe_server
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, preflight
 from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
@@ -325,3 +326,34 @@ async def test_a_target_behind_a_proxy_cannot_be_reached(monkeypatch: pytest.Mon
     assert str(caught.value).endswith(
         "HTTP_PROXY is not used: Sidelight connects directly, so run it where the target can be reached"
     )
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_a_redirect_to_another_host_gets_no_header(status: int):
+    """Of the other port of a host neither, which may be another user's; on the same one a redirect is followed."""
+    came: list[str] = []
+
+    async def other(request: web.Request) -> web.Response:
+        came.append(request.headers["X-Api-Key"])
+        return web.json_response({"data": [{"id": "m"}]})
+
+    elsewhere = web.Application()
+    elsewhere.router.add_get("/{any:.*}", other)
+    async with TestServer(elsewhere) as away:
+
+        async def lead(request: web.Request) -> web.Response:
+            place = "/list" if request.path == "/here/v1/models" else str(away.make_url("/v1/models"))
+            return web.Response(status=status, headers={"Location": place})
+
+        leading = web.Application()
+        leading.router.add_get("/list", other)
+        leading.router.add_route("*", "/{any:.*}", lead)
+        async with TestServer(leading) as server:
+            contact = Contact(headers={"X-Api-Key": "secret"})
+            assert "m" == (await probe(str(server.make_url("/here")), model=None, contact=contact)).model
+            assert ["secret"] == came
+            with pytest.raises(TargetIncompatible, match="redirect to another host"):
+                await probe(str(server.make_url("/away")), model=None, contact=contact)
+            tokenizer = await probe_server(str(server.make_url("/away")), "m", contact.headers)
+            assert "redirect to another host" in str(tokenizer)
+    assert ["secret"] == came
