@@ -106,7 +106,9 @@ class Translation:
         renamed = (given.name or () for given in declarations(options, Parameter).values())
         names = {*_flags(options), *fields, *chain.from_iterable(renamed)}
         typed = (name for name in self.arguments if re.fullmatch(r"--[A-Za-z][\w-]*", name))
-        unknown = [name for name in dict.fromkeys(typed) if name not in names and not name.startswith("--empty-")]
+        # --no-sentinel too, of a choice that is neither on nor off by default.
+        known = {*names, *(name.replace("--", "--no-", 1) for name in names)}
+        unknown = [name for name in dict.fromkeys(typed) if name not in known and not name.startswith("--empty-")]
         command = f"sidelight {self.arguments[0]}"
         near = {name: hint for name in unknown if (hint := hint_of(command, name, names))}
         said = f"{command} has no such option"
