@@ -103,8 +103,11 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside its place and move it there, so that no reader, and no crash, ever leaves half of it.
 
     The draft is a new file of a name that cannot be guessed; a link at the file's own place is replaced, not followed.
-    Who may read the directory may read the file. Raises OSError.
+    Who may read the directory may read the file. Raises OSError, NotRegular where a device or a FIFO is there.
     """
+    with suppress(FileNotFoundError):
+        if not (stat.S_ISREG(mode := os.lstat(path).st_mode) or stat.S_ISLNK(mode)):
+            raise NotRegular(errno.EINVAL, "is not a regular file", os.fspath(path))
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     draft = f".{path.name}.{secrets.token_hex(8)}.draft"
     try:
