@@ -1,4 +1,4 @@
-"""What a span of a client or a gateway tells of a request: when it began, its first output, its tokens.
+"""Timings and token counts of requests from the spans of clients and gateways.
 
 Names are those of OpenTelemetry's GenAI and HTTP conventions, and of the two libraries that mark a first chunk by an
 event. What kind of span it is, `scraper.spans.received` says.
@@ -33,7 +33,7 @@ _ROUNDING_S = 1e-3  # a span's stamps and the times in it are of different clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSpan:
-    """One span of any kind, as far as it may be a client's or lead to one.
+    """A span of any kind that may be a client's or lead to one.
 
     span_id, parent_id      bytes; the parent is empty of a root
     service                 whose it is, "" where that is not stated
@@ -71,17 +71,17 @@ class ClientSpan:
 
     @property
     def failed(self) -> bool:
-        """Tell whether it ended in an error."""
+        """Return whether the span ended in an error."""
         return bool(self.error)
 
     @property
     def whole_s(self) -> float:
-        """Return how long it took."""
+        """Return the span's duration in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
 def client_span(received: ReceivedSpan) -> ClientSpan:
-    """Read a span that has no `fault`."""
+    """Return a span that has no `fault` as a ClientSpan."""
     span, kind = received.span, received.kind
     is_gateway = kind.role in ("gateway", "gateway_call")
     serves = kind.role == "gateway" or (span.kind == Span.SPAN_KIND_SERVER and not is_gateway)
@@ -110,7 +110,7 @@ def client_span(received: ReceivedSpan) -> ClientSpan:
 
 
 def chain(spans: Mapping[bytes, ClientSpan], span: ClientSpan) -> tuple[list[ClientSpan], bool]:
-    """Return the spans above one, nearest first, and whether they go up to one without a parent."""
+    """Return the ancestors of a span, nearest first, and whether they reach a root span."""
     above: list[ClientSpan] = []
     parent = span.parent_id
     while parent and len(above) < _DEPTH:
@@ -123,12 +123,15 @@ def chain(spans: Mapping[bytes, ClientSpan], span: ClientSpan) -> tuple[list[Cli
 
 
 def encloses(outer: ClientSpan, inner: ClientSpan) -> bool:
-    """Tell whether a span encloses another in time, as far as their clocks agree."""
+    """Return whether a span encloses another in time, within the tolerance between clocks."""
     return outer.start_ns - CLOCKS_NS <= inner.start_ns and inner.end_ns <= outer.end_ns + CLOCKS_NS
 
 
 def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOutput | None) -> float:
-    """Return the seconds from a span's start to its first output, by an attribute, else an event; NaN for none."""
+    """Return the seconds from a span's start to its first output, NaN if unknown.
+
+    Read from an attribute, else from an event.
+    """
     whole_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     for name in FIRST_TOKEN_ATTRIBUTES:
         stated = attributes.get(name)
@@ -145,7 +148,7 @@ def _first_s(span: Span, attributes: dict[str, str | float], catalogued: FirstOu
 
 
 def _error(span: Span, attributes: dict[str, str | float]) -> str:
-    """Return what kind of error a span ended in, "" for none."""
+    """Return the error type of a span, "" if it did not fail."""
     if span.status.code != Status.STATUS_CODE_ERROR and "error.type" not in attributes:
         return ""
     kind = "".join(letter for letter in str(attributes.get("error.type", "")) if letter.isprintable() and letter != ":")
@@ -173,7 +176,7 @@ def _server(attributes: dict[str, str | float]) -> str:
 
 
 def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) -> RequestLog:
-    """Return what clients' spans say of requests as a table; where there is no span, nothing but the trace is known.
+    """Return the request log of client spans as a table. A request without a span has its trace id only.
 
     Stamps are the client's, and by our clock where its span ended in the future, or over LATE_S before it came: its
     clock is then another one, and it is taken to have ended when it came.
@@ -213,13 +216,14 @@ def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) 
 
 
 def _moved_ns(span: ClientSpan) -> int:
-    """Return what to add to a client's stamps for our clock."""
+    """Return the correction from a client's stamps to our clock, ns."""
     return ahead_ns(span.end_ns, span.received_ns)
 
 
 def ahead_ns(end_ns: int, received_ns: int) -> int:
-    """Return how far ahead of its sender's our clock is, as far as a span's end and when it came show: 0 if it may
-    agree, else as if the span had come at once.
+    """Return the offset of our clock ahead of the sender's, ns; 0 if they may agree.
+
+    Estimated from a span's end and its arrival: if the clocks disagree, the span is taken to have arrived at its end.
     """
     late_ns = received_ns - end_ns
     return 0 if -EARLY_S <= late_ns / 1e9 <= LATE_S else late_ns

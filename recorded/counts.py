@@ -1,4 +1,4 @@
-"""What the processes of a run state that they recorded, against what its logs hold."""
+"""Comparison of the counts that a run's processes stated with the contents of its logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Events = Sequence[tuple[str, Mapping[str, Any]]]  # names and data
 
 
 class Held(Struct, kw_only=True):
-    """What was read of a run's logs: planned requests, turns included, and scrapes by log; spans of all."""
+    """Counts of records in a run's logs.
+
+    Planned requests (turns included) and scrapes are counted by log, spans over all logs.
+    """
 
     planned: Counter[str] = field(default_factory=Counter)
     scrapes: Counter[str] = field(default_factory=Counter)
@@ -24,8 +27,8 @@ class Held(Struct, kw_only=True):
 
 
 def agreements(events: Events, held: Held, *, sent: int, received: int | None) -> Iterator[Agreement]:
-    """Yield each count that the processes of a run stated, and that of its logs. `sent` requests are in the logs;
-    `received` spans are what the receivers counted, None where that is not known.
+    """Yield each count stated by a run's processes, with the count in its logs. `sent` requests are in the logs;
+    `received` spans are the receivers' count, None if unknown.
     """
     for data in _of(events, PLANNED, "phase", "count"):
         log = f"plan-{data['phase']}.log"
@@ -41,13 +44,16 @@ def agreements(events: Events, held: Held, *, sent: int, received: int | None) -
 
 
 def never_dispatched(events: Events, *, sent: int) -> int | UnsetType:
-    """Return how many requests were planned and not sent; UNSET where it is not known how many were planned."""
+    """Return the number of requests planned but not sent, UNSET if the plan is unknown."""
     planned = [_planned(data) for data in _of(events, PLANNED, "phase", "count")]
     return sum(planned) - sent if planned else UNSET
 
 
 def disagreements(counts: Sequence[Agreement], unsent: int | UnsetType, *, sent: int, complete: bool) -> Iterator[str]:
-    """Yield the counts that do not agree, and that more was sent than was planned, or nothing of a complete run."""
+    """Yield messages about counts that disagree.
+
+    Also about more requests sent than planned, and about a complete run that planned requests and sent none.
+    """
     for count in counts:
         if count.stated != count.read:
             yield f"of {count.stated:,} {count.what}, {count.read:,} are there"
@@ -62,5 +68,5 @@ def _planned(data: Mapping[str, Any]) -> int:
 
 
 def _of(events: Events, name: str, *stated: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the data of the events of a name that state all of this."""
+    """Yield the data of the events with a name that have all these fields."""
     return (data for each, data in events if each == name and data.keys() >= {*stated})

@@ -55,7 +55,7 @@ def create(path: Path, *, world_readable: bool = False) -> Path:
 
 
 def scarce(path: Path) -> str:
-    """Return what is to be said of a disk that has little room for what is recorded there; empty where it has."""
+    """Return a warning if the disk has little free space, else an empty string."""
     try:
         free = disk_usage(path).free
     except OSError:
@@ -123,7 +123,7 @@ def require_few_logs(where: str, logs: Sized) -> None:
 
 
 def log_ends(path: Path) -> dict[str, LogEnd | None]:
-    """Return how the logs of a run directory ended, by name; None of one whose writer was killed."""
+    """Return the end records of a run directory's logs by name; None if the writer was killed."""
     ends: dict[str, LogEnd | None] = {}
     for log in sorted((path / RAW).glob(LOGS)):
         with suppress(OSError):  # no plain file is none of ours

@@ -1,4 +1,4 @@
-"""The error tree, split by the question a caller asks, with the exit code of each error.
+"""The error tree with exit codes, split by the question that a caller asks.
 
 * SidelightError
   + ConfigurationError      2  an option, a file, a run directory or a port is not usable as given
@@ -27,44 +27,44 @@ _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.EN
 
 
 class SidelightError(Exception):
-    """An error whose message, one line, names what is wrong, where, and the cure."""
+    """Base class of errors with a one-line message: the fault, its place and the cure."""
 
     exit_code = 3
     run_directory: Path | None = None  # of the run that was recorded up to the error, if there is one
 
 
 class ConfigurationError(SidelightError):
-    """The configuration names something that does not exist or is out of range."""
+    """A configured thing that does not exist or is out of range."""
 
     exit_code = 2
 
 
 class TargetUnreachable(SidelightError):
-    """Nothing answers at the address."""
+    """An address where nothing answers."""
 
 
 class TargetIncompatible(SidelightError):
-    """A server answers, but does not offer the API that was asked for."""
+    """A server that answers, but does not offer the requested API."""
 
 
 class TargetNotMeasured(SidelightError):
-    """The target was loaded, but no request succeeded."""
+    """A target that was loaded without a successful request."""
 
 
 class CannotWrite(SidelightError):
-    """A file of the run directory cannot be written."""
+    """A file of the run directory that cannot be written."""
 
 
 class DamagedRun(SidelightError):
-    """Records are missing of a run that ended by itself."""
+    """A run that ended by itself with missing records."""
 
 
 class WorkerDied(SidelightError):
-    """A load worker or the scraper ended before its work was done."""
+    """A load worker or scraper that ended before its work was done."""
 
 
 class Interrupted(SidelightError):
-    """The user stopped the run."""
+    """An interruption of the run by the user."""
 
     exit_code = 130
 

@@ -40,12 +40,12 @@ def append_event(path: Path, event: Event) -> None:
 
 
 def decode_event(payload: bytes) -> Event:
-    """Return what one payload of the log of events says. Raises msgspec.DecodeError."""
+    """Return the event of one payload of the event log. Raises msgspec.DecodeError."""
     return _decode_event(payload)
 
 
 def on_last_clock(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return what happened to a run by one clock, where the wall clock was set meanwhile."""
+    """Return the events of a run on its last clock. Stamps from before a step of the wall clock are moved by it."""
     moved: list[Event] = []
     moved_ns = 0
     for event in reversed(events):

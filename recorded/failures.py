@@ -1,4 +1,4 @@
-"""What goes wrong where logs are read and shown: counted, logged once, never the end of a measurement or a service."""
+"""Errors in reading and showing logs: counted, logged once, never fatal to a measurement or service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ErrorCount:
-    """Counts the errors of blocks of code; `consequence` is what the log says of the first."""
+    """Counter of the errors in blocks of code; `consequence` is what the log says of the first."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
@@ -34,7 +34,7 @@ class ErrorCount:
 
 @contextmanager
 def evaluating(path: Path, *files: str) -> Iterator[None]:
-    """Raise ConfigurationError in place of what evaluating raises where a directory holds what is never written."""
+    """Raise ConfigurationError in place of errors from evaluating a directory with invalid contents."""
     try:
         yield
     except MemoryError as error:

@@ -1,4 +1,6 @@
-"""Which spans of a trace are of gateways between a client and the engine, and what they say; of a run and of a watch.
+"""Gateways between a client and the engine, found among a trace's spans, and their timings.
+
+Used for runs and for a watch.
 
 A gateway's span is a SERVER's, of another service than the client's and the engine's, and stands above the engine's
 span, as the outermost of all where no client sends spans; or it is a call of a model beside the engine's span and
@@ -28,7 +30,7 @@ FIRST_OUTPUT = ("attribute", "inner_call", "body", "unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpan:
-    """What the spans of one gateway say of a request; NaN where they do not.
+    """Timings of one request in a gateway, from the gateway's spans; NaN if unknown.
 
     service     its `service.name`, "" where it states none
     name        its name in `scraper.gateways`, "" of one without a file there
@@ -48,8 +50,9 @@ class GatewaySpan:
 
 
 def nested(*traces: Sequence[GatewaySpan]) -> tuple[GatewaySpan, ...]:
-    """Return the gateways of a request whose spans are in several traces, outermost first: the longest; of a service
-    the outermost.
+    """Return the gateways of a request with spans in several traces, outermost first.
+
+    The longest is the outermost. Each service counts once, by its outermost span.
     """
     by_service: dict[str, GatewaySpan] = {}
     for span in sorted((span for spans in traces for span in spans), key=lambda span: -span.whole_s):
@@ -96,7 +99,7 @@ def gateways_between(
 def _leading(
     spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
 ) -> dict[bytes, int]:
-    """Return the spans between the client's and the engines', and how far above an engine's each is.
+    """Return the spans between the client's and the engines', with their height above an engine's.
 
     A client's span that is a server's is among them, also where no parent ids lead to it.
     """
@@ -115,7 +118,7 @@ def _leading(
 def _beside(
     spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
 ) -> Iterator[ClientSpan]:
-    """Give the calls of a model that stand beside the engines' spans: below the client's, around theirs in time."""
+    """Yield the calls of a model beside the engines' spans: below the client's, around theirs in time."""
     others = {step.span_id for span in inner for step in (span, *chain(spans, span)[0])}
     around = [
         span
@@ -152,7 +155,7 @@ def _add_calls(
 def _gateway(
     spans: Sequence[ClientSpan], bodies: Mapping[bytes, int], leading: Mapping[bytes, int]
 ) -> GatewaySpan | None:
-    """Return what the spans of one service say, None where they say nothing of its part.
+    """Return the gateway of one service's spans, None if they show no timing of it.
 
     Its own span is the outermost that serves, one above the engine's first. Its call of the next server is the one that
     is nearest to the engine, else the last.
@@ -180,7 +183,7 @@ def _gateway(
 def _firsts(
     outermost: ClientSpan, serving: Sequence[ClientSpan], timed: ClientSpan | None, bodies: Mapping[bytes, int]
 ) -> Iterator[tuple[float, FirstBy]]:
-    """Give the ways to a gateway's first output, seconds from its start, the best first."""
+    """Yield the candidates for a gateway's first output, seconds from its start, the best first."""
     for span in serving:
         yield _since(outermost, span.start_ns) + span.first_s, "attribute"
     if timed is not None:
@@ -209,7 +212,12 @@ def _span(
 
 
 def note_body(bodies: dict[bytes, int], received: ReceivedSpan) -> bool:
-    """Keep when the earliest part of a reply was sent, by the span that served it; tell whether a span is of one."""
+    """Record the start of a reply's earliest part; return whether the span is a part.
+
+    It is kept by the id of the span that served the reply.
+
+    It is kept by the id of the span that served the reply.
+    """
     if not sends_body(received.span):
         return False
     parent, start_ns = received.span.parent_span_id, received.span.start_time_unix_nano
@@ -244,7 +252,7 @@ class GatewaySpans:
             trace.engine.add(span.span_id)
 
     def by_trace(self) -> dict[str, tuple[GatewaySpan, ...]]:
-        """Return the gateways of each trace that has any, outermost first, by its id in hex."""
+        """Return the gateways of each trace that has any, outermost first, by hex trace id."""
         gateways = ((trace_id.hex(), self.of(trace_id)) for trace_id in self._traces)
         return {trace_id: spans for trace_id, spans in gateways if spans}
 
@@ -257,6 +265,6 @@ class GatewaySpans:
         return gateways_between(trace.spans, trace.bodies, trace.engine)
 
     def forget(self, before_ns: int) -> None:
-        """Drop the traces whose first span came before a moment."""
+        """Remove the traces with a first span received before a given time."""
         while self._traces and next(iter(self._traces.values())).received_ns < before_ns:
             del self._traces[next(iter(self._traces))]

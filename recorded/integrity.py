@@ -1,4 +1,7 @@
-"""Whether the logs of a run directory are what their writers left: what was read against what was stated of them.
+"""Integrity of a run directory's logs: their contents against the counts stated by their writers.
+
+A run that ends lists its logs and their ends in the manifest. A writer that is killed leaves no end: it is then unknown
+whether the file holds all that it had written.
 
 A run that ends lists its logs and their ends in the manifest. A writer that is killed leaves no end: nothing tells
 then whether what is there is all that it had written.
@@ -19,7 +22,7 @@ _WORST_LAST = ("whole", "unverified", "torn", "damaged")
 
 
 class LogIntegrity(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of one log could be read."""
+    """Integrity of one log: its readable, missing and unreadable records."""
 
     log: Annotated[str, doc("Its file in raw/.")]
     state: Annotated[
@@ -46,7 +49,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Integrity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether results are derived from all that was recorded."""
+    """Integrity of a run's logs, and thus completeness of the data behind its results."""
 
     state: Annotated[State, doc("That of the log that is worst off; damaged too where counts disagree.")]
     logs: Annotated[list[LogIntegrity], doc("The logs, by name.")]

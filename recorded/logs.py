@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What the logs of a run have gained: requests that ended, states of workers, scrapes, spans."""
+    """New records of a run's logs: ended requests, states of workers, scrapes, spans."""
 
     requests: RequestLog
     worker_stats: Sequence[WorkerStat]
@@ -52,7 +52,9 @@ class News:
 
 
 class RunLogs:
-    """Reads the logs of a run, each record once, while they grow or when they are whole; owns the open files.
+    """Reader of a run's logs, growing or complete, that reads each record once.
+
+    Owns the open files.
 
     A context manager. `requests` are those read so far. `unreadable` counts the records of each log that its writer
     has not written, or that are stamped with another time than it can have been; they are passed over.
@@ -82,8 +84,10 @@ class RunLogs:
         return self._series
 
     def read(self, *, spans: bool, last: bool = False) -> News:
-        """Read what is new; spans, which take long to import and to read, only where they are wanted. With `last`,
-        what is behind a damaged end, too: nothing more comes.
+        """Return the records added since the last call.
+
+        Spans, which take long to import and to read, are read only with `spans`. With `last`, records behind a damaged
+        end are read too: nothing more comes.
         """
         self._read_plans(last=last)
         return News(
@@ -175,7 +179,12 @@ class RunLogs:
     def _agreements(
         self, manifest: Mapping[str, Any], events: Events, received: Counts | None
     ) -> tuple[list[Agreement], int | msgspec.UnsetType]:
-        """Return the counts that a run which ended by itself stated, and how many planned requests it has not sent."""
+        """Return the counts stated by a run that ended by itself, and its unsent requests.
+
+        Unsent requests were planned and not sent.
+
+        Unsent requests were planned and not sent.
+        """
         if manifest.get("status") not in ("complete", "interrupted"):
             return [], msgspec.UNSET
         sent = sum(self.requests.sent.values())
@@ -218,12 +227,12 @@ class RunLogs:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class _SpanTables:
-    """What is filled from logs of spans. Made late: protobuf takes a tenth of a second to import."""
+    """Tables built from logs of spans. Created late: protobuf takes a tenth of a second to import."""
 
     def __init__(self, within: Span) -> None:
         from recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
@@ -261,7 +270,10 @@ class _SpanTables:
 
 
 def require_logs(path: Path) -> None:
-    """Raise ConfigurationError if the logs of a run directory are elsewhere, unreadable, too many or of format 1."""
+    """Raise ConfigurationError for logs that cannot be read.
+
+    They lie outside the run directory, are unreadable, too many or of format 1.
+    """
     try:
         require_directory(path / RAW)
         files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read

@@ -63,7 +63,10 @@ class Run:
     offsets_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def scheduled_by(self, phase: str, at_ns: int | None = None) -> int | None:
-        """Return how many requests of a phase were to be sent by a moment, or by its end; None without a schedule."""
+        """Return the number of a phase's requests scheduled before a time, or before its end.
+
+        None without a schedule.
+        """
         offsets_ns = self.offsets_ns.get(phase)
         began = next((each for each in self.phases if each.name == phase), None)
         if offsets_ns is None or began is None:

@@ -1,4 +1,4 @@
-"""When a run's records can be from: what is stamped a day before it began, or a day after it ended, is none of its."""
+"""Plausible times of a run's records. Stamps over a day before its start or after its end are not of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY_NS = 86_400_000_000_000
 
 
 class Span(NamedTuple):
-    """Stamps from the first to the last of these are possible."""
+    """A range of possible stamps, from the first to the last."""
 
     first_ns: int
     last_ns: int
@@ -31,7 +31,10 @@ ANY_TIME = Span(-(2**63), 2**63)
 
 
 def time_of(manifest: Mapping[str, Any], *, moved_ns: int = 0) -> Span:
-    """Return what a manifest says of a run's time, as far as it does; its clock was set by at most `moved_ns`."""
+    """Return the possible time span of a run's stamps, from its manifest.
+
+    A bound that the manifest does not give is open. The run's clock was set by at most `moved_ns`.
+    """
     began_ns, ended_ns = manifest.get("started_ns"), manifest.get("ended_ns")
     room_ns = _DAY_NS + moved_ns
     return Span(
@@ -41,7 +44,7 @@ def time_of(manifest: Mapping[str, Any], *, moved_ns: int = 0) -> Span:
 
 
 def require_within(record: object, span: Span) -> None:
-    """Raise ValueError for a record with a stamp of another time."""
+    """Raise ValueError for a record with a stamp outside a time span."""
     kind: Any = type(record)
     for name in _stamps_of(kind):
         stamp_ns = getattr(record, name)
@@ -50,7 +53,7 @@ def require_within(record: object, span: Span) -> None:
 
 
 def require_reads_within(part: RequestPart, span: Span) -> None:
-    """Raise ValueError for a part whose reads are stamped with another time."""
+    """Raise ValueError for a part that has reads stamped outside a time span."""
     if not part.reads_ns:
         return
     if part.packing == PLAIN:

@@ -1,4 +1,4 @@
-"""What a crash of the whole machine may cost: the logs of a directory are brought to its disk once a second."""
+"""Periodic syncing of logs to disk: a crash of the machine loses about one second."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class LogSync:
-    """Syncs the logs of a directory once a second and at the end, whichever processes write them. A context manager.
+    """Context manager that syncs a directory's logs once a second and at the end.
 
-    In a thread of its own: a disk may take its time, and nothing that is stamped may wait for it.
+    It covers the logs of all processes that write there. It has its own thread: a disk may take its time, and nothing
+    that is stamped may wait for it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,7 +42,7 @@ class LogSync:
             self.sync()
 
     def sync(self) -> None:
-        """Sync the logs that were written to since the last time, and the directory where one is new."""
+        """Sync the logs written since the last call, and the directory after new logs."""
         try:
             with os.scandir(self._directory) as entries:
                 stats = {entry.name: entry.stat(follow_symlinks=False) for entry in entries if _is_log(entry)}
