@@ -1,1 +1,1 @@
-"""What all processes agree on to write and read a run directory: frames, clock, missing values, columns, access."""
+"""Formats shared by all processes that use a run directory: frames, clock, missing values, columns, access."""

@@ -1,5 +1,6 @@
-"""Client identity towards a target: TLS, credentials and headers; its URL without secrets; why a connection failed.
-Who may use a port of ours.
+"""Client identity towards a target: TLS, credentials and headers.
+
+Also its URL without secrets, the reason for a failed connection, and access control of Sidelight's ports.
 
 What the options are called, and the cure for a bad one, is left to the sidecar.
 """
@@ -36,7 +37,7 @@ HARMLESS = frozenset((
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a TLS server is verified, and the client's identity; paths of PEM files, "" for none.
+    """TLS settings towards a server: verification and client identity; paths of PEM files, "" for none.
 
     ca        authorities to trust instead of the system's
     cert      the client's certificate, with its key where `key` names no other file
@@ -50,7 +51,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Access(Tls, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How targets are asked: `headers` go to all of them, `host_headers` (by lower-case host:port) to one host."""
+    """Settings of requests to targets: `headers` go to all of them, `host_headers` (by lower-case host:port) to one
+    host.
+    """
 
     headers: Mapping[str, str] = {}
     host_headers: Mapping[str, Mapping[str, str]] = {}
@@ -61,7 +64,11 @@ class Access(Tls, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Guard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may use a port of ours: paths of PEM files, "" for none, and a bearer token that is asked for.
+    """Access control of a Sidelight port: TLS files and a bearer token.
+
+    Paths of PEM files, "" for none.
+
+    Paths of PEM files, "" for none.
 
     cert, key  our certificate and its key: the port speaks TLS
     ca         the authority of the clients' certificates, which are asked for
@@ -77,7 +84,10 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"Guard(cert={self.cert!r}, key={self.key!r}, ca={self.ca!r})"
 
     def admits(self, authorization: str) -> bool:
-        """Tell whether an Authorization header has the token, as a bearer's or, as browsers send it, as a password."""
+        """Return whether an Authorization header has the token.
+
+        As a bearer token or, as browsers send it, as a password.
+        """
         kind, _, stated = authorization.partition(" ")
         if kind.lower() == "basic":
             with suppress(ValueError):
@@ -103,7 +113,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def aiohttp_tls(tls: Tls) -> ssl.SSLContext | bool:
-    """Return what aiohttp takes as `ssl`: without options of TLS its own context, which exists already.
+    """Return the `ssl` argument for aiohttp. Without TLS options it is aiohttp's own context, which exists already.
 
     Raises UnusableFile.
     """
@@ -144,7 +154,7 @@ def server_context(guard: Guard, *, is_client_optional: bool = False) -> ssl.SSL
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host to listen on can be reached from this machine alone."""
+    """Return whether a listening host can be reached from this machine alone."""
     name = host.strip("[]").lower()
     try:
         return ip_address(name).is_loopback
@@ -202,7 +212,7 @@ def _masked_field(field: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionProblem:
-    """Why there is no connection, or no address to listen on.
+    """The reason for a failed connection, or for a missing address to listen on.
 
     kind    TLS, an unknown host name, an error of the system, or anything else
     reason  OpenSSL's code ("" where it gave none), the system's text, or that of the exception
@@ -220,7 +230,8 @@ class ConnectionProblem:
 
 
 def connection_problem(error: BaseException) -> ConnectionProblem:
-    """Return why a connection failed: asyncio's and aiohttp's own texts repeat the address and hide the reason.
+    """Return the reason for a failed connection. The texts of asyncio and aiohttp repeat the address and hide the
+    reason.
 
     OpenSSL's and getaddrinfo's codes stand in `errno` as well, and mean something else there.
     """
@@ -237,7 +248,7 @@ def connection_problem(error: BaseException) -> ConnectionProblem:
 
 
 def connection_cause(error: BaseException) -> BaseException:
-    """Return what is below an exception of aiohttp: a server may reject our certificate after the handshake only."""
+    """Return the cause below an exception of aiohttp. A server may reject our certificate after the handshake only."""
     below = error.__cause__
     cause = below if isinstance(below, ssl.SSLError) else getattr(error, "os_error", error)
     return cause if isinstance(cause, BaseException) else error

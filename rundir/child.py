@@ -22,8 +22,9 @@ _LINE_BYTES = 4 * 1024 * 1024  # a specification with many targets is one line
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every worker needs to know first; `stderr` is the file for its standard error, empty to leave it, and
-    `secrets` must stand in nothing that it writes.
+    """The part of a specification common to all workers.
+
+    `stderr` is the file for its standard error, empty to leave it, and `secrets` must stand in nothing that it writes.
     """
 
     stderr: str = ""

@@ -53,7 +53,7 @@ def anchor(wall_ns: Callable[[], int] = time_of_day_ns) -> Clock:
 
 
 def step_ns(clock: Clock, wall_ns: Callable[[], int] = time_of_day_ns) -> int:
-    """Return by how much the wall clock was set since a clock was anchored to it, ns; 0 for up to STEP_NS.
+    """Return the step of the wall clock since a clock was anchored, ns; 0 up to STEP_NS.
 
     What a process that waits for a processor reads may be off by half of what the reading took.
     """

@@ -28,7 +28,9 @@ Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def ragged(starts: str) -> dict[str, str]:
-    """Return the metadata of a column whose values of row i lie between entries i and i + 1 of the column `starts`."""
+    """Return the metadata of a ragged column. The values of row i lie between entries i and i + 1 of the column
+    `starts`.
+    """
     return {_STARTS: starts}
 
 
@@ -60,12 +62,12 @@ def concat(tables: Sequence[Table]) -> Table:
 
 
 def _starts(table: DataclassInstance) -> dict[str, str]:
-    """Return the ragged columns of a table, each with the column that says where its rows start."""
+    """Return the ragged columns of a table, each with its column of row starts."""
     return {column.name: column.metadata[_STARTS] for column in fields(table) if _STARTS in column.metadata}
 
 
 def _places(starts: Ints, rows: Indices | Ints | Bools) -> Ints:
-    """Return where the values of some rows stand in a ragged column."""
+    """Return the places of some rows' values in a ragged column."""
     begins, counts = starts[:-1][rows], np.diff(starts)[rows]
     # The place of each value within the result, moved to where its row began.
     return np.arange(counts.sum()) + np.repeat(begins - _bounds(counts)[:-1], counts)

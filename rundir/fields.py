@@ -1,4 +1,4 @@
-"""How a field of a result is described: a sentence, and a unit where it is a number.
+"""Descriptions of result fields: a sentence, and a unit for a number.
 
 The schema of `summary.json` and the tables of docs/reference/metrics.md are generated from these descriptions:
 

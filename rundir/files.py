@@ -20,7 +20,7 @@ MOST_BYTES = 64 * 1024 * 1024  # of a file that is read at once
 
 
 class NotRegular(OSError):
-    """What lies there is no plain file; `strerror` says what it is."""
+    """A path that is not a plain file; `strerror` says what it is."""
 
     strerror: str
 
@@ -100,7 +100,10 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside its place and move it there, so that no reader, and no crash, ever leaves half of it.
+    """Replace a file atomically.
+
+    It is written beside its place and moved there, so that no reader ever sees half of it, and no crash leaves half of
+    it.
 
     The draft is a new file of a name that cannot be guessed; a link at the file's own place is replaced, not followed.
     Who may read the directory may read the file. Raises OSError, NotRegular where a device or a FIFO is there.
@@ -130,7 +133,7 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, with this process's id in it, until the block or the process ends.
+    """Hold a lock file with this process's id until the block or process ends.
 
     Where a file system has no locks, every process holds it. Raises Held, and OSError where there can be no such file.
     """

@@ -25,14 +25,14 @@ Record = TypeVar("Record")
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a log goes on in another file: where one is so large, or so many seconds old."""
+    """Limits of a log's file, by size and age in seconds, before its successor begins."""
 
     most_bytes: int
     most_s: float
 
 
 class FrameLog:
-    """Writes a log; owns its file. A context manager, with `close` for those that are none."""
+    """Writer of a log; owns its file. A context manager, with `close` for callers that are not."""
 
     def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
         self._path, self._rotation = Path(path), rotation
@@ -88,7 +88,7 @@ class FrameLog:
 
 
 class Unwritten:
-    """Counts the records of a process that could not be written, as on a full disk.
+    """Counter of a process's records that could not be written, as on a full disk.
 
     Says `unwritten`, once a second at most, and `written` when records are kept again.
     """
@@ -153,7 +153,7 @@ def _end(fd: int, framer: Framer, size: int) -> None:
 
 
 def _extent_of(path: Path) -> LogEnd:
-    """Return what a file holds already, all that was lost of it included."""
+    """Return the extent of an existing log file, lost frames included."""
     with FrameTail(path) as tail:
         while tail.read_block() or tail.read_rest():
             pass
@@ -211,7 +211,7 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 class FrameTail:
-    """Reads a log while another process appends to it; owns the file. A context manager.
+    """Reader of a log that another process appends to; owns the file. A context manager.
 
     `read_new` returns what became whole since the last call, about 256 KiB at a time; nothing when nothing did.
     """
@@ -222,7 +222,7 @@ class FrameTail:
 
     @property
     def extent(self) -> Extent:
-        """Return how much was read so far, and how much of it is lost."""
+        """Return the extent read so far, with its losses."""
         return self._unframer.extent
 
     def read_new(self) -> list[bytes]:
@@ -258,14 +258,17 @@ class FrameTail:
 
 
 def read_frames(path: str | os.PathLike[str], *, gaps: bool = False) -> Iterator[bytes]:
-    """Give the payloads of a log, but for what is damaged or torn; with `gaps`, a GAP wherever some are lost."""
+    """Yield the payloads of a log that are neither damaged nor torn.
+
+    With `gaps`, a GAP wherever some are lost.
+    """
     with FrameTail(path) as tail:
         while payloads := tail.read_block() or tail.read_rest():
             yield from (payload for payload in payloads if gaps or payload is not GAP)
 
 
 class LogTails:
-    """Follows all logs of a directory while they grow; owns the open files. A context manager.
+    """Reader of all logs of a directory while they grow; owns the open files. A context manager.
 
     A file is open until it was read with `last`, or another follows it. `refused` has the files that are none, each
     with why: links, FIFOs, devices.
@@ -280,7 +283,7 @@ class LogTails:
 
     @property
     def extents(self) -> Mapping[Path, Extent]:
-        """Return how much was read of each file that is open, or was read with `last`."""
+        """Return the extent read of each file that is open or was read with `last`."""
         return self._extents | {path: tail.extent for path, tail in self._tails.items()}
 
     def __enter__(self) -> Self:
@@ -291,8 +294,9 @@ class LogTails:
             tail.close()
 
     def news(self, pattern: str, *, in_turn: bool = False, last: bool = False) -> Iterator[tuple[Path, bytes]]:
-        """Give the payloads that are new, in order, each with its file, and a GAP wherever some are lost; with `last`,
-        also those behind a damaged end.
+        """Yield the new payloads in order, each with its file, and a GAP for losses.
+
+        With `last`, also those behind a damaged end.
 
         Files grow side by side, but where they are written `in_turn`: one that another follows is then closed.
         """
@@ -323,13 +327,13 @@ class LogTails:
                 self._done.add(path)
 
     def clock_moved(self, patterns: Sequence[str], moved_ns: int) -> None:
-        """Let files be as old as they were before the wall clock was set by so much, which `prune` goes by."""
+        """Shift the modification times of files, used by `prune`, after a wall clock step."""
         for path in (path for pattern in patterns for path in self._directory.glob(pattern)):
             stat = path.stat()
             os.utime(path, ns=(stat.st_atime_ns + moved_ns, stat.st_mtime_ns + moved_ns))
 
     def prune(self, patterns: Sequence[str], *, now_ns: int, keep_s: float, keep_bytes: int) -> None:
-        """Delete the files that were last written to too long before `now_ns`, and the oldest of those beyond a size.
+        """Delete the files last written before `now_ns` - `keep_s`, and the oldest beyond a size.
 
         The newest of each pattern stays, and so does what was not read.
         """

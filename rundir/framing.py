@@ -1,4 +1,4 @@
-"""How a log lies on disk: frames that know their place, and an end that says what the log held.
+"""The format of a log on disk: numbered frames, and an end with the log's totals.
 
 Format 2, little-endian: a magic word of 4 bytes, `uint32` number of the frame in its file, `uint32` payload length,
 `uint32` CRC-32 of number, length and payload, payload. A writer that closes its log adds an end: a frame of another
@@ -35,7 +35,7 @@ _MOST_VAIN_BYTES = 8 * MOST_BYTES
 
 
 def is_format_1(data: bytes) -> bool:
-    """Tell whether a log that begins with these bytes is of format 1, by its first frame."""
+    """Return whether a log's first bytes are of format 1, by its first frame."""
     if len(data) < _HEAD_1.size:
         return False
     length, crc = _HEAD_1.unpack_from(data)
@@ -43,7 +43,7 @@ def is_format_1(data: bytes) -> bool:
 
 
 def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
-    """Return what zlib packed, of which never more is in memory than so many bytes.
+    """Return zlib-packed data unpacked, at most `most_bytes` of it in memory.
 
     Raises ValueError for what is larger, cut off, or not packed by zlib: a few kilobytes may unpack to gigabytes.
     """
@@ -63,7 +63,7 @@ def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
 
 
 class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What a closed log held: its frames, their bytes with their heads, and the CRC-32 of their CRCs."""
+    """The contents of a closed log: frames, bytes with heads, CRC-32 of the frames' CRCs."""
 
     frames: int
     bytes: int
@@ -71,10 +71,10 @@ class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Framer:
-    """Frames the payloads of one log in their order, and knows what its end will state."""
+    """Encoder of one log's payloads as frames, in order; keeps the totals for its end."""
 
     def __init__(self, before: LogEnd | None = None) -> None:
-        """Go on behind what a file holds already; None: an empty one."""
+        """Continue behind a file's existing contents; None: an empty file."""
         before = before or LogEnd(frames=0, bytes=0, checksum=0)
         self._frames, self._bytes, self._checksum = before.frames, before.bytes, before.checksum
 
@@ -91,7 +91,7 @@ class Framer:
 
     @property
     def extent(self) -> LogEnd:
-        """Return what was framed so far."""
+        """Return the totals of the frames so far."""
         return LogEnd(frames=self._frames, bytes=self._bytes, checksum=self._checksum)
 
     def end(self) -> bytes:
@@ -103,7 +103,7 @@ class Framer:
 
 @dataclass(slots=True, kw_only=True)
 class Extent:
-    """How much of a log was read: frames, their bytes, and the CRC-32 of their CRCs.
+    """The part of a log that was read: frames, their bytes, and the CRC-32 of their CRCs.
 
     lost_frames   are missing by their numbers
     lost_bytes    belong to no whole frame, before the last one that was read; torn_bytes: behind it
@@ -120,7 +120,7 @@ class Extent:
 
 
 class Unframer:
-    """Gives the payloads of a log as its bytes come, in any pieces, and keeps its `extent`.
+    """Decoder of a log's bytes, in pieces of any size, into payloads; keeps its `extent`.
 
     Before the first payload behind something that was lost stands a GAP.
     """
@@ -133,12 +133,14 @@ class Unframer:
         self._is_behind_gap = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what comes next; return the payloads that became whole."""
+        """Take the next bytes; return the payloads that became whole."""
         self._pending += data
         return self._take(last=False)
 
     def finish(self) -> list[bytes]:
-        """Return the payloads behind what only looked like the beginning of a frame: nothing more comes.
+        """Return the payloads behind an incomplete frame at the end of the log.
+
+        Nothing more comes: the bytes only looked like the beginning of a frame.
 
         More may be fed all the same, where a log was read that still grows.
         """
@@ -146,11 +148,11 @@ class Unframer:
 
     @property
     def is_hopeless(self) -> bool:
-        """Tell whether nothing more can be read of the log, however much of it there is."""
+        """Return whether the rest of the log is unreadable, however much of it there is."""
         return self._vain_bytes >= _MOST_VAIN_BYTES
 
     def put_back(self) -> int:
-        """Forget the bytes at the end that are no whole frame yet, and return how many: they will be fed again."""
+        """Drop the bytes of an incomplete last frame, to be fed again; return their number."""
         size = len(self._pending)
         self._pending.clear()
         return size

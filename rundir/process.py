@@ -1,4 +1,4 @@
-"""What a process takes of its machine: descriptors, memory, and room for what it writes to standard error."""
+"""Resources of a process: descriptors, memory, and room for its standard error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.02
 
 
 def raise_limit() -> int:
-    """Raise this process's limit of open files as far as it may go, and return it."""
+    """Raise this process's limit of open files to its maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -34,12 +34,12 @@ def raise_limit() -> int:
 
 
 def descriptor_limit() -> int:
-    """Return how many files a process started by this one can have open at once."""
+    """Return the maximum number of open files of a process started by this one."""
     return _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process holds; -1 where the system does not say."""
+    """Return the resident memory of this process, -1 if the system does not say."""
     try:
         descriptor = os.open(_STATM, os.O_RDONLY)  # half of what a file object takes
     except OSError:
@@ -62,7 +62,7 @@ class MemoryLimit:
         self._looked_s = self._trimmed_s = -1e9
 
     def is_reached(self) -> bool:
-        """Tell whether the process holds more than the limit."""
+        """Return whether the process holds more memory than the limit."""
         now_s = time.monotonic()
         if now_s < self._looked_s + _LOOK_EVERY_S:
             return self._is_reached
@@ -102,7 +102,7 @@ def collecting_often() -> Iterator[None]:
 
 
 class SparingErrors(logging.Handler):
-    """Writes log records to standard error: each kind once in ERRORS_EVERY_S, and MOST_ERROR_BYTES in all.
+    """Log handler for standard error with limits: each kind once in ERRORS_EVERY_S, and MOST_ERROR_BYTES in all.
 
     A kind is what one line of code says of one kind of error. How often it came meanwhile stands before the next.
     """

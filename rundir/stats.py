@@ -20,7 +20,7 @@ OF_VALUES = "unit of the values"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A value that cannot be known, with the reason in words a reader of the report understands."""
+    """A missing value, with a reason that a reader of the report understands."""
 
     reason: str
 

@@ -1,6 +1,7 @@
-"""Text as a person may see it: what others wrote (model names, versions, errors of servers, manifests) without secrets
-and controls, on a terminal, in a page and in a cell of a spreadsheet; numbers as a row of blocks; and what stands for
-both on a terminal that has only ASCII.
+"""Text for display on a terminal, in a page or in a spreadsheet cell.
+
+Text of others (model names, versions, errors of servers, manifests) is shown without secrets and controls, numbers as a
+row of blocks, and both with replacements on a terminal that has only ASCII.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ codecs.register_error(IN_ASCII, _in_ascii)
 
 
 def escaped(text: str) -> str:
-    """Return a text without secrets, and without anything that a terminal obeys or a reader cannot see: \\x1b instead
-    of the escape.
+    """Return a text without secrets and with escaped control and invisible characters.
+
+    Nothing remains that a terminal obeys or a reader cannot see: \\x1b instead of the escape.
     """
     text = without_secrets(text)
     return text if text.isprintable() else _UNSEEN.sub(_escape, text)
@@ -101,7 +103,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def printable_all(value: Any, shown: Callable[[str], str] = printable) -> Any:
-    """Return a value of JSON with all texts in it as they are `shown`, the names of fields included."""
+    """Return a JSON value with `shown` applied to all texts, names of fields included."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ _LEAST = 4  # bytes of what is left of a text without escapes, so that it is not
 
 
 def escaped(data: bytes | bytearray, texts: Collection[bytes]) -> list[tuple[int, int]]:
-    """Return where texts stand of which characters are escaped: of each place the first byte and the one behind it.
+    """Return the places of texts written with escapes: the first byte and the one behind.
 
     Data are looked at in pieces that overlap, so that what they cost in memory does not grow with them.
     """
@@ -41,7 +41,7 @@ def escaped(data: bytes | bytearray, texts: Collection[bytes]) -> list[tuple[int
 
 
 def _escaped(data: bytes | bytearray, texts: Collection[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield such places; some may overlap."""
+    """Yield the places of texts written with escapes in one piece; some may overlap."""
     levels = [bytes(data)]
     while len(levels) <= _DEEPEST and (plainer := _ESCAPE.sub(_character, levels[-1])) != levels[-1]:
         levels.append(plainer)
@@ -59,7 +59,10 @@ def _escaped(data: bytes | bytearray, texts: Collection[bytes]) -> Iterator[tupl
 
 @lru_cache(maxsize=1024)
 def _longest_run(text: bytes) -> bytes:
-    """Return the letters and digits of a text that no usual escape changes, to look for first: it is far cheaper."""
+    """Return the longest run of a text's letters and digits, which no usual escape changes.
+
+    It is looked for first: that is far cheaper.
+    """
     runs: list[bytes] = re.findall(rb"[0-9A-Za-z]*", _unescaped(text))
     return max(runs, key=len)
 
@@ -74,7 +77,7 @@ def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _places(data: bytes, places: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the place of each byte of what is left of data without its escapes."""
+    """Yield the place of each byte of the data after its escapes are resolved."""
     at = 0
     for match in _ESCAPE.finditer(data):
         yield from places[at : match.start()]

@@ -46,7 +46,7 @@ _KNOWN: dict[str, bytes] = {}
 
 
 def register(*values: str) -> None:
-    """Take in secrets: also as base64 has them. Escapes of JSON, URLs and HTML are undone where one is looked for."""
+    """Register secrets, also in base64. Escapes of JSON, URLs and HTML are undone where one is looked for."""
     forms = {form: form.encode(errors="replace") for value in values for form in _forms(value) if len(form) >= LEAST}
     if forms.keys() - _KNOWN.keys():
         whole = sorted({**_KNOWN, **forms}.items(), key=lambda pair: -len(pair[0]))
@@ -60,12 +60,12 @@ def registered() -> tuple[str, ...]:
 
 
 def register_likely(*values: str) -> None:
-    """Take in values that may be secrets and may be words: those with letters and digits are."""
+    """Register values that may be secrets or words, if they have letters and digits."""
     register(*(value for value in values if re.search("[A-Za-z]", value) and re.search("[0-9]", value)))
 
 
 def register_headers(headers: Iterable[tuple[str, str]]) -> None:
-    """Take in the values of headers, without the scheme that begins an Authorization."""
+    """Register the values of headers, without the scheme that begins an Authorization."""
     for name, value in headers:
         scheme = _SCHEME.match(value)
         credential = value[scheme.end() :] if scheme else value
@@ -79,14 +79,14 @@ def register_headers(headers: Iterable[tuple[str, str]]) -> None:
 
 
 def register_user(user: str) -> None:
-    """Take in USER:PASSWORD."""
+    """Register USER:PASSWORD."""
     name, _, password = user.partition(":")
     register(user, base64.b64encode(user.encode(errors="replace")).decode(), password)
     register_likely(name)
 
 
 def register_url(url: str) -> None:
-    """Take in user, password and the query of a URL."""
+    """Register user, password and the query of a URL."""
     with suppress(ValueError):
         parts = urlsplit(url)
         if parts.username or parts.password:
@@ -96,7 +96,7 @@ def register_url(url: str) -> None:
 
 
 def register_fields(fields: Any) -> None:
-    """Take in what the fields of a JSON object hold whose names say that it is secret."""
+    """Register the values of a JSON object's fields that have secret names."""
     secrets: list[str] = []
 
     def put(_: str, text: str) -> str:
@@ -108,12 +108,15 @@ def register_fields(fields: Any) -> None:
 
 
 def register_command(command: str) -> None:
-    """Take in what a command passes on under a name that says so."""
+    """Register a command's arguments that have secret names."""
     register_likely(*(match[2] for match in _IN_COMMAND.finditer(command)))
 
 
 def register_environment(variables: Mapping[str, str]) -> None:
-    """Take in variables that hold credentials by their names, and of NAME=VALUE,NAME=VALUE in one each value."""
+    """Register the values of environment variables that hold credentials by their names.
+
+    Of NAME=VALUE,NAME=VALUE in one variable, each value.
+    """
     for name in secret_variables(variables):
         if not variables[name].startswith("/"):
             fields = [field.partition("=")[2].strip() for field in variables[name].split(",")]
@@ -139,7 +142,7 @@ def without_secrets(text: str) -> str:
 
 
 def without_secrets_all(value: Any) -> Any:
-    """Return a value of JSON whose texts have no secret; the names of fields stay."""
+    """Return a JSON value without secrets in its texts; the names of fields stay."""
     if isinstance(value, str):
         return without_secrets(value)
     if isinstance(value, Mapping):
@@ -160,7 +163,7 @@ def blanked(data: Bytes) -> Bytes:
 
 
 def with_secrets(fields: Any, put: Callable[[str, str], str], *, name: str = "", inside: bool = False) -> Any:
-    """Return a value of JSON in which `put`, given a name and a text, replaces each text that is secret by its name.
+    """Return a JSON value with texts of secret names replaced by `put(name, text)`.
 
     Numbers are not: `max_tokens` is a name of this kind. Nor is a text that differs from request to request.
     """
@@ -175,8 +178,10 @@ def with_secrets(fields: Any, put: Callable[[str, str], str], *, name: str = "",
 
 
 def with_stand_ins(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of a body with a stand-in of the same length for what is secret by its name, and what each
-    stands for. The same field has the same stand-in in each run, so that equal requests are equal in a record.
+    """Return the fields of a body with stand-ins for secrets, and the secret of each.
+
+    Secret are the values with secret names; a stand-in has the length of its secret. The same field has the same
+    stand-in in each run, so that equal requests are equal in a record.
     """
     secrets: dict[str, str] = {}
 
@@ -193,12 +198,12 @@ def with_stand_ins(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def masked_fields(fields: Any) -> Any:
-    """Return a value of JSON with `***` for what is secret by its name."""
+    """Return a JSON value with `***` for values that have secret names."""
     return with_secrets(fields, lambda *_: MASK)
 
 
 def masked_body(text: str) -> str:
-    """Return a JSON object with `***` for what is secret by its name; as it was where nothing is."""
+    """Return a JSON object with `***` for values that have secret names, unchanged without any."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -208,7 +213,7 @@ def masked_body(text: str) -> str:
 
 
 def unmasked(shown: Any, given: Any) -> Any:
-    """Return a value of JSON with what was `given` in place of what is masked in it."""
+    """Return a JSON value with masked values restored from `given`."""
     if shown == MASK:
         return given
     if isinstance(shown, Mapping) and isinstance(given, Mapping):
@@ -219,7 +224,7 @@ def unmasked(shown: Any, given: Any) -> Any:
 
 
 def masked_command(command: str) -> str:
-    """Return a command of a shell with `***` for what it passes on under a name that says that it is secret."""
+    """Return a shell command with `***` for arguments that have secret names."""
     return _USERINFO.sub(MASK, _IN_COMMAND.sub(lambda match: f"{match[1]}{MASK}", without_secrets(command)))
 
 

@@ -1,4 +1,4 @@
-"""How numbers look to people: in sentences, in tables, and where a panel has little room. A missing one is "-"."""
+"""Formats of numbers for people: in sentences, tables and narrow panels. A missing one is "-"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SETTING_UNITS = {**dict.fromkeys(_SECONDS.split(), "s"), **dict.fromkeys(("rate
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, all of a large one, no exponent."""
+    """Return a number with `digits` significant digits, all of a large one, no exponent."""
     if not math.isfinite(value) or abs(value) >= ABSURD:
         return f"{value:.3g}"
     if isinstance(value, int) or abs(value) < _NOTHING:
@@ -26,7 +26,7 @@ def figure(value: float, digits: int = 3) -> str:
 
 
 def count_of(count: float, what: str) -> str:
-    """Return a count with what it counts, in the singular of one: 1 request, 2,000 requests."""
+    """Return a count with its noun, in the singular for one: 1 request, 2,000 requests."""
     return f"{count:,.15g} {what}{'' if count == 1 else 's'}"
 
 
