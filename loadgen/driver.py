@@ -61,7 +61,7 @@ class Run(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_u
 
 
 class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop", forbid_unknown_fields=True):
-    """Cancel what is in flight and report drained."""
+    """A command to cancel the requests in flight and report drained."""
 
 
 class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
@@ -122,12 +122,15 @@ class Stop:
             self._wish.set()
 
     async def wait(self) -> None:
-        """Return when the end is wished."""
+        """Wait until the end is requested."""
         await self._wish.wait()
 
 
 def is_closed_loop(*, concurrency: int | None, rate: float | None, trace: object) -> bool:
-    """Tell whether replies alone say when the next request is sent; with a schedule, the concurrency is a cap."""
+    """Return whether the replies alone determine the time of the next request.
+
+    With a schedule, the concurrency is a cap.
+    """
     return concurrency is not None and rate is None and trace is None
 
 
@@ -137,7 +140,7 @@ def slots(concurrency: int, *, workers: int, worker: int) -> int:
 
 
 def is_share(planned: PlannedRequest, *, workers: int, worker: int, seats: int | None = None) -> bool:
-    """Tell whether a request is this worker's: requests, or sessions as wholes, are dealt out by turns.
+    """Return whether a request belongs to this worker. Requests, or whole sessions, are dealt out in turn.
 
     With `seats`, those of a cap, each seat has its turn: a worker gets requests in proportion to its `slots`.
     The indices of first turns are as far apart as their sessions are long, so that sessions go by their own number.
@@ -245,7 +248,7 @@ class _Phase:
             self.seats.free()
 
     async def all_submitted(self) -> int:
-        """Wait until nothing is held back and no session has turns left to submit, or the phase is over.
+        """Wait until all requests and later turns are submitted, or the phase is over.
 
         Returns when submitting was over, which is to come if the rest is due after the phase.
         """
@@ -262,7 +265,7 @@ class _Phase:
         return self.order.until_ns is not None and self.clock.now_ns() >= self.order.until_ns
 
     def left_s(self) -> float | None:
-        """Return how long requests may still be submitted, as a timeout; None: without end."""
+        """Return the time left for submitting requests, as a timeout; None: without end."""
         return None if self.order.until_ns is None else (self.order.until_ns - self.clock.now_ns()) / 1e9
 
     def _finish(self) -> None:
@@ -329,7 +332,10 @@ async def _open_loop(phase: _Phase) -> int:
 
 
 async def _due(phase: _Phase) -> int:
-    """Return how many requests of the rest of the plan, as far as it is written, were due before the phase's end."""
+    """Count the remaining requests that were due before the end of the phase.
+
+    Only the written part of the plan is read.
+    """
     count = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(_REST_S):

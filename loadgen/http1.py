@@ -1,4 +1,4 @@
-"""HTTP/1.1 framing, no more than is needed to know where a reply ends and, later, what it said.
+"""HTTP/1.1 framing: the end of a reply and, later, its head and body. No more is implemented than these need.
 
 `BodyEnd` runs in the hot path and never looks into content; `parse_head` and `dechunk` serve derivation too.
 Source: RFC 9112.
@@ -41,7 +41,7 @@ class Head:
 
     @property
     def keep_alive(self) -> bool:
-        """Tell whether the peer will take another request on this connection."""
+        """Return whether the peer accepts another request on this connection."""
         tokens = {token.strip().lower() for token in self.headers.get("connection", "").split(",")}
         return "keep-alive" in tokens if self.version == "HTTP/1.0" else "close" not in tokens
 
@@ -74,7 +74,7 @@ def parse_head(raw: bytes | bytearray) -> Head:
 
 
 def is_chunked(head: Head) -> bool:
-    """Tell whether the body comes in chunks, which overrides a content length."""
+    """Return whether the body is chunked, which overrides a content length."""
     return head.headers.get("transfer-encoding", "").lower().split(",")[-1].strip() == "chunked"
 
 
@@ -205,7 +205,7 @@ def chunk_size(line: bytes) -> int:
 
 
 class Dechunked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A body, or a piece of it, without its chunk framing, and where its chunks lay on the wire.
+    """A body, or a piece of it, without chunk framing, with its chunks' wire positions.
 
     data_starts[k] in `data` is wire_starts[k] on the wire; what was begun in the piece before begins at 0.
     """
@@ -216,7 +216,7 @@ class Dechunked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Dechunker:
-    """Takes the chunk framing off a body that comes in pieces, of which it keeps nothing but an unfinished line."""
+    """Decoder that removes the chunk framing from a body in pieces. It keeps only an unfinished line."""
 
     __slots__ = ("_is_first", "_is_over", "_left", "_line")
 
@@ -226,7 +226,10 @@ class Dechunker:
         self._line = b""
 
     def feed(self, wire: bytes) -> Dechunked:
-        """Take what comes next; what is torn anywhere gives what had come. Raises ProtocolError."""
+        """Decode the next piece of the body.
+
+        A piece may be torn anywhere: its data so far is returned. Raises ProtocolError.
+        """
         if self._is_first:
             self._is_first = False
             if (whole := _whole(wire)) is not None:

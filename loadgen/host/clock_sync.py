@@ -1,4 +1,6 @@
-"""What disciplines this machine's clock, and how far off it may be (distributed-testing, clock-ntp, clock-ptp).
+"""Synchronisation of this machine's clock and the bound on its error.
+
+Covers distributed-testing, clock-ntp and clock-ptp.
 
 Read once a run and recorded: stamps are moved to the wall clock by an anchor, and comparing them with another machine's
 is worth what both clocks are worth. What a system does not tell is absent with a reason.
@@ -28,7 +30,7 @@ _CHRONY_TIMEOUT_S = 2.0
 
 
 class KernelClock(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kernel knows of its own clock (adjtimex)."""
+    """The kernel's state of its own clock (adjtimex)."""
 
     synchronised: Annotated[bool, doc("Whether a daemon keeps it so (not STA_UNSYNC).")]
     offset_ms: Annotated[float, doc("What remained to be corrected when the daemon last reported.", "ms")]
@@ -37,7 +39,7 @@ class KernelClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chrony(msgspec.Struct, frozen=True, kw_only=True):
-    """What chronyd tracks."""
+    """The state of chronyd's tracking."""
 
     source: Annotated[str, doc("Its source of time.")]
     stratum: Annotated[int, doc("The source's stratum.", NO_UNIT)]
@@ -49,7 +51,7 @@ class Chrony(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What disciplines this machine's clock, and how far off it may be."""
+    """The synchronisation of this machine's clock and the bound on its error."""
 
     source: Annotated[str | None, doc("The kernel's clock source.", source="draft `distributed-testing`")]
     method: Annotated[str, doc("How the clock is synchronised, in words.", source="draft `clock-method`")]
@@ -82,7 +84,7 @@ def clock_state(sysfs: Path = Path("/sys")) -> ClockState:
 
 
 def parse_tracking(text: str) -> Chrony | Missing:
-    """Read what `chronyc -c tracking` prints: one line of comma-separated fields, seconds."""
+    """Parse the output of `chronyc -c tracking`: one line of comma-separated fields, seconds."""
     fields = text.strip().split(",")
     if len(fields) < _CHRONY_FIELDS:
         return Missing(reason="chronyc said nothing that can be read")

@@ -29,7 +29,7 @@ class CpuTicks:
 
 
 class MachineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What used this machine's processors during a phase."""
+    """The use of this machine's processors during a phase."""
 
     steal_ratio: Annotated[
         Ratio | None,

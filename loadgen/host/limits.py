@@ -15,7 +15,10 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def port_count() -> int | None:
-    """Return how many connections to one address and port this machine can have at once; None when it does not tell."""
+    """Return the number of simultaneous connections to one address and port, None if not known.
+
+    The limit is this machine's range of local ports, None if that cannot be read.
+    """
     try:
         first, last = map(int, _PORT_RANGE.read_text(encoding="ascii").split())
     except (OSError, ValueError):
@@ -24,7 +27,9 @@ def port_count() -> int | None:
 
 
 def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | None:
-    """Say in a line why so many connections at once cannot be had here, with the cure; None when they can.
+    """Return a message about a shortage of files or ports for the connections, else None.
+
+    It is one line and names the cure.
 
     connections  a closed loop's concurrency, or what an open loop is expected to have in flight
     targets      how many addresses they spread over evenly; each has all local ports for itself
@@ -45,7 +50,9 @@ def shortage(connections: int, *, workers: int = 1, targets: int = 1) -> str | N
 
 
 def outlasting(rate_per_s: float, *, workers: int = 1, targets: int = 1) -> str | None:
-    """Say after how long a reply an open loop runs out of open files or ports; None when that cannot happen.
+    """Return a message about the reply duration that exhausts files or ports, else None.
+
+    None when an open loop cannot run out of either.
 
     In flight are rate x duration of a reply, so the limits over the rate are the longest that replies may take. Where
     there are no files for connections at all, that is said instead.

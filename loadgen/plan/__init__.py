@@ -1,1 +1,4 @@
-"""What to send and when: arrivals, workloads, tokenizers, and the fitted requests that the workers read."""
+"""Planning of the requests and of their times.
+
+Arrivals, workloads, tokenizers, and the fitted requests that the workers read.
+"""

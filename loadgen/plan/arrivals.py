@@ -115,7 +115,9 @@ def schedule(
 
 
 def expected(arrival: Arrival, at_s: float, *, count: int | None = None, duration_s: float | None = None) -> float:
-    """Return how many arrivals the intensity promises within the first `at_s` seconds; not for replay.
+    """Return the expected number of arrivals within the first `at_s` seconds.
+
+    It is the integral of the intensity; not for replay.
 
     `count` and `duration_s` are those of the schedule, which a ramp's length may follow from.
     """

@@ -45,7 +45,7 @@ _ROOM = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One record of a plan, and in what it differs from what the workload wanted.
+    """One record of a plan, and its differences from the workload's request.
 
     clipped_input, clipped_output  the model's length made it shorter
     missed_tokens  declared input length minus the wanted one, after clipping; 0 where it was met
@@ -61,7 +61,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOrder:
-    """What of a workload is planned, and as what.
+    """The selection of a workload's requests to plan, and the options for them.
 
     first_index    index of the first request; the others follow it
     offsets_ns     int64[n] of an open loop, one a request or session; None: closed loop
@@ -85,7 +85,7 @@ class PlanOrder:
 
 
 def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple[int, int]:
-    """Return input and output lengths that fit the model together with 64 tokens for the template.
+    """Return input and output lengths that fit the model. 64 tokens are reserved for the template.
 
     The input gives way first, down to one token; then the output, down to one.
     """
@@ -98,7 +98,7 @@ def clip(input_tokens: int, max_tokens: int, max_model_len: int | None) -> tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What stands around a request's own text, and what it takes of the length."""
+    """The texts around a request's own text, and their token counts."""
 
     system: FittedPrompt
     prefix: FittedPrompt
@@ -137,7 +137,7 @@ class Fitter:
         self._suffixes: dict[str, FittedPrompt] = {}
 
     async def prepare(self, request: WorkloadRequest) -> None:
-        """Fit what the request shares with others, unless that was done. Raises TokenizerError."""
+        """Fit the texts that the request shares with others, unless already fitted. Raises TokenizerError."""
         for piece in (request.system, request.prefix):
             if piece is not None and piece.name not in self._shared:
                 self._shared[piece.name] = await self._fitted(piece.text, piece.token_ids, piece.tokens)
@@ -217,7 +217,7 @@ class Fitter:
     async def _declared(
         self, request: WorkloadRequest, request_prompt: FittedPrompt, parts: _Parts, input_tokens: int
     ) -> int:
-        """Return what is stated as the input's length: as drawn with the reference tokenizer, else as counted."""
+        """Return the declared input length. It is the drawn one with the reference tokenizer, else the counted one."""
         if request.text is None and self._tokenizer is self._reference:
             return input_tokens
         if not parts.prefix.text and not parts.suffix.text:
@@ -287,7 +287,10 @@ def asked_output(extra: Mapping[str, object], max_tokens: int) -> int:
 
 
 def _within(parts: _Parts, input_tokens: int) -> _Parts:
-    """Return the parts that leave at least one token of `input_tokens` to the request's own text."""
+    """Return the parts that leave at least one input token for the request's own text.
+
+    Of `input_tokens`, that is: the prefix is dropped first, then the system prompt, then the suffix.
+    """
     if parts.tokens >= input_tokens:
         parts = replace(parts, prefix=_NOTHING)
     if parts.tokens >= input_tokens:

@@ -68,7 +68,7 @@ class GivenPrompt:
 
 @dataclass(slots=True, kw_only=True)
 class PromptFile:
-    """What a file holds, in its order.
+    """The contents of a prompt file, in its order.
 
     sessions  the prompts of each session; of a prompt without a session, that one alone
     headers   the different header sets
@@ -92,7 +92,7 @@ class _Reading:
 
 
 def format_of(path: Path) -> Format:
-    """Return how a file looks from its beginning and its name. Raises OSError."""
+    """Return the format of a file, judged by its beginning and its name. Raises OSError."""
     with path.open("rb") as file:
         start = file.read(_LOOK_BYTES).removeprefix(_BOM.encode())
     if _SHAREGPT.match(start):
@@ -116,7 +116,7 @@ def read_prompts(path: Path) -> PromptFile:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Give what stands in each line that is not blank, and where. Raises PromptsError."""
+    """Yield the place and content of each line that is not blank. Raises PromptsError."""
     text_lines = _is_text(path)
     with path.open("rb") as file:
         for number in itertools.count(1):
@@ -155,7 +155,7 @@ def _decoded(raw: bytes, where: str) -> str:
 
 
 def _parsed(text: str, where: str) -> object:
-    """Return what a JSON text says; duplicate keys, NaN and what cannot be sent again are errors."""
+    """Parse a JSON text. Duplicate keys, NaN and values that cannot be sent again are errors."""
     try:
         said = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_int=_whole, parse_float=_finite
@@ -205,7 +205,7 @@ def _finite(digits: str) -> float:
 
 
 def _take(reading: _Reading, where: str, item: object) -> None:
-    """Add what stands at one place: a prompt, the next of its session, or a session's turns."""
+    """Add the item at one place of the file. It is a prompt, the next of its session, or a session's turns."""
     fields = _fields(reading, where, item)
     turns, session = fields.get("turns"), _session(fields, where)
     if turns is None:
@@ -274,7 +274,7 @@ def _fields(reading: _Reading, where: str, item: object) -> dict[str, Any]:
 
 
 def _only(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> str | None:
-    """Return which of several names for one thing is given. Raises PromptsError where several are."""
+    """Return the name that is given, of several for one field, or None. Raises PromptsError where several are."""
     given = [name for name in names if name in fields]
     if len(given) > 1:
         _fail(where, f"{given[0]} and {given[1]} mean the same; give one of them")

@@ -45,7 +45,7 @@ def look(path: Path) -> Saved:
 
 
 def read(path: Path) -> Iterator[PlannedRequest]:
-    """Read the requests of a plan, in order, without their phase and their own headers, which are not in it.
+    """Yield the requests of a plan, in order. Their phase and their own headers are not in it.
 
     Raises SavedRequestsError where one cannot be sent, or the plan has no end.
     """
@@ -107,8 +107,9 @@ def _for_model(request: PlannedRequest, model: str | None, extra: Mapping[str, o
 
 
 def with_model(body: bytes, model: str, extra: Mapping[str, object]) -> bytes:
-    """Return a JSON body for another model, with other fields, or without those that are None; any other body, and one
-    without a model, as it is.
+    """Return a JSON body with another model and other fields.
+
+    Fields that are None are removed. Any other body, and one without a model, is returned as it is.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])

@@ -214,7 +214,7 @@ def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
 
 
 def _explained(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:
-    """Return what msgspec found wrong, behind the field and its value."""
+    """Return msgspec's error message, preceded by the field and its value."""
     what, _, place = str(error).partition(" - at `$.")
     name = place.rstrip("`").partition("[")[0]
     return f"{name}: {_shown(repr(fields.get(name)))}: {what}" if name else what

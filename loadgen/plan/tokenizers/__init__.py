@@ -30,7 +30,7 @@ __all__ = [
 
 
 def about(tokenizer: Tokenizer, *, exact: bool = False) -> dict[str, Any]:
-    """Return what a report states of a declared tokenizer, plain JSON values.
+    """Return the report's description of a declared tokenizer, as plain JSON values.
 
     special_tokens  of BOS and EOS, system prompt and tool tokens (draft, special token handling)
     exact           input lengths were verified after the chat template

@@ -27,7 +27,7 @@ class TokenizerError(Exception):
 
 
 class Tokenizer(Protocol):
-    """A declared tokenizer, and what the report must state of it.
+    """A declared tokenizer, with the facts that the report must state.
 
     option    the draft's: "A, native" or "B, reference"
     """
@@ -52,17 +52,17 @@ class Tokenizer(Protocol):
         ...
 
     async def count_chat(self, system: str, user: str) -> int:
-        """Return tokens of a chat request after the chat template, the header that opens the reply included."""
+        """Count the tokens of a chat request after the chat template. The header that opens the reply is included."""
         ...
 
 
 async def count_text(tokenizer: Tokenizer, text: str) -> int:
-    """Return how many tokens a text has, without special tokens. Raises TokenizerError."""
+    """Count the tokens of a text, without special tokens. Raises TokenizerError."""
     return len(await tokenizer.encode(text)) if text else 0
 
 
 async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
-    """Return `text`, cut or repeated until it counts `tokens`, or as near as four corrections come.
+    """Fit a text to a number of tokens, cutting or repeating it. After four corrections the nearest count is taken.
 
     The text of n ids need not encode to n ids, so count again and correct.
 
@@ -96,7 +96,9 @@ async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
 async def fit_counted(
     text: str, tokens: int, count: Callable[[str], Awaitable[int]], *, guess: int | None = None
 ) -> FittedPrompt:
-    """Return the piece of `text` from its start for which `count` says `tokens`, found by bisection over its length.
+    """Fit a text's beginning to a token count, by bisection over its length.
+
+    The result is the piece for which `count` says `tokens`.
 
     `count` takes the piece to the number of tokens of the whole request, so a chat template is in it: exo-bench's
     method (prompt construction). `text` must be long enough: repeat it before. `guess` is a length in characters to

@@ -93,7 +93,9 @@ class LocalTokenizer:
 
 
 def chat_template(directory: Path) -> Template | str:
-    """Return what renders a system and a user text by the model's chat template, or why there is nothing.
+    """Return a renderer of the model's chat template, or the reason for its absence.
+
+    It renders a system and a user text.
 
     The template is chat_template.jinja, else the `chat_template` of tokenizer_config.json (its "default" of several).
     """
@@ -125,7 +127,7 @@ def chat_template(directory: Path) -> Template | str:
 
 
 def _token(value: object) -> str:
-    """Return a special token, which a configuration writes as text or as an object with the text in it."""
+    """Return a special token's text. A configuration writes the token as text or as an object with the text in it."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
 
@@ -169,7 +171,7 @@ class Template:
         return str(answer["text"])
 
     def _death(self) -> str:
-        """Return why the process ended."""
+        """Return the reason for the end of the process."""
         code = self._process.wait()
         if code == -signal.SIGXCPU:
             most_s = rendering.most_cpu_s(self._texts, self._characters)

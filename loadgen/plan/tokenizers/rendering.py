@@ -49,12 +49,15 @@ def main() -> None:
 
 
 def most_cpu_s(texts: int, characters: int) -> int:
-    """Return the seconds of the processor that so many lines of so many characters may take together."""
+    """Return the limit on processor time for rendering `texts` lines, in s.
+
+    `characters` is the number of characters in all of them.
+    """
     return _LEAST_CPU_S + texts // _TEXTS_PER_S + characters // _CHARACTERS_PER_S
 
 
 def _allow(cpu_s: int) -> None:
-    """Let this process be ended by SIGXCPU once it has taken so many seconds of the processor's time."""
+    """Limit the processor time of this process: SIGXCPU ends it after `cpu_s` seconds."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 

@@ -1,4 +1,4 @@
-"""What to send: the draft's reference workloads, files of data sets, traces and a user's own distributions.
+"""Workloads: the draft's reference workloads, data sets, traces and a user's own distributions.
 
 A workload is a deterministic sequence of requests, endless but for a trace's, and what a report must state of it.
 """
@@ -117,7 +117,9 @@ def build(
     think_s: float = 0.0,
     lengths: Lengths = Lengths(),
 ) -> Workload:
-    """Return a workload by its name, from a YAML file's path, or from such a file's content as JSON.
+    """Return a workload by its name or from its definition.
+
+    The definition is a YAML file's path, or such a file's content as JSON.
 
     dataset   the file that `conversation` (ShareGPT JSON) or `code-completion` (The Stack, Parquet or JSON lines)
               reads; without it they are a synthetic stand-in and say so
@@ -269,7 +271,7 @@ def given(
     think_s: float = 0.0,
     output_tokens: int | None = None,
 ) -> Workload:
-    """Return the workload of a user's own prompts, as far as a protocol can send them.
+    """Return the workload of a user's own prompts, as a protocol can send them.
 
     output_tokens  of prompts that state none; ShareGPT's have the length of their replies
     sessions  of ShareGPT, the later messages are later turns; `think_s` seconds after the reply, where none are stated
@@ -310,7 +312,7 @@ def given(
 def likenesses(
     path: Path, *, seed: int, protocol: Protocol, output_tokens: int | None = None
 ) -> Iterator[WorkloadRequest]:
-    """Give what a warm-up sends before a user's prompts: as long as these, but other words. Raises WorkloadError."""
+    """Yield warm-up requests as long as a user's prompts, but with other words. Raises WorkloadError."""
     from loadgen.plan.workloads import prompts  # noqa: PLC0415  # as above
 
     of_file = given(path, seed=seed, protocol=protocol, output_tokens=output_tokens)

@@ -54,7 +54,9 @@ class Corpus:
 
 
 def read(path: Path) -> tuple[Corpus, dict[str, Any]]:
-    """Return what is used of a file, at most 20,000 functions from its beginning, and what a report states of it.
+    """Return the code of a file and the report's description of it.
+
+    At most 20,000 functions from its beginning are used.
 
     The newest file is kept in memory, since a warm-up draws from it too.
 
@@ -93,7 +95,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
 
 
 def notes(about: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what of the rows read is not sent, and why, of what `read` states of a file."""
+    """Return notes about the rows that are not sent, with the reason. `about` is the description from `read`."""
     if not (unused := about["rows_read"] - about["rows_used"]):
         return ()
     lines = f"{_LEAST_LINES} to {_MOST_LINES} lines in {', '.join(LANGUAGES)}"
@@ -114,7 +116,10 @@ def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def _contexts(corpus: Corpus, rng: np.random.Generator) -> tuple[Shared, ...]:
-    """Return ten contexts of 512 to 1024 tokens, of ten repositories where there are as many, by a seeded choice."""
+    """Return ten contexts of 512 to 1024 tokens, chosen by the seed.
+
+    They are of ten repositories if there are as many.
+    """
     lengths = whole(REPOSITORIES.tokens, rng, REPOSITORIES.count).tolist()
     names = sorted(corpus.repositories)
     chosen = rng.permutation(len(names)).tolist()
@@ -165,14 +170,16 @@ def python_functions(text: str) -> Iterator[str]:
 
 
 def _within(line: str, indent: int) -> bool:
-    """Whether a line belongs to the function whose def is indented so far."""
+    """Return whether a line belongs to a function, given the indent of its def."""
     stripped = line.lstrip()
     # A closing parenthesis of a long list of parameters stands where the def does.
     return not stripped or len(line) - len(line.lstrip(" \t")) > indent or stripped.startswith(")")
 
 
 def braced_functions(text: str) -> Iterator[str]:
-    """Return the functions of JavaScript or TypeScript code, from the keyword to the brace that closes the body.
+    """Yield the functions of JavaScript or TypeScript code.
+
+    Each goes from the keyword to the brace that closes the body.
 
     Braces in texts and comments count too, so a function that has them unpaired is cut wrongly or left out.
     """

@@ -1,4 +1,4 @@
-"""What a prompt consists of, as token ids of cl100k_base: exactly as many as asked for, from a seeded generator.
+"""Prompt contents as token ids of cl100k_base, from a seeded generator. Each has exactly as many ids as requested.
 
 random-tokens  ids drawn uniformly, as the draft's synthetic workloads have them; their text loses something
 words          common English words in sentences; each is one token, so a text encodes to the ids it was made from
@@ -88,7 +88,7 @@ _FUNCTIONS_A_LANGUAGE = 128
 
 
 def about_content(name: str) -> dict[str, str]:
-    """Return what a report states of a content: its name, its domain and its language."""
+    """Return the report's description of a content: its name, its domain and its language."""
     domain, language = CONTENTS[name]
     return {"content": name, "domain": domain, "language": language}
 
@@ -126,7 +126,7 @@ _MAKERS = {"random-tokens": _random_tokens, "words": _words, "code": _code, "rep
 
 @cache
 def _word_ids() -> tuple[Ints, int]:
-    """Return ids of the words, each with the blank before it, and of the full stop."""
+    """Return the token ids of the words and of the full stop. Each word is taken with the blank before it."""
     ids = [reference().ids(f" {word}") for word in sorted(set(_WORDS))]
     return np.array([word_id for word_id, *more in ids if not more], np.int64), reference().ids(".")[0]
 

@@ -46,14 +46,16 @@ class _Conversation(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What a user said, and the reply in the file."""
+    """A user's message, and its reply in the file."""
 
     user: str
     assistant: str
 
 
 def read(path: Path) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
-    """Return the conversations that have an exchange, in the file's order, and what a report states of the file.
+    """Return the conversations that have an exchange, and the report's description of the file.
+
+    Conversations are in the file's order.
 
     The newest file is kept in memory, since a warm-up draws from it too.
 
@@ -93,7 +95,7 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...
 
 
 def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
-    """Return what of a file is not sent, and why, of what `read` states of it."""
+    """Return notes about the messages that are not sent, with the reason. `about` is the description from `read`."""
     texts = []
     if without := about["without_reply"]:
         whole = about["conversations_in_file"]
@@ -127,7 +129,10 @@ def in_order(conversations: Sequence[tuple[Exchange, ...]], *, think_s: float | 
 
 
 def request_of(exchanges: Sequence[Exchange], pauses_s: Iterable[float]) -> WorkloadRequest:
-    """Return a conversation's first message as a request, and as many of its later ones as there are pauses."""
+    """Return a conversation's first message as a request, with later messages as turns.
+
+    There are as many turns as pauses.
+    """
     first, *later = exchanges
     return WorkloadRequest(
         workload_class=NAME,

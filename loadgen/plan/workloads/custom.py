@@ -48,14 +48,14 @@ _EXAMPLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What values of a distribution may be, and whether only whole ones."""
+    """Bounds on the values of a distribution, and whether they must be whole numbers."""
 
     least: float = 0
     most: float = MOST_TOKENS
     whole: bool = True
 
     def check(self, place: str, value: object, *, whole: bool | None = None) -> None:
-        """Raise WorkloadError for what is not a number, or is out of bounds."""
+        """Raise WorkloadError if the value is not a number or is out of bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not -(2**63) < value < 2**63:
             raise WorkloadError(f"{place}: {value!r} must be a number")
         if (self.whole if whole is None else whole) and int(value) != value:
@@ -75,7 +75,7 @@ _Text = Annotated[str, Meta(pattern=r"\S")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomWorkload:
-    """What a workload file says."""
+    """The contents of a workload file."""
 
     name: str
     classes: tuple[RequestClass, ...]
@@ -128,7 +128,10 @@ def read(path: Path) -> CustomWorkload:
 
 
 def read_inline(text: str) -> CustomWorkload:
-    """Read what a workload file holds from a text. Raises WorkloadError naming the field, its value and the cure."""
+    """Read a workload from the text of a workload file.
+
+    Raises WorkloadError naming the field, its value and the cure.
+    """
     data = read_text(text)
     if not isinstance(data, dict):
         raise WorkloadError("must be a mapping with input and output, or with classes")
@@ -184,7 +187,9 @@ def _sharing(given: object, where: str) -> Sharing | None:
 
 
 def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution:
-    """Read what stands at `where` in a file: a number (fixed), or a mapping of one kind to its parameters.
+    """Read a distribution: a number (fixed), or a mapping of one kind to its parameters.
+
+    `where` is its place in the file.
 
     Raises WorkloadError naming the field, its value and the cure.
     """
@@ -257,7 +262,7 @@ def _parameters(kind: str, items: list[str]) -> object:
 
 
 def _edges(ranges: list[str]) -> list[float]:
-    """Return the edges of ranges such as 1-100 and 100-500. Raises WorkloadError where there is a gap between them."""
+    """Return the edges of ranges like 1-100 and 100-500. Raises WorkloadError where there is a gap between them."""
     lows, highs = zip(
         *((_number(low), _number(high)) for low, _, high in (r.partition("-") for r in ranges)), strict=True
     )
@@ -295,7 +300,7 @@ def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:
 
 
 def _check(read: Distribution, place: str, bounds: Bounds) -> None:
-    """Check what the fields of a distribution cannot say each for itself."""
+    """Check the constraints between the fields of a distribution, and the bounds of its values."""
     if isinstance(read, Choice):
         for at, value in enumerate(read.values):
             bounds.check(f"{place}.values[{at}]", value)

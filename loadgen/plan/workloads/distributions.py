@@ -25,7 +25,7 @@ _Positive = Annotated[float, Meta(ge=0, le=1e300)]
 
 
 class _Drawn(msgspec.Struct, frozen=True, tag_field="type", rename={"least": "min", "most": "max"}):
-    """What a file calls `min` and `max` is `least` and `most` here."""
+    """The limits of a distribution: `least` and `most` here, `min` and `max` in a file."""
 
 
 class Fixed(_Drawn, frozen=True, tag="fixed"):
@@ -80,7 +80,7 @@ class LogNormal(_Drawn, frozen=True, tag="log-normal"):
 
     @property
     def inside(self) -> float:
-        """Return which share of the untruncated distribution lies within [least, most]."""
+        """Return the share of the untruncated distribution that lies within [least, most]."""
         if not self.sigma:
             return float(self.least <= math.exp(self.mu) <= self.most)
         bounds = (math.log(bound) if bound > 0 else -math.inf for bound in (self.least, self.most))
@@ -138,7 +138,7 @@ Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | His
 
 
 def about(distribution: Distribution) -> dict[str, Any]:
-    """Return what a report states of a distribution: its type, and its fields as a file has them."""
+    """Return the report's description of a distribution: its type, and its fields as in a file."""
     stated: dict[str, Any] = msgspec.to_builtins(distribution)
     points = stated.pop("points", ())
     return stated | {f"p{percent:g}": value for percent, value in points}

@@ -111,7 +111,10 @@ def about_file(path: Path, option: str = "--dataset") -> dict[str, Any]:
 
 
 def file_state(path: Path, option: str = "--dataset") -> tuple[int, int]:
-    """Return what changes when a file is written anew: its time of change in ns and its size. Raises WorkloadError."""
+    """Return a file's time of change in ns and its size.
+
+    They change when the file is written anew. Raises WorkloadError.
+    """
     try:
         status = path.stat()
     except OSError as error:

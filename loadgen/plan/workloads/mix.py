@@ -120,7 +120,7 @@ def class_requests(traffic_class: RequestClass, *, seed: int, stream: int = 0) -
 def later_turns(
     traffic_class: RequestClass, turn_count: int, content: np.random.Generator, session: np.random.Generator
 ) -> tuple[Turn, ...]:
-    """Return the turns of a session behind its first, with lengths from the class's own distributions."""
+    """Return the later turns of a session. Their lengths are drawn from the class's own distributions."""
     later = turn_count - 1
     inputs = np.maximum(whole(traffic_class.input_tokens, session, later), 1).tolist()
     outputs = np.maximum(whole(traffic_class.output_tokens, session, later), 1).tolist()
@@ -156,7 +156,7 @@ def stream_rng(seed: int, *key: int) -> np.random.Generator:
 
 
 def about(classes: Sequence[RequestClass]) -> dict[str, Any]:
-    """Return what a report states of the classes: lengths, content, sharing and sessions."""
+    """Return the report's description of the classes: lengths, content, sharing and sessions."""
     total = sum(traffic_class.weight for traffic_class in classes)
     return {
         "classes": [_about(replace(traffic_class, weight=traffic_class.weight / total)) for traffic_class in classes]
@@ -188,7 +188,7 @@ def _about(traffic_class: RequestClass) -> dict[str, Any]:
 
 
 def endless_order(count: int, *, seed: int, stream: int) -> Iterator[int]:
-    """Give positions 0 to count - 1 in a random order, all of them before any comes again, without end."""
+    """Yield positions 0 to count - 1 in random order, without end. All of them come before any comes again."""
     rng = stream_rng(seed, stream)
     while True:
         yield from rng.permutation(count).tolist()

@@ -79,7 +79,10 @@ def _request(session: Sequence[GivenPrompt]) -> WorkloadRequest:
 
 
 def require(prompts: Prompts, protocol: Protocol) -> None:
-    """Raise WorkloadError where a prompt needs what a protocol does not have: roles, or headers of a single request."""
+    """Raise WorkloadError if a prompt needs a feature that the protocol lacks.
+
+    Such features are roles, and headers of a single request.
+    """
     messages, headers = prompts.file.places.get("messages"), prompts.file.places.get("headers")
     if messages and not protocol.templated:
         raise WorkloadError(
@@ -108,7 +111,7 @@ def requests(
 
 
 def likenesses(requests: Iterable[WorkloadRequest], *, seed: int) -> Iterator[WorkloadRequest]:
-    """Give requests as long as others, but of other words, so that nothing measured is in the engine's cache."""
+    """Yield requests as long as the given ones, but with other words. So nothing measured is in the engine's cache."""
     rng = stream_rng(seed, _CONTENT_STREAM)
     for request in requests:
         text = request.text or text_of(request.messages)
@@ -123,7 +126,7 @@ def likenesses(requests: Iterable[WorkloadRequest], *, seed: int) -> Iterator[Wo
 
 
 def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
-    """Return what a report states of the file and of how it is sent."""
+    """Return the report's description of the file and of the way it is sent."""
     lengths = [request.max_tokens for request in prompts.requests]
     lengths += [turn.max_tokens for request in prompts.requests for turn in request.turns]
     return {
@@ -144,7 +147,10 @@ def about(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> dict[str, 
 
 
 def notes(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> tuple[str, ...]:
-    """Return what the user is warned of: fields that are not used, and lengths that the file does not state."""
+    """Return warnings about fields that are not used and lengths that are missing.
+
+    Missing lengths are those that the file does not state.
+    """
     texts = []
     if ignored := prompts.file.ignored:
         fields = ", ".join(f"{name} ({where})" for name, where in itertools.islice(ignored.items(), _NAMED))

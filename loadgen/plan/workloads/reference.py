@@ -1,4 +1,4 @@
-"""The draft's reference workloads that are made, not read from a file, with the appendix's numbers.
+"""The draft's generated reference workloads, with the appendix's numbers. None of them is read from a file.
 
 Source: draft-gaikwad-llm-benchmarking-methodology-00, Reference Workloads and Reference Workload Specifications.
 Where the draft leaves a number open, the choice is ours and stands in `ASSUMPTIONS`.

@@ -41,7 +41,7 @@ def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def about(trace: Trace) -> dict[str, Any]:
-    """Return what a report states of the trace."""
+    """Return the report's description of the trace."""
     return {
         "trace": trace.name,
         "requests": len(trace.offsets_ns),

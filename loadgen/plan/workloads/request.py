@@ -1,4 +1,4 @@
-"""What every workload produces."""
+"""Requests and workloads: the common output of every workload module."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def requests(*, seed: int) -> Iterator[WorkloadRequest]:
 
 
 def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Return what `count` calls of rng.randint(0, 100255) return, several times faster.
+    """Return the results of `count` calls of rng.randint(0, 100255), several times faster.
 
     randint takes the upper 17 bits of one 32-bit word of the generator and draws again while they are too high. Many
     words come at once here, never more than are still missing, so that the generator stands where the calls leave it.
