@@ -142,7 +142,7 @@ def demo(  # noqa: PLR0913  an argument is an option
 
 
 async def _demonstrate(options: RunOptions, engine: str, progress: Progress, finish: Finish) -> Evaluated:
-    """Run a session against a simulated engine, a process of its own, that sends its spans to the session."""
+    """Run a session against a simulated engine in its own process. The engine sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidecar.run import session  # noqa: PLC0415  as above
     from sidecar.run.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
@@ -474,7 +474,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _read_settings(arguments: list[str]) -> dict[str, Any]:
-    """Give the command the values of its configuration file, if there is one, and return them."""
+    """Return the values of the command's configuration file, and hand them to the parser. Empty without a file."""
     path = _config_file(arguments)
     if path is None:
         return {}

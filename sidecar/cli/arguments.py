@@ -1,4 +1,6 @@
-"""From what was typed to our options: other benchmarks' names become ours, a URL that stands alone the target's."""
+"""Translation of typed arguments to our options. Other benchmarks' names become ours, a URL that stands alone the
+target's.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ _HTTP = re.compile("https?://")
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option as it was typed, its name with dashes, and what stands behind it up to the next option."""
+    """A typed option: its name with dashes, and its values up to the next option."""
 
     typed: str
     name: str
@@ -61,7 +63,7 @@ class Translation:
     problems: list[str] = field(default_factory=list)
 
     def add(self, option: _Option, flags: frozenset[str]) -> None:
-        """Add an option and what stands behind it."""
+        """Add an option and its values."""
         name, values = option.name, option.values
         typed, value = option.typed.partition("=")[0], " ".join(values[:1])
         if hint := HINTS.get(f"{name} {value}"):
@@ -124,7 +126,9 @@ class Translation:
             self.arguments.insert(1, name)
 
     def take_systems(self) -> None:
-        """Make what stands alone a configuration: a URL, by itself or as NAME=URL, or the path of recorded runs."""
+        """Add an option for each positional argument. A URL, by itself or as NAME=URL, becomes a configuration;
+        anything else is the path of recorded runs.
+        """
         for place, word in enumerate(self.words):
             name, equals, url = word.partition("=")
             if _is_url(word):
@@ -178,7 +182,7 @@ def _flags(options: type) -> frozenset[str]:
 
 
 def _options(arguments: Sequence[str]) -> Iterator[_Option]:
-    """Give what stands before the first option, without a name, and then each option."""
+    """Yield the words before the first option, without a name, and then each option."""
     option = _Option("", "", [])
     for argument in arguments:
         if re.match(r"--?[A-Za-z]", argument):
@@ -191,7 +195,7 @@ def _options(arguments: Sequence[str]) -> Iterator[_Option]:
 
 
 def _own_values(values: Sequence[str]) -> int:
-    """Return how many of the values behind an option that takes several are its own: those before a URL."""
+    """Return the number of an option's own values. Of an option that takes several, those before a URL are its own."""
     return 1 + next((at for at, value in enumerate(values[1:]) if _HTTP.match(value)), len(values) - 1)
 
 

@@ -34,7 +34,9 @@ def meant(name: str, typed: Iterable[str]) -> str:
 
 
 def sweep_note(typed: Iterable[str], arguments: Iterable[str]) -> str:
-    """Return what GuideLLM does where its options are typed without a load, "" elsewhere."""
+    """Return a note on GuideLLM's default sweep if no load is typed, else "". It concerns command lines with GuideLLM's
+    options.
+    """
     if not _GUIDELLM & frozenset(typed) or frozenset(arguments) & (_LOADS | {"--concurrency"}):
         return ""
     return "GuideLLM sweeps without --profile: that is `sidelight test throughput URL`; this is one run at 1 request/s"
@@ -58,7 +60,7 @@ def defaults_of(typed: Iterable[str], arguments: list[str]) -> tuple[list[str], 
 
 
 def with_streams(profile: str, arguments: list[str]) -> list[str]:
-    """Return the arguments with GuideLLM's profile, whose --rate is a number of streams.
+    """Return the arguments of a GuideLLM profile as ours. Its --rate is a number of streams.
 
     Raises ValueError, which names what to write, where that number is missing.
     """

@@ -1,5 +1,5 @@
-"""What is wrong with a command line or a configuration file, in one line: what, where, and the cure; and how errors are
-printed.
+"""One-line messages for errors in command lines and configuration files, with cause, place and cure; and the printing
+of errors.
 
 The parser's own sentences speak of its classes and tokens; these speak of options. A value that may be a secret is not
 shown.
@@ -56,7 +56,7 @@ EPILOGUE = (
 
 
 def unexpected(error: Exception) -> str:
-    """Return what a user reads of an error that nothing here raises on purpose."""
+    """Return the message for an error that no code here raises on purpose."""
     text, number = " ".join(str(error).split()), getattr(error, "errno", None)
     # A library that finds no room for its code, or a thread none for its stack, says so in words of its own.
     no_room = number == errno.ENOMEM or any(words in text for words in _NO_ROOM)
@@ -70,7 +70,7 @@ def unexpected(error: Exception) -> str:
 
 
 def explained(error: cyclopts.CycloptsError) -> str:
-    """Return what a user reads of a command line that cannot be used."""
+    """Return the message for a command line that cannot be used."""
     command = " ".join(("sidelight", *(error.command_chain or ())))
     if isinstance(error, cyclopts.UnknownOptionError):
         return _unknown_option(error, command)
@@ -105,7 +105,7 @@ class _Shown(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Write what libraries and tasks complain of to standard error, without secrets and controls."""
+    """Log warnings of libraries and tasks to standard error, without secrets and control characters."""
     logs = logging.StreamHandler()
     logs.setFormatter(_Shown("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[logs])
@@ -123,7 +123,9 @@ def print_error(text: str, *, trace: bool = False) -> None:
 
 
 def unused(text: str, command: str) -> str:
-    """Say that a word of the command line belongs to no option; of what may be a secret only the beginning is shown."""
+    """Return the message for a word that belongs to no option. Of a word that may be a secret, only the beginning is
+    shown.
+    """
     shown = text if len(text) <= SHORT and not set(text) & set(":=@") else f"{re.split('[:=@]', text)[0][:8]}..."
     return f"{shown!r} belongs to no option of `{command}`; put a value behind its option, in quotes if it has spaces"
 
@@ -185,7 +187,7 @@ def _is_secret(name: str) -> bool:
 
 
 def hint_of(command: str, name: str, names: Iterable[str]) -> str:
-    """Return what to write in place of an option that a command does not have, or nothing."""
+    """Return a hint at the replacement of an option that a command lacks, or ""."""
     return f"; {REMOVED[name]}" if name in REMOVED else _OTHERWISE.get((command, name)) or nearest(name, names)
 
 

@@ -1,5 +1,5 @@
-"""What the options of AIPerf, GuideLLM and `vllm bench serve` are called here: one is a second name of ours where its
-value stays; of the others it is said what to write instead.
+"""Names of options in AIPerf, GuideLLM and `vllm bench serve`. An option with the same values is a second name of ours;
+for each of the others there is a hint at its replacement.
 """
 
 from __future__ import annotations

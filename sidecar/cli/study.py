@@ -116,12 +116,12 @@ def run_sweep(*, options: SweepOptions = SweepOptions()) -> int:  # noqa: B008  
 
 
 def _several(options: StudyOptions) -> bool:
-    """Tell whether a mapping of --config declares several configurations."""
+    """Return whether --config declares several configurations by a mapping."""
     return any(text.startswith("{") for text in options.variant)
 
 
 def _study(name: str, options: StudyOptions) -> int:
-    """Run one study, or say what it would be, and print its report."""
+    """Run one study and print its report, or print its plan."""
     from sidecar.study import verb  # noqa: PLC0415  as above
 
     if options.plan:
@@ -151,7 +151,7 @@ def _command(options: StudyOptions) -> list[str]:
 
 
 def is_study(path: Path) -> bool:
-    """Tell whether a directory is that of a study."""
+    """Return whether a directory holds a study."""
     return (path / STUDY).is_file()
 
 
@@ -174,7 +174,9 @@ def report_again(path: Path, *, as_json: bool, outside: bool) -> int:
 
 
 def _require_sound(derived: "DerivedStudy", path: Path) -> None:
-    """Raise CannotWrite where results could not be kept, and DamagedRun where what they rest on is lost in part."""
+    """Raise an error for results that were not written or are damaged. CannotWrite if files could not be written,
+    DamagedRun if a part of the recorded data is lost.
+    """
     if derived.unwritten is not None:
         raise derived.unwritten
     if derived.damage:

@@ -23,8 +23,9 @@ _FIRST = "import numpy, scipy.linalg; scipy.linalg.inv(numpy.eye(9) @ numpy.eye(
 
 
 def run_bounded(arguments: Sequence[str], *, most_bytes: int = MOST_BYTES, least_cpu_s: int = LEAST_CPU_S) -> int:
-    """Run a command of ours, but for this option, with at most so many bytes of address space and seconds of the
-    processor, and a second more for each MB of the directories that it names; return its exit code.
+    """Run one of our commands, without this option, under limits on memory and CPU time; return its exit code. The
+    address space is limited to `most_bytes`, CPU time to `least_cpu_s` and a second more for each MB of the directories
+    in the arguments.
 
     Raises ConfigurationError where it ends by a signal, as a library does that gets no memory.
     """
@@ -73,7 +74,9 @@ def _too_long(cpu_s: int) -> str:
 
 
 def _disk_bytes(argument: str) -> int:
-    """Return what the files of a directory take of the disk, 0 of what is none: holes in a file are nothing."""
+    """Return the disk space of the files in a directory, in bytes; 0 if it is not a directory. Holes in a file do not
+    count.
+    """
     return sum(islice(_sizes(Path(argument.rpartition("=")[2])), _MOST_FILES))
 
 

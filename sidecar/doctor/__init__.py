@@ -28,7 +28,7 @@ TO_CHANGE, NOT_USABLE = 1, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engines:
-    """What answers at the URLs, and what lists of models and pages say that it is."""
+    """Targets at the URLs, and their names by lists of models and pages."""
 
     served: tuple[Served, ...]
     names: Servers
@@ -36,7 +36,7 @@ class _Engines:
 
 
 async def examine(options: DoctorOptions) -> int:
-    """Print what each URL and its metrics page offer, what passes through the gateway, and what is missing.
+    """Print the examination of the URLs, their metrics pages and the gateway, and the gaps.
 
     Returns 0, 1 where something is to be changed for the gateway's part to be known, or 3 where no run is possible.
     """
@@ -76,7 +76,7 @@ async def examine(options: DoctorOptions) -> int:
 async def _examine_engines(
     console: Console, options: DoctorOptions, at_pages: DoctorOptions, contact: Contact
 ) -> _Engines:
-    """Print what is at the URLs and the pages."""
+    """Print the examination of the URLs and the pages."""
     served: list[Served] = []
     reachable = list(options.url)
     for url in options.url:
@@ -106,7 +106,7 @@ async def _examine_engines(
 
 
 async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> Served:
-    """Print what serves at a URL, found by the requests a run would send. Raises SidelightError where a run would."""
+    """Print the examination of a URL by the requests that a run would send. Raises SidelightError where a run would."""
     served = await _examine_models(console, url, options, contact)
     if version := await engine_version(served.url, contact):
         print_line(console, OK, f"server version {version}")

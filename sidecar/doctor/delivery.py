@@ -1,4 +1,4 @@
-"""Whether the reply came as it was generated, or something on its way held pieces of it back."""
+"""Delivery of a reply: as it was generated, or with pieces held back on its way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ CURE = (
 
 
 def plain_lines(chunk_ns: Ints, submit_ns: int) -> Iterator[Line]:
-    """Say that all pieces of a reply to a request of that moment came together, though they took a while."""
+    """Yield a warning if a reply's pieces came together, though they took a while. The request was sent at
+    `submit_ns`.
+    """
     if len(chunk_ns) and float(chunk_ns[0] - submit_ns) / 1e9 >= LEAST_HELD_S and _packets(chunk_ns) == [len(chunk_ns)]:
         lines = delivery_lines(chunk_ns, direct_ns=None, generated_s=math.nan, unknown=CURE)
         yield from (line for line in lines if line[0] != SKIP)
@@ -29,7 +31,7 @@ def plain_lines(chunk_ns: Ints, submit_ns: int) -> Iterator[Line]:
 def delivery_lines(
     chunk_ns: Ints, *, direct_ns: Ints | None, generated_s: float, cure: str = CURE, unknown: str = ASK_ENGINE
 ) -> Iterator[Line]:
-    """Say how the pieces of a reply came.
+    """Yield lines on the delivery of a reply's pieces.
 
     chunk_ns     when each piece came; those of one packet have one stamp
     direct_ns    the same of a reply that the engine sent without the gateway, None without one
@@ -66,6 +68,6 @@ def delivery_lines(
 
 
 def _packets(chunk_ns: Ints) -> list[int]:
-    """Return how many pieces came in each packet."""
+    """Return the number of pieces in each packet."""
     counts: list[int] = np.unique(chunk_ns, return_counts=True)[1].tolist()
     return counts

@@ -1,4 +1,4 @@
-"""What a gateway's own spans say of its part of a request."""
+"""Statements of a gateway's own spans about its part of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ HOW: dict[FirstBy, str] = {
 
 
 def gateway_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
-    """Say which gateways' spans came, how much of its part each tells, and what it was of this request."""
+    """Yield lines on the gateways with spans, and on their parts of this request. They state how much of its part each
+    tells.
+    """
     parts = {part.service: part for part in trail.parts.gateways[0]}
     for gateway in trail.gateways:
         yield from _of_gateway(gateway, parts.get(gateway.service), around)

@@ -33,7 +33,7 @@ SCRAPES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """Whose a page is, by their names in the catalogues; None where nothing says so. `version` is the engine's."""
+    """Names of a page's engine and gateway in the catalogues; None where missing. `version` is the engine's."""
 
     engine: str | None = None
     version: str = ""
@@ -50,7 +50,7 @@ class Samples:
 
 
 async def examine_metrics(console: Console, target: str, access: Access, limits: Limits, known: Servers) -> Servers:
-    """Print what the page at or beside a URL shows, and return whose it is; what is known without it stays."""
+    """Print the examination of the page at or beside a URL, and return its servers. What is known without it stays."""
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
         print_line(console, WARN, f"no server metrics: {page.reason}")
@@ -73,7 +73,7 @@ async def examine_metrics(console: Console, target: str, access: Access, limits:
 
 
 async def examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
-    """Read TensorRT-LLM's request records and its clock once, and print what they offer."""
+    """Read TensorRT-LLM's request records and its clock once, and print a summary of them."""
     clock = anchor()
     async with open_session(access) as session:
         replies = [
@@ -112,7 +112,7 @@ async def _scrape_once(
 
 
 def advice(reason: str, engine: str | None) -> Iterator[str]:
-    """Give what could make a metrics page available, by why there is none, and by the engine where it is known."""
+    """Yield cures for a missing metrics page, by reason, and by engine if known."""
     # Only these two answer so.
     engine = engine or ("trtllm" if "JSON" in reason else "llamacpp" if "HTTP 501" in reason else None)
     if engine is not None:
@@ -187,7 +187,7 @@ async def _sample(url: str, access: Access, limits: Limits, clock: Clock) -> Sam
 
 
 def _changes(samples: Samples, engine: Catalogue) -> str:
-    """Say which metrics changed from scrape to scrape; those of an engine without load do not."""
+    """Return a line on the metrics that changed from scrape to scrape; those of an engine without load do not."""
     if len(samples.pages) == 1:
         return "each reading empties this page: it was read once, and other readers do not get what it held"
     changed: set[str] = set()
@@ -211,7 +211,7 @@ def _keys(page: Page) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
 
 
 def _gateway(page: Page, recognised: Recognised) -> Iterator[Line]:
-    """Give a line for what a page shows of its gateway, and for each time on it that is not a TTFT."""
+    """Yield lines on a gateway's page: its values, and times that are not a TTFT."""
     known = gateways.gateway(recognised.name)
     yield OK, f"gateway {known.name} ({known.title}, by {recognised.detected_by})"
     shown = {
@@ -244,7 +244,7 @@ def _quantities(page: Page, engine: Catalogue) -> Iterator[Line]:
 
 
 def _value(source: CanonicalSource, values: npt.NDArray[np.float64]) -> str:
-    """Return the present value of a quantity in a few characters, with the number of its label sets beyond one."""
+    """Return a quantity's present value in a few characters. It has the number of its label sets beyond one."""
     sets = len(source.histograms) or len(source.columns)
     several = f" ({sets} label sets)" if sets > 1 else ""
     unit = source.quantity.unit

@@ -36,7 +36,7 @@ TOKENS = 64  # enough pieces to see whether some are held back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a run through the gateway is possible, and whether anything is to be changed first."""
+    """Verdict on a run through the gateway: is it possible, and is anything to be changed first."""
 
     usable: bool
     to_change: bool
@@ -66,7 +66,7 @@ async def examine_passages(
     *,
     wait_s: float,
 ) -> Verdict:
-    """Print what passes through a gateway to the engine; and whether the engine's spans come without it.
+    """Print the passage of requests through a gateway, and of the engine's spans without it.
 
     engines  those that can be asked without it
     names    what is known of them and of the gateway without their spans
@@ -127,7 +127,7 @@ def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
 
 
 def _gateway(answer: Answer, trail: Trail, names: Servers) -> Gateway | None:
-    """Return which gateway it is, by its span, its page or its reply; None where nothing says so."""
+    """Return the gateway by its span, its page or its reply, or None."""
     recognised = detect_reply(answer.headers)
     name = next((span.name for span in trail.gateways if span.name), names.gateway)
     name = name or (recognised.name if recognised else None)
@@ -135,7 +135,7 @@ def _gateway(answer: Answer, trail: Trail, names: Servers) -> Gateway | None:
 
 
 def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: Sequence[Answer]) -> Iterator[Line]:
-    """Give what is known of the request through the gateway."""
+    """Yield lines on the request through the gateway."""
     if around.gateway is not None:
         yield OK, f"the gateway is {around.gateway.title}; docs/reference/gateways.md has its settings"
     yield from trace_lines(trail, around)
@@ -153,7 +153,7 @@ def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: S
 
 
 async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool], wait_s: float) -> None:
-    """Wait until all spans came that can be expected, and say on standard error whose came."""
+    """Wait for all expected spans, and report the services that sent some on standard error."""
     progress, begun_s = Progress("lines"), time.monotonic()
     progress.stage(f"waiting for spans, {wait_s:g} s at most: exporters send them every 5 s")
     services: set[str] = set()

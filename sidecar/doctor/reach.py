@@ -1,4 +1,4 @@
-"""Whether the trace header and the X-Request-Id of a request reached the engine, and what to change where not."""
+"""Passage of the trace header and X-Request-Id to the engine, and the gateway's missing settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNSAMPLED = "the gateway marks the trace as not sampled, or a cache or another e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What is known beside the request itself.
+    """Facts known beside the request itself.
 
     engine  its name in `scraper.engines`, where a page or the list of models says so; its version, as it says it
     gateway what the catalogue has of it, where it is known which one it is
@@ -37,7 +37,7 @@ class Surroundings:
     listen_http: str
 
     def setting(self, missing: Missing, otherwise: str) -> str:
-        """Return which setting of the gateway mends what is missing; what holds of any gateway where none is known."""
+        """Return the gateway's setting for a missing feature. It is that for any gateway where none is known."""
         switch = getattr(self.gateway.switches, missing) if self.gateway else ""
         if not self.gateway or not switch:
             return otherwise
@@ -45,7 +45,7 @@ class Surroundings:
 
 
 def direct_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
-    """Say whether the engine's span came of a request without the gateway."""
+    """Yield lines on the engine's span of a request without the gateway."""
     if trail.by == "trace":
         yield OK, f"{engine_title(trail)}'s span came of a request without the gateway: its tracing is on"
     else:
@@ -55,7 +55,7 @@ def direct_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
 
 
 def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
-    """Say in which trace the engine's span came, and what that means for the header."""
+    """Yield lines on the trace of the engine's span, and its meaning for the header."""
     title = engine_title(trail)
     if trail.engine is None:
         yield from _without_span(trail, around)
@@ -82,7 +82,7 @@ def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
 
 
 def request_id_lines(answer: Answer, trail: Trail) -> Iterator[Line]:
-    """Say whether our X-Request-Id reached the engine, where anything tells."""
+    """Yield a line on the passage of our X-Request-Id to the engine, if known."""
     if not answer.request_id:
         return
     unknown = "whether X-Request-Id reached the engine, nothing tells"
@@ -102,7 +102,7 @@ def request_id_lines(answer: Answer, trail: Trail) -> Iterator[Line]:
 
 
 def engine_title(trail: Trail) -> str:
-    """Return what the engine is called whose span came."""
+    """Return the title of the engine that sent the span."""
     return engines.catalogue(trail.engine.kind.engine).title if trail.engine else "the engine"
 
 
@@ -136,7 +136,7 @@ def _without_span(trail: Trail, around: Surroundings) -> Iterator[Line]:
 
 
 def _tracing(around: Surroundings) -> str:
-    """Return what makes an engine send spans."""
+    """Return the settings that make an engine send spans."""
     here = f"spans are received at {around.listen} here"
     if around.engine is None:
         return f"docs/reference/engines.md has each engine's switch for spans; {here}"
@@ -148,11 +148,11 @@ def _tracing(around: Surroundings) -> str:
 
 
 def _reads_request_id(trail: Trail) -> bool:
-    """Tell whether an engine makes its id of a request from the X-Request-Id."""
+    """Return whether an engine makes its id of a request from the X-Request-Id."""
     spans = trail.engine.kind.spans if trail.engine else None
     return spans is not None and any("{request}" in form and form != "{request}" for form in spans.ids)
 
 
 def _holds(response_id: str, request_id: str) -> bool:
-    """Tell whether a reply's id holds our request's, whose thirteenth digit of sixteen a gateway may change."""
+    """Return whether a reply's id holds our request's. A gateway may change its thirteenth digit of sixteen."""
     return request_id[:14] in response_id and request_id[15:] in response_id

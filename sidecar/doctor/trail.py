@@ -1,4 +1,4 @@
-"""What became of one request's trace: which spans came of it, and where the trace of the engine's span begins."""
+"""Trace of one request: its spans, and the beginning of the trace of the engine's span."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trail:
-    """What the spans say of one request.
+    """Statements of the spans of one request.
 
     engine       the span of the engine's request, None where none came; `by` is how it was known to be this one's
     candidates   how many engines' spans came at its time, in traces of which nothing else is known
@@ -79,12 +79,12 @@ class Trail:
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether the engine's span came, and all above it."""
+        """Return whether the engine's span came, and all above it."""
         return self.by in ("trace", "request id") and self.begun_by is not None
 
 
 def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
-    """Find the engine's span of a request, and what stands around it; `ours` are the traces of all our requests."""
+    """Return the engine's span of a request, and its surroundings. `ours` are the traces of all our requests."""
     trace_id = bytes.fromhex(answer.trace_id)
     in_trace = traces.get(trace_id, ())
     others = [span for key, spans in traces.items() if key.hex() not in ours for span in spans]
@@ -117,7 +117,9 @@ def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
 def _engine(
     answer: Answer, in_trace: Sequence[ReceivedSpan], others: Sequence[ReceivedSpan]
 ) -> tuple[ReceivedSpan | None, By, int]:
-    """Return the engine's span, how it is known, and how many came at its time where that alone would tell."""
+    """Return the engine's span, its kind of match, and the number of candidates by time. They are counted where the
+    time alone would tell.
+    """
     for received in in_trace:
         if received.kind.role == "request":
             return received, "trace", 1
@@ -159,13 +161,15 @@ def request_of(answer: Answer, response_id: str | None = None) -> RequestLog:
 
 
 def _bearing(answer: Answer, response_id: str, spans: EngineSpans) -> set[bytes]:
-    """Return the ids of the engines' spans that bear a request's X-Request-Id, or the id of its reply."""
+    """Return the ids of engines' spans with a request's X-Request-Id or its reply's id."""
     joined = by_request_id(request_of(answer, response_id), spans, set(), [0], [[]])
     return {bytes.fromhex(times.span_id) for _, times in joined}
 
 
 def _beginning(answer: Answer, engine: ReceivedSpan, spans: Sequence[ReceivedSpan]) -> tuple[str | None, bool]:
-    """Return which service began the trace of the engine's span, as `Trail.begun_by`, and whether the engine did."""
+    """Return the service that began the engine's trace, and whether it is the engine. The service is as in
+    `Trail.begun_by`.
+    """
     by_id = {received.span.span_id: received for received in spans}
     top = engine
     for _ in range(_DEPTH):

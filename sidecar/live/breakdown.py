@@ -1,4 +1,4 @@
-"""The breakdown of a run's own requests while it goes, one by one, for the live page.
+"""Live breakdown of a run's own requests, one by one, for the live page.
 
 Derived as for the finished run, of what ended lately: first by spans and replies, once they have had time to come, then
 by estimates of a window. The report, which knows the whole run, is more exact.
@@ -36,7 +36,7 @@ LATEST = 1000  # requests: what is said of them costs some milliseconds each tim
 
 
 class LiveParts:
-    """Owns the requests, spans and pages of the last minute, and the counts since the start."""
+    """Requests, spans and pages of the last minute, and the counts since the start."""
 
     def __init__(self) -> None:
         self.counts: PartCounts = nothing_counted(sources=())
@@ -51,12 +51,12 @@ class LiveParts:
 
     @property
     def pending(self) -> int:
-        """Return how many requests have ended and are not counted yet."""
+        """Return the number of requests that have ended and are not counted yet."""
         return sum(len(log) for _, log in self._fresh) + self._window.sizes["waiting"]
 
     @property
     def broken_down(self) -> int:
-        """Return how many requests the parts of the TTFT are known of."""
+        """Return the number of requests with known parts of the TTFT."""
         return round(sum(sum(observed.counts) for (part, _), observed in self.counts.ttft.items() if part == "other"))
 
     @property
@@ -107,7 +107,7 @@ class LiveParts:
         self._window.scraped(scrape)
 
     def poll(self, now_ns: int) -> None:
-        """Count what can be broken down by now, and forget what is too old."""
+        """Count the requests that can be broken down by now, and remove old data."""
         due: list[RequestLog] = []
         while self._fresh and (self._fresh[0][0] <= now_ns or self._has_come(self._fresh[0][1])):
             due.append(self._fresh.popleft()[1])
@@ -121,7 +121,7 @@ class LiveParts:
         self._gateways.forget(before_ns)
 
     def released(self) -> list[tuple[Ints, Parts]]:
-        """Return the parts that were counted since the last call, with the indices of their requests."""
+        """Return the parts that were counted since the last call, with their requests' indices."""
         released, self._released = self._released, []
         return released
 
@@ -135,7 +135,7 @@ class LiveParts:
             excess -= len(self._latest.popleft()[0])
 
     def _has_come(self, log: RequestLog) -> bool:
-        """Tell whether nothing more is waited for: where gateways send spans, one may come after the engine's."""
+        """Return whether all spans have come. Where gateways send spans, one may come after the engine's."""
         return not self._has_gateways and all(bytes.fromhex(trace_id) in self._spans for trace_id in log.trace_id)
 
     def _spans_of(self, trace_id: str, request_id: str, response_id: str) -> Sequence[ReceivedSpan]:
@@ -154,7 +154,7 @@ class LiveParts:
         return spans
 
     def _join(self, log: RequestLog, now_ns: int) -> None:
-        """Count the requests whose times are known; the others wait for an estimate."""
+        """Count the requests with known times; the others wait for an estimate."""
         traces = [self._spans_of(*ids) for ids in zip(log.trace_id, log.request_id, log.response_id, strict=True)]
         may = (log.timings_source != "") | np.array([bool(spans) for spans in traces], dtype=np.bool_)
         known = np.zeros(len(log), dtype=np.bool_)

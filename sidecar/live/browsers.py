@@ -1,4 +1,4 @@
-"""What browsers are shown of a run while it goes: what the live view knows, as events of the live page."""
+"""Events of the live page for browsers while a run goes, from the live view."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Browsers:
         self._columns: LiveColumns | None = None
 
     def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
-        """Take in what an engine's page said."""
+        """Add the values of an engine's page."""
         if self._columns is not None:
             self._columns.scraped(scrape, gauges)
 
     def take(
         self, ended: RequestLog, parts: Sequence[tuple[Ints, Parts]], *, in_flight: int, start_ns: int, now_ns: int
     ) -> None:
-        """Take in requests of the measured phase, which began at `start_ns`, and the parts of some by their index."""
+        """Add requests of the measured phase, and the parts of some by their index. The phase began at `start_ns`."""
         if self._columns is None:
             from exporter.html.live import LiveColumns  # noqa: PLC0415  as the class says
 
@@ -46,7 +46,7 @@ class Browsers:
             self._columns.counted(index, broken_down)
 
     def publish(self, view: Callable[[], View], now_ns: int) -> None:
-        """Send what came, when it is time to; and what a terminal says while a browser is connected."""
+        """Send new rows to browsers when they are due. While one is connected, it gets the terminal's panel too."""
         if not self._stream.is_due:
             return
         rows = b"" if self._columns is None else self._columns.rows()

@@ -24,8 +24,9 @@ from scraper.window.aggregate import gauge_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What a layout's pages mean: the column of each series (`places`, of so many `columns`), the engine, and which
-    columns its canonical quantities are read from; no engine, no sources. So too of a gateway.
+    """Meaning of a layout's pages: the columns of their series, the engine and its sources. `places` has the column of
+    each series, of `columns` in all; `sources` the columns from which the engine's canonical quantities are read; no
+    engine, no sources. So too of a gateway.
     """
 
     layout: tuple[Series, ...] = ()
@@ -39,9 +40,9 @@ class Known:
 
 @dataclass(slots=True, kw_only=True)
 class EngineView:
-    """`counts` is what the live page shows; `known` is of the last page's layout: pages of one layout share the tuple
-    of their series. `answered_ns` is when the last page came (before the first: when it was asked for), `failure` why
-    the scrape after it had none. `highest` is what each gauge has been at most.
+    """Live state of one page. `counts` is its part of the live page; `known` is of the last page's layout: pages of one
+    layout share the tuple of their series. `answered_ns` is when the last page came (before the first: when it was
+    asked for), `failure` why the scrape after it had none. `highest` is the maximum of each gauge.
     """
 
     counts: EngineCounts
@@ -73,8 +74,8 @@ class EngineView:
         )
 
     def silence(self, stale_s: float, now_ns: int | None = None) -> str:
-        """Return since when and why there has been no page for longer than `stale_s`, by now or else by the last
-        scrape; empty while there are pages.
+        """Return the start and reason of a page's silence, if longer than `stale_s`. It is measured by now or else by
+        the last scrape; empty while there are pages.
         """
         if self.answered_ns is None or not self.failure:
             return ""
@@ -116,7 +117,7 @@ class EngineView:
 
 
 def stated(views: Sequence[EngineView], version: str) -> tuple[EngineCounts, ...]:
-    """Return what pages show; the leading engine has the version that it said elsewhere, as in the report."""
+    """Return the counts of pages. The leading engine has the version that it stated elsewhere, as in the report."""
     leading = _leading(views)
     return tuple(
         replace(view.counts, version=version)
@@ -137,7 +138,7 @@ def _leading(views: Sequence[EngineView]) -> Engine | None:
 
 
 def known_of(layout: tuple[Series, ...]) -> Known:
-    """Return what pages of these series mean."""
+    """Return the meaning of pages with these series."""
     series, places = union_columns([layout])
     engine = engines.detect(series)
     gateway = gateways.detect(series, beside_engine=engine is not None)
@@ -177,13 +178,13 @@ def _quantities(sources: Mapping[str, CanonicalSource | Missing], row: Floats) -
 
 
 def _handled(counts: GatewayCounts) -> float:
-    """Return how many requests a gateway's page has, 0 where it does not tell."""
+    """Return the number of requests on a gateway's page, 0 where it is missing."""
     whole = counts.histograms.get("request_time")
     return sum(whole.counts) if whole else 0.0
 
 
 def _own_s(counts: GatewayCounts, first: GatewayCounts) -> float | None:
-    """Return the mean time that a gateway took of a request itself between two pages, None where it does not show."""
+    """Return a gateway's mean own time of a request between two pages, None if missing."""
     count, own_s = _handled(counts) - _handled(first), 0.0
     for name, sign in (("request_time", 1.0), ("upstream_time", -1.0)):
         if name not in counts.histograms or name not in first.histograms:
@@ -193,8 +194,8 @@ def _own_s(counts: GatewayCounts, first: GatewayCounts) -> float | None:
 
 
 def _merged(source: CanonicalSource, row: Floats, unit: float) -> Cumulative | None:
-    """Add the label sets of a histogram in units of so many s; None where one has no sum, no +Inf bucket or a value
-    that is not finite, or where their bounds differ.
+    """Add the label sets of a histogram in units of `unit` s, or return None. None where one has no sum, no +Inf bucket
+    or a value that is not finite, or where their bounds differ.
     """
     label_sets = []
     for columns in source.histograms:

@@ -33,8 +33,8 @@ BROWSERS_S = 5.0
 
 
 def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapshot:
-    """Return the last snapshot of a run with the report's numbers of its requests, its objectives, and its quantiles of
-    its engines.
+    """Return the last snapshot of a run with the report's numbers. These are the numbers of its requests, its
+    objectives, and its quantiles of its engines.
     """
     rows = run.requests.phase == "measure"
     log, measured = take(run.requests, rows), take(parts, rows)
@@ -78,7 +78,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
 
 
 def _highest(summary: Summary, url: str) -> dict[str, float]:
-    """Return what the gauges of a page were at most in the measured window."""
+    """Return the maxima of a page's gauges in the measured window."""
     gauges = {
         name: getattr(page, name) for page in summary.server.endpoints if page.url == url for name in ENGINE_GAUGES
     }
@@ -116,7 +116,8 @@ def _client(tally: Tally, log: RequestLog, run: Run, summary: Summary, shown: Cl
 
 
 def _not_below(histogram: Cumulative, shown: Cumulative | None) -> Cumulative:
-    """Return a histogram of which nothing is below what was shown: a counter that falls has begun anew for Prometheus.
+    """Return a histogram raised to at least the counts and the sum already shown. A counter that falls has begun anew
+    for Prometheus.
 
     Sums round by the order of their values, and the report may estimate a request's parts otherwise.
     """
@@ -128,28 +129,28 @@ def _not_below(histogram: Cumulative, shown: Cumulative | None) -> Cumulative:
 
 
 def verdicts(summary: Summary) -> dict[str, bool]:
-    """Return what the report judges of a run; what it cannot decide is left out."""
+    """Return the report's verdicts on a run; undecided ones are left out."""
     load, trusted = summary.methodology.stability.verdict, summary.self_check.trusted
     judged = {"load": load == "stable" if load in {"stable", "growing"} else None, "generator": trusted}
     return {of: verdict for of, verdict in judged.items() if verdict is not None}
 
 
 def recorded(run: Run, parts: Parts) -> Recorded:
-    """Return what a page shows of a run beside its summary."""
+    """Return the recorded data of a run that a page shows beside its summary."""
     phases = [(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases]
     return Recorded(requests=run.requests, parts=parts, endpoints=run.endpoints, phases=phases)
 
 
 def final_event(run: Run, parts: Parts, summary: Summary) -> bytes:
-    """Return what browsers are sent in the end: the report."""
+    """Return the last event for browsers: the report."""
     trace_url = str(run.manifest["config"].get("trace_url") or "")
     note = f"The run has ended: this is its report. Its files are in {run.path}."
     return event("final", {"note": note, **as_parts(summary, recorded(run, parts), trace_url=trace_url)})
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:
-    """Return how long to wait for the next scrape after those at some moments: three of their intervals, a minute at
-    most; 0 where there was none.
+    """Return the time to wait for the next scrape after those at some moments, s. It is three of their intervals, a
+    minute at most; 0 where there was none.
     """
     if not scraped_s:
         return 0.0

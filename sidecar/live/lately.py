@@ -1,4 +1,6 @@
-"""What panels show of the last seconds or minutes: how much was offered and served, and how many requests waited."""
+"""Recent values on panels: rates offered and served, and numbers of waiting requests. They are of the last seconds or
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ class Flow:
     counts: deque[tuple[float, int, int]] = field(default_factory=deque)
 
     def rates(self, at_s: float, offered: int, served: int) -> tuple[float | None, float | None]:
-        """Take the counts since a phase began, and return how many a second were offered and served of late; None
-        before there is a second of them.
+        """Add the counts since a phase began, and return the recent rates. The rates are the requests offered and
+        served a second; None before there is a second of them.
         """
         self.counts.append((at_s, offered, served))
         while self.counts[0][0] < at_s - RATE_S:
@@ -30,7 +32,7 @@ class Flow:
 
 @dataclass(slots=True, kw_only=True)
 class Peaks:
-    """Keeps the largest value of a gauge in each of the last `columns` of `column_s`, for a sparkline."""
+    """Largest values of a gauge in each of the last `columns`, for a sparkline. A column is `column_s` long."""
 
     columns: int
     column_s: float = 1.25
@@ -38,7 +40,9 @@ class Peaks:
     column: int = 0
 
     def take(self, at_s: float, value: float | None) -> list[float | None]:
-        """Take the value at a moment, None where it is not known, and return those of the columns, the latest last."""
+        """Add the value at a moment, and return the columns, the latest last. The value is None where it is not
+        known.
+        """
         column = int(at_s / self.column_s)
         begun = max(0, column - self.column) if self.values else 1
         self.values.extend([None] * min(begun, self.columns))

@@ -52,8 +52,9 @@ class QuantileView:
 
 @np.errstate(over="ignore", invalid="ignore")
 def estimated(endpoint: EndpointSeries, window: Window, *, most_scrapes: int | None = None) -> EngineQuantiles:
-    """Return the quantiles that an endpoint's pages show of a window, as its report states them, but those that it
-    calls unresolved; none where the page is of another program. Of more scrapes than `most_scrapes`, some are used.
+    """Return the quantiles of an endpoint's pages in a window, as its report states them. Those that the report calls
+    unresolved are left out; there are none where the page is of another program. Of more scrapes than `most_scrapes`,
+    some are used.
     """
     engine, slice_ns = detect(endpoint.series), max(1, window.end_ns - window.start_ns)
     selection = select_scrapes(endpoint, window, slice_ns)

@@ -28,9 +28,9 @@ async def sending(
     on_taken: Callable[[int, int, int], object] = lambda *_: None,
     flush: bool = False,
 ) -> AsyncIterator[None]:
-    """Send what `snapshot` returns with its moment, every STEP_S while the context is open. What a server does not take
-    is said once; `on_sending` and `on_taken` are those of LiveWriter. With `flush`, where no report sends the rest, a
-    last snapshot goes at the end, and what was lost is a warning.
+    """Send the snapshots of `snapshot` every STEP_S while the context is open. `snapshot` returns one with its moment.
+    Data that a server does not take are reported once; `on_sending` and `on_taken` are those of LiveWriter. With
+    `flush`, where no report sends the rest, a last snapshot goes at the end, and lost data cause a warning.
     """
 
     def offer() -> None:

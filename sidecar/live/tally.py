@@ -1,4 +1,4 @@
-"""What has ended so far in one phase of a run, added up batch by batch for the live views."""
+"""Counts and times of one phase of a run so far, for the live views. They are added up batch by batch."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ RATES = {
 
 @dataclass(slots=True)
 class Sample:
-    """All values of one metric so far, s, and their quantiles as of when there were `counted` of them."""
+    """Values of one metric so far, s, and their quantiles. The quantiles are as of when there were `counted` values."""
 
     values: array[float] = field(default_factory=lambda: array("d"))
     counted: int = 0
     quantiles: tuple[float, ...] = ()
 
     def add(self, values_s: Floats, stale_ratio: float, *, passing_s: Collection[float] = ()) -> None:
-        """Add the values that are known, to which those belong for now that may yet turn out otherwise; the quantiles
-        are found anew with so many times more values than counted, or fewer.
+        """Add the known values; `passing_s` are those that may still change, counted for now. The quantiles are found
+        anew with more than `stale_ratio` times the values counted, or fewer.
         """
         self.values.frombytes(values_s[np.isfinite(values_s)].tobytes())
         count = len(self.values) + len(passing_s)
@@ -108,7 +108,7 @@ class Tally:
             self.objectives = SloTally(self.slo)
 
     def begin(self, firsts: Sequence[FirstToken], *, streamed: int) -> None:
-        """Add requests in flight whose first token has come; of all those, so many tokens have come."""
+        """Add requests in flight with a first token. `streamed` tokens have come of all those in flight."""
         self.received = max(self.received, self.output_tokens + streamed)
         if not firsts:
             return
@@ -169,7 +169,7 @@ class Tally:
         self._failed += int((has_failed & (log.end_ns > self._ok_ns)).sum())
 
     def _count_classes(self, log: RequestLog, times_ms: Mapping[str, Floats]) -> None:
-        """Add what is shown of requests by their class, of the first classes that come."""
+        """Add the values of requests by their class, of the first classes that come."""
         ok = log.status == "ok"
         for name in sorted(set(log.workload_class[ok].tolist())):
             if name in self.classes or len(self.classes) < MOST_CLASSES:
@@ -178,7 +178,7 @@ class Tally:
                     sample.add(times_ms[of][ok & (log.workload_class == name)] / 1e3, self.stale_ratio)
 
     def slo_result(self, duration_s: float) -> SloResult | None:
-        """Return how the objectives stand after so long; None without any."""
+        """Return the state of the objectives after `duration_s`; None without any."""
         if self.objectives is None:
             return None
         amounts = {
@@ -204,7 +204,7 @@ class Tally:
         submitted: int | None = None,
         slo: SloResult | None = None,
     ) -> ClientCounts:
-        """Return what is shown of the client, with what its workers and its plan say, and how its objectives stand."""
+        """Return the client's counts, with those of its workers, its plan and its objectives."""
         classes = self.classes if len(self.classes) > 1 else {}
         return ClientCounts(
             requests=dict(self.statuses),
@@ -235,7 +235,7 @@ class Tally:
 
 
 def rates_so_far(counts: ClientCounts, elapsed_s: float, load_s: float) -> dict[str, float]:
-    """Return the rates of a measured phase so far, whose load has lasted `load_s` of them."""
+    """Return the rates of a measured phase so far. Its load has lasted `load_s` of the `elapsed_s`."""
     amounts = {
         "offered": (counts.scheduled, load_s),
         "sent": (counts.submitted, load_s),

@@ -45,8 +45,9 @@ RATE_S = 5.0  # the output rate is of so long ago
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What a run is about: what is measured, the version that its engine said at `/version`, its objectives, labels of
-    every series, and where traces are looked at.
+    """Description of a run: its labels, engine version, objectives and links. `about` names the model, workload and
+    URL; `engine_version` is the one stated at `/version`; `tags` are labels of every series; `trace_url` is where
+    traces are looked at.
     """
 
     about: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class LiveRun:
         self._ends_ns[self._phase] = self._clock.now_ns()
 
     def poll(self) -> None:
-        """Read what the logs have gained, and count it. What cannot be counted is left out, and `errors` rises."""
+        """Read new data of the logs, and count them. Data that cannot be counted are left out, and `errors` rises."""
         news = self.logs.read(spans=self._parts is not None)
         for stat in news.worker_stats:
             self._stats[stat.worker] = stat
@@ -148,7 +149,7 @@ class LiveRun:
 
     @property
     def errors(self) -> int:
-        """Return how often something could not be read or shown, and is not in the view."""
+        """Return the number of errors in reading or showing; their data are not in the view."""
         return self.failures.count + sum(log.count for log in self.logs.unreadable.values())
 
     def engines(self) -> set[str]:
@@ -234,7 +235,7 @@ class LiveRun:
         )
 
     def slo(self) -> SloResult | None:
-        """Return how the objectives stood some seconds ago, of the measured phase; None without any."""
+        """Return the state of the objectives some seconds ago, of the measured phase; None without any."""
         began_s = time.monotonic()
         if began_s >= self._slo_due_s:
             self._slo = self._tallies["measure"].slo_result(self._measured_s())
@@ -249,7 +250,9 @@ class LiveRun:
 
     @property
     def _load_s(self) -> float:
-        """Return how long the measured load is to last, until the last request is due; 0 where that is not known."""
+        """Return the planned duration of the measured load, s, until the last request is due. It is 0 where it is not
+        known.
+        """
         offsets_ns = self.logs.requests.offsets_ns.get("measure")
         return self._planned_s or (offsets_ns[-1] / 1e9 if offsets_ns else 0.0)
 
@@ -261,19 +264,21 @@ class LiveRun:
         return (now - before) * 1e9 / (ended_ns - began_ns) if now > before and ended_ns > began_ns else None
 
     def publish(self) -> None:
-        """Send browsers what came."""
+        """Send new events to browsers."""
         if self._browsers is not None:
             self._browsers.publish(self.view, self._clock.now_ns())
 
     @property
     def _in_flight(self) -> int:
-        """Return how many requests are in flight by the workers' own counts, before those by what they wrote."""
+        """Return the number of requests in flight. It is by the workers' own counts, before those by their logs."""
         if not self._stats:
             return self.logs.requests.in_flight
         return sum(stat.in_flight for stat in self._stats.values())
 
     def _submitted(self, phase: str) -> int:
-        """Return how many requests of a phase were sent: phases come one after another, each drained to its end."""
+        """Return the number of requests of a phase that were sent. Phases come one after another, each drained to its
+        end.
+        """
         sent = self.logs.requests.sent
         if phase != self._phase:
             return sent[phase]
@@ -281,7 +286,7 @@ class LiveRun:
         return max(sent[phase], sum(stat.started for stat in self._stats.values()) - others)
 
     def _scheduled(self, phase: str) -> int | None:
-        """Return how many requests of a phase were to be sent by now; None where nothing is scheduled."""
+        """Return the number of requests of a phase that are due by now; None without a schedule."""
         offsets_ns = self.logs.requests.offsets_ns.get(phase)
         if offsets_ns is None:
             return None
@@ -290,7 +295,7 @@ class LiveRun:
         return 0 if start_ns is None else bisect_right(offsets_ns, until_ns - start_ns)
 
     def _stream(self) -> None:
-        """Count what replies that go on have brought."""
+        """Count the tokens of replies in progress."""
         firsts = defaultdict[str, list[FirstToken]](list)
         for first in self.logs.requests.first_tokens():
             firsts[first.phase].append(first)

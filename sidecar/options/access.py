@@ -1,5 +1,5 @@
-"""The options of access to metrics pages, shared by all commands that measure, and of access of others to our ports;
-their checks.
+"""Options of access to metrics pages and to our own ports, and their checks. All commands that measure share the
+former.
 """
 
 # No postponed annotations: cyclopts resolves those of a subclass where the subclass stands, without our names.
@@ -129,8 +129,9 @@ class ListenOptions:
 
 
 def check_listening(options: ListenOptions, addresses: Mapping[str, str]) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where the files cannot be used, or where an address,
-    named by its option, would serve anybody on the network without that being wanted.
+    """Check the TLS files, the token and the addresses of our ports. Raises ConfigurationError, naming the option and
+    the cure, where a file or token cannot be used, or where an address, named by its option, would serve anybody on the
+    network without that being wanted.
     """
     if options.listen_token is not None and not re.fullmatch(r"[!-~]+", options.listen_token):
         raise ConfigurationError(

@@ -1,6 +1,4 @@
-"""Whether the options of a load and of its target can be used, before any request; and the arrival process that they
-describe.
-"""
+"""Checks of the options of a load and of its target, before any request; and the arrival process that they describe."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ def check_run(options: RunOptions) -> RunOptions:
 
 
 def _as_declared(sut: str) -> str:
-    """Return what --sut declares, as it is recorded. Raises ConfigurationError."""
+    """Return the declaration of --sut as it is recorded. Raises ConfigurationError."""
     from methodology.compliance.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
 
     try:
@@ -94,7 +92,9 @@ def _as_declared(sut: str) -> str:
 
 
 def _without_endless_rate(options: RunOptions) -> RunOptions:
-    """Take --rate inf for what it is in vllm bench serve: a closed loop as wide as the cap, else as the run is long."""
+    """Return options with a closed loop in place of --rate inf. That is its meaning in vllm bench serve. The loop is as
+    wide as the cap, else as the number of requests.
+    """
     if options.rate != math.inf:
         return options
     width = options.concurrency if options.concurrency is not None else options.requests
@@ -151,7 +151,9 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
 
 
 def check_tags(tags: Sequence[str]) -> None:
-    """Raise ConfigurationError naming the first of --tag that can be no label, or that there are too many."""
+    """Check the labels of --tag. Raises ConfigurationError naming the first that cannot be a label, or that there are
+    too many.
+    """
     if len(tags) > MOST_TAGS or sum(map(len, tags)) > MOST_TAG_CHARACTERS:
         raise ConfigurationError(
             f"--tag: more than {MOST_TAGS} labels, or {MOST_TAG_CHARACTERS:,} characters: every series would bear them"
@@ -170,7 +172,9 @@ def check_tags(tags: Sequence[str]) -> None:
 
 
 def _check_load(options: RunOptions) -> None:
-    """Raise ConfigurationError naming the first options that contradict each other, or a file that does not exist."""
+    """Check the options of the load. Raises ConfigurationError naming the first options that contradict each other, or
+    a file that does not exist.
+    """
     for problem in _contradictions(options):
         raise ConfigurationError(problem)
     try:

@@ -1,4 +1,4 @@
-"""Options from a YAML file, and what of options may be recorded."""
+"""Options from a YAML file, and the recorded form of options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMOVED = {
 
 
 def aliases(options: type) -> dict[str, str]:
-    """Return the other names that options may have in a file, each with the option's own."""
+    """Return the aliases of options in a file, each with the option's own name."""
     return {
         key: name
         for name, parameter in declarations(options, Parameter).items()

@@ -48,8 +48,9 @@ DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """What of an option may be recorded: its value as `show` returns it, of its `words` on the command line each as
-    `word` does. `secret` options never show their value. `register` takes in what must be written nowhere.
+    """The recorded form of an option. It is its value as `show` returns it; on the command line, each of its `words` is
+    recorded as `word` returns it. `secret` options never show their value. `register` takes in values that must be
+    written nowhere.
     """
 
     show: Callable[[Any], object]
@@ -77,7 +78,9 @@ def header_shown(header: str) -> str:
 
 
 def header_name(header: str) -> str:
-    """Return what stands before the first colon or =; "" without either, since that may be a secret."""
+    """Return the name of a header, the text before the first colon or =. It is "" without either, since the text may be
+    a secret.
+    """
     match = re.match(r"([^:=]*)[:=]", header)
     return match[1] if match else ""
 
@@ -156,7 +159,9 @@ def several(group: Group, text: str, **more: Any) -> Parameter:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a number, or of numbers with units as in 500ms, 30s and 1h30m. Raises ValueError."""
+    """Return a duration in seconds from a number, or numbers with units. Examples: 500ms, 30s and 1h30m. Raises
+    ValueError.
+    """
     try:
         return float(text)
     except ValueError:
@@ -172,7 +177,7 @@ def read_seconds(_hint: Any, tokens: Any) -> float:
 
 
 def size_bytes(name: str, text: str, *, least: str) -> int:
-    """Return the bytes of an option such as 500MB or 2GiB. Raises ConfigurationError, also for less than `least`."""
+    """Return a size in bytes from a text like 500MB or 2GiB. Raises ConfigurationError, also below `least`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", text)
     if not match:
         raise ConfigurationError(f"{flag_of(name)} {text}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB")
@@ -261,14 +266,14 @@ ConfigFile = Annotated[
 
 
 def declarations(options: type, kind: type[D]) -> dict[str, D]:
-    """Return the declarations of one kind that stand at the options of a dataclass, by the options' names."""
+    """Return the declarations of one kind on the options of a dataclass, by option name."""
     hints = get_type_hints(options, include_extras=True)
     each = ((field.name, declared(hints[field.name], kind)) for field in dataclasses.fields(options))
     return {name: declaration for name, declaration in each if declaration is not None}
 
 
 def declared(hint: Any, kind: type[D]) -> D | None:
-    """Return the first declaration of a kind that stands at a type hint, None without one."""
+    """Return the first declaration of a kind in a type hint, or None."""
     if isinstance(hint, kind):
         return hint
     return next((inner for part in get_args(hint) if (inner := declared(part, kind)) is not None), None)
@@ -280,7 +285,9 @@ def flag_of(name: str) -> str:
 
 
 def check_bounds(options: object) -> None:
-    """Raise ConfigurationError naming the first option that is out of its declared bounds, and the bound."""
+    """Check options against their declared bounds. Raises ConfigurationError naming the first that is out of bounds,
+    and the bound.
+    """
     for name, bounds in declarations(type(options), Meta).items():
         value = getattr(options, name)
         least, most = cast("tuple[float, float]", (bounds.ge, bounds.le))

@@ -70,7 +70,9 @@ def _whole(_hint: Any, tokens: Any) -> int:
 
 
 def _warmup(_hint: Any, tokens: Any) -> int | str:
-    """Convert a number of requests, `draft`, or what warmed the target up before. Raises ValueError."""
+    """Convert the value of --warmup: a number of requests, `draft`, or the earlier warm-up of the target. Raises
+    ValueError.
+    """
     if tokens[0].value == DRAFT or tokens[0].value.startswith(AFTER):
         return str(tokens[0].value)
     try:
@@ -396,12 +398,12 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
 
     @property
     def closed_loop(self) -> bool:
-        """Tell whether replies alone say when the next request is sent: nothing is scheduled."""
+        """Return whether the load is a closed loop: replies alone trigger the next request, nothing is scheduled."""
         return is_closed_loop(concurrency=self.concurrency, rate=self.rate, trace=self.trace)
 
     @property
     def cap(self) -> int | None:
-        """Return how many requests of a schedule may be in flight; None: any number, or nothing is scheduled."""
+        """Return the cap on requests in flight of a schedule. None: any number, or nothing is scheduled."""
         return None if self.closed_loop else self.concurrency
 
     @property

@@ -46,7 +46,7 @@ def _same_as(name: str, properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(hint: Any) -> dict[str, Any]:
-    """Return the type of what a file may hold: a duration may have a unit, some texts may be mappings."""
+    """Return the JSON schema type of an option in a file. A duration may have a unit, some texts may be mappings."""
     described = _type(hint)
     parameter = declared(hint, Parameter)
     if parameter is not None and parameter.converter is read_seconds:

@@ -94,7 +94,7 @@ def _without_secrets(text: str) -> str:
 
 
 def _shown(variant: Any) -> Any:
-    """Return what is declared of a configuration as it may be recorded."""
+    """Return the recorded form of a configuration's declaration, with secrets masked."""
     if isinstance(variant, str):
         return masked(variant)
     if not isinstance(variant, dict):
@@ -306,7 +306,7 @@ class SweepOptions(StudyOptions):
 
 
 def _json_value(text: str) -> float | str:
-    """Return a number where a text is one, seconds where it is a time, else the text."""
+    """Return a text as a JSON value: a number, a duration in seconds, or else the text."""
     try:
         return int(text) if re.fullmatch(r"[+-]?\d+", text) else seconds(text)
     except ValueError:

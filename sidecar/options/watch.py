@@ -161,7 +161,7 @@ def _seconds(flag: str, text: str) -> float:
 
 
 def _require_pages(urls: Sequence[str]) -> None:
-    """Refuse pages whose records each reading removes for all other readers."""
+    """Reject pages with records that each reading removes for all other readers."""
     for url in filter(clock_of, urls):
         raise ConfigurationError(
             f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading removes the records for "

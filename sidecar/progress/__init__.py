@@ -29,7 +29,7 @@ MOST_REMEMBERED = 1000  # warnings, the latest: a watch goes on for months
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Tell whether a panel can stand on a stream: a terminal that moves its cursor."""
+    """Return whether a stream can show a panel: a terminal that moves its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
@@ -60,7 +60,7 @@ class Terminal(Console):
 
 
 def discard(stream: IO[str]) -> None:
-    """Send what is still written to a stream to nowhere."""
+    """Redirect a stream's remaining output to nowhere."""
     with suppress(OSError, ValueError):  # ValueError: a stream without a file, or a closed one
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -123,7 +123,7 @@ class Progress:
             self._live.update(renderable, refresh=True)
 
     def _is_writable(self) -> bool:
-        """Tell whether the terminal takes output now: one that is stopped (Ctrl-S) would stop who writes to it."""
+        """Return whether the terminal takes output now. One that is stopped (Ctrl-S) would stop its writer."""
         try:
             return bool(select.select([], [self.console.file], [], 0)[1])
         except (OSError, ValueError):  # a stream without a file, as in tests; one that is closed

@@ -1,4 +1,6 @@
-"""What `run` shows of one moment: a panel whose size stays from refresh to refresh on a terminal, a line elsewhere."""
+"""Panel and line of one moment of `run`. On a terminal, a panel keeps its size from refresh to refresh; elsewhere it is
+a line.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A text over as many lines as it takes, with those of a usual one kept free for it before it is known."""
+    """A text over as many lines as it takes, at least a usual one's. They are kept free before the text is known."""
 
     text: Text
 
@@ -175,7 +177,9 @@ def _engine(view: View) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class WaitingLine:
-    """How many requests waited of late, the latest to the right, and the most of them; the earliest go first."""
+    """Numbers of waiting requests lately, the latest to the right, and their maximum. The earliest are cut off
+    first.
+    """
 
     blocks: str
     most: str
@@ -209,7 +213,7 @@ def _row(label: str, *cells: Text) -> Text:
 
 
 def _bar(parts_ms: Mapping[str, float]) -> Text:
-    """Return a bar of fixed length of which each part has its share; dots where nothing is known yet."""
+    """Return a bar of fixed length with each part's share; dots where nothing is known yet."""
     whole_ms, bar, end, begun_ms = sum(parts_ms.values()), Text(), 0, 0.0
     for name, (_, glyph, colour) in PARTS.items() if whole_ms > 0 else ():
         begun_ms += parts_ms.get(name, 0.0)

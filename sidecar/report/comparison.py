@@ -27,7 +27,7 @@ DEFAULT_OUTPUT = Path("comparison.html")
 
 
 def compare(paths: Sequence[Path], output: Path) -> None:
-    """Write the page of several runs, each by itself or as NAME=DIRECTORY, and print what it says in text.
+    """Write the page of several runs, and print its text. A run is given by itself or as NAME=DIRECTORY.
 
     Raises ConfigurationError for more runs than a page shows, for one that is named twice, and for one that sent
     nothing, or an output that cannot be written; CannotWrite where the disk is full.
@@ -53,7 +53,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
 
 
 def write_change(derived: Evaluated, base: Path) -> None:
-    """Write `report.md` of a run beside another one, whose directory stays as it is.
+    """Write `report.md` of a run beside another one, the base. The directory of the base stays as it is.
 
     Raises ConfigurationError where that is the run itself, or sent nothing; CannotWrite.
     """

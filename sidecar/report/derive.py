@@ -64,7 +64,8 @@ def evaluated(path: Path) -> Evaluated:
 
 
 def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None = None) -> Evaluated:
-    """Write the derived files of a run into its directory, as far as that is possible, and return what they say.
+    """Write the derived files of a run into its directory, and return their contents. Files that cannot be written do
+    not stop it: the error is returned.
 
     `formats` and `trace_url` are those of `--formats` and `--trace-url`; none: those that the run was asked for.
     """
@@ -114,8 +115,9 @@ def as_json(summary: Summary) -> str:
 
 
 def require_sound(derived: Evaluated) -> None:
-    """Raise CannotWrite where results could not be kept, and DamagedRun where records are lost of a run that ended by
-    itself: its results are not those of the run. So too where the server's were asked for and the scraper was lost.
+    """Raise an error for results that were not written or are damaged. CannotWrite where they could not be written, and
+    DamagedRun where records are lost of a run that ended by itself: its results are not those of the run. So too where
+    the server's were asked for and the scraper was lost.
     """
     if derived.unwritten is not None:
         raise derived.unwritten
@@ -128,7 +130,7 @@ def require_sound(derived: Evaluated) -> None:
 
 
 def print_report(summary: Summary, path: Path | None, *, said: Collection[str] = ()) -> None:
-    """Print the report, and under it what was written where; None: it could not be.
+    """Print the report, and under it the path and files written. None: they could not be written.
 
     `said` are warnings that standard error has had: where it is the same stream, they are not printed again.
     """
@@ -144,7 +146,7 @@ def print_report(summary: Summary, path: Path | None, *, said: Collection[str] =
 
 
 def report_up_to(error: SidelightError, *, span_bytes: int | None = None) -> None:
-    """Print the report of what was recorded up to an error, where anything was."""
+    """Print the report of the data recorded up to an error, where there are any."""
     if error.run_directory is not None:
         print_report(derive(error.run_directory, span_bytes=span_bytes).summary, error.run_directory)
 
@@ -155,7 +157,7 @@ def files_in(path: Path) -> str:
 
 
 def _one_stream() -> bool:
-    """Tell whether standard output and standard error go to the same place: a terminal, or one log."""
+    """Return whether standard output and standard error go to the same place: a terminal, or one log."""
     with suppress(OSError, ValueError):
         out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
         return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)

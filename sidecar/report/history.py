@@ -1,4 +1,4 @@
-"""The live page of a run as it could have been read at any step of it, from what was recorded; sending it elsewhere."""
+"""The live page of a run at any step of it, from recorded data; sending it elsewhere."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ def history(
 
 @dataclass(slots=True, kw_only=True)
 class _Quantiles:
-    """The quantiles of engines since the start of the measured phase, estimated anew once it is a fifth longer."""
+    """Quantiles of engines since the start of the measured phase. They are estimated anew once the phase is a fifth
+    longer.
+    """
 
     start_ns: int
     due_ns: int = 0
@@ -102,7 +104,7 @@ class _Quantiles:
     def added(
         self, engines: Sequence[EngineCounts], endpoints: Sequence[EndpointSeries], at_ns: int
     ) -> tuple[EngineCounts, ...]:
-        """Return engines with what their quantiles were at a moment, or shortly before."""
+        """Return engines with their quantiles at a moment, or shortly before."""
         if at_ns >= max(self.due_ns, self.start_ns + STEP_NS):
             self.due_ns = at_ns + (at_ns - self.start_ns) // 5
             window = Window(start_ns=self.start_ns, end_ns=at_ns)
@@ -126,7 +128,7 @@ def _moments(run: Run, after_ns: int | None, sent_ns: int) -> Iterator[int]:
 
 
 def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
-    """Return what the live page said of the run."""
+    """Return the live page's description of the run."""
     config, target = run.manifest["config"], run.manifest.get("target") or {}
     urls = config.get("url") or [""]
     stated = {"model": target.get("model"), "workload": config.get("workload"), "url": urls[0]}
@@ -152,7 +154,9 @@ def _version(run: Run) -> str:
 
 
 def _stream(tally: Tally, log: RequestLog, before_ns: int, at_ns: int) -> None:
-    """Count what replies that went on at a moment had brought; of their first tokens those since another moment."""
+    """Count the tokens of replies in progress at a moment. Of their first tokens, those since `before_ns` are
+    counted.
+    """
     going_on = take(log, (log.first_token_ns >= 0) & (log.first_token_ns <= at_ns) & (log.end_ns > at_ns))
     first_ns = np.repeat(going_on.first_token_ns, np.diff(going_on.chunk_start))
     streamed = np.count_nonzero((going_on.chunk_ns >= first_ns) & (going_on.chunk_ns <= at_ns))
@@ -162,7 +166,7 @@ def _stream(tally: Tally, log: RequestLog, before_ns: int, at_ns: int) -> None:
 
 
 def _client(run: Run, summary: Summary, log: RequestLog, tally: Tally, at_ns: int) -> ClientCounts:
-    """Return what the client had seen by a moment; objectives are the report's once all has ended."""
+    """Return the client's counts at a moment; objectives are the report's once all has ended."""
     submitted = int(np.count_nonzero((log.submit_ns >= 0) & (log.submit_ns <= at_ns)))
     ended = sum(tally.statuses.values())
     window, slo = summary.window, summary.client.slo
@@ -187,7 +191,9 @@ def _view(endpoint: EndpointSeries) -> EngineView:
 
 
 def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
-    """Show the last page by then, nothing before the first, count the scrapes up to it, and return the view."""
+    """Return a page's view at a moment, with the scrapes up to it counted. It shows the last page by then, nothing
+    before the first.
+    """
     pages = int(np.searchsorted(endpoint.response_ns, at_ns, side="right"))
     if pages:
         view.show(endpoint.values[pages - 1])

@@ -21,8 +21,8 @@ _UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")
 
 
 def export_run(derived: Evaluated, url: str, access: Access, progress: Progress) -> None:
-    """Send the spans of every request of a run, and its metrics, and report the outcome; a failing collector raises
-    nothing. A URL whose path ends in /v1/metrics gets metrics alone.
+    """Send the spans and metrics of a run, and report the outcome. The spans are those of every request. A failing
+    collector raises nothing. A URL with a path that ends in /v1/metrics gets metrics alone.
     """
     run = derived.run
     where = masked(url)
@@ -62,7 +62,7 @@ def _report(sent: Sent, what: str, derived: Evaluated, where: str, progress: Pro
 
 
 def span_source(derived: Evaluated) -> SpanSource:
-    """Return what the spans of a run are made from."""
+    """Return the source of a run's spans."""
     run = derived.run
     detected = (engines.detect(endpoint.series) for endpoint in run.endpoints)
     manifest = run.manifest

@@ -99,7 +99,7 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
 
 
 async def _warm_up(session: Session, options: RunOptions, prepared: Prepared) -> bool:
-    """Warm up as the options say, and record what the report states of it. Returns whether anything was sent."""
+    """Warm up according to the options, and record the outcome for the report. Returns whether anything was sent."""
     policy = parse_warmup(str(options.warmup))
     before_ms: list[float] = []
     after_ms: list[float] = []
@@ -207,7 +207,7 @@ def _log(session: Session, phase: str) -> RequestLog:
 
 @asynccontextmanager
 async def _deadline(session: Session, seconds: float | None, begun_s: float) -> AsyncIterator[None]:
-    """Stop the session as the user would after so many seconds, and say that it was that."""
+    """Stop the session at the deadline, and state it as the reason. The load stops as if the user had stopped it."""
     if seconds is None:
         yield
         return
@@ -253,7 +253,7 @@ async def _beside(waiting: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def _note_if_used_up(session: Session, options: RunOptions, *, elapsed_s: float) -> None:
-    """Say when a closed loop ended because all that was prepared for its duration was sent."""
+    """Warn if a closed loop sent all its prepared requests before its duration ended."""
     if options.requests is not None or not options.closed_loop or options.duration is None:
         return
     if elapsed_s < options.duration and not session.stop.is_set():

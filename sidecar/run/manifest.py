@@ -104,7 +104,7 @@ def _require_room(manifest: Mapping[str, Any]) -> None:
 
 
 def _machine(clock: Clock) -> dict[str, Any]:
-    """Return what the manifest states of the clock and of the host."""
+    """Return the manifest's facts of the clock and of the host."""
     return {
         "clock": {
             "source": "CLOCK_MONOTONIC, anchored once to CLOCK_REALTIME",

@@ -1,4 +1,4 @@
-"""What the phases of a session are made of: driving a plan, watching it, settling; each to its end or until a signal or
+"""Building blocks of a session's phases: driving a plan, watching it, settling; each to its end or until a signal or
 the deadline stops it.
 
 The first signal stops the load; what is in flight is cancelled and recorded, the run is derived and reported, and the
@@ -53,7 +53,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What the phases of one session share; `listening` is where it receives spans over gRPC, as HOST:PORT."""
+    """Shared state of the phases of one session. `listening` is where it receives spans over gRPC, as HOST:PORT."""
 
     run_id: str
     path: Path
@@ -97,7 +97,7 @@ async def run_phase(
     until_s: float | None = None,
     barrier: bool = False,
 ) -> None:
-    """Run one plan to its end, until no more may be submitted and all is drained, or until the user stops it."""
+    """Run one plan to its end, or until the user stops it. It ends when no more may be submitted and all is drained."""
     if session.stop.is_set():
         return
     name = plan.stem.removeprefix("plan-")
@@ -129,8 +129,8 @@ async def run_phase(
 
 
 async def _drained(session: Session) -> tuple[int, int]:
-    """Wait until all workers have sent and recorded what they had, or until the user stops them; return how many
-    requests they have sent, and how many they were too late for.
+    """Wait until all workers are done, or until the user stops them. A worker is done when its requests are sent and
+    recorded. Returns the number of requests that they have sent, and the number that they were too late for.
     """
     drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
     stopped = asyncio.ensure_future(session.stop.wait())
@@ -154,7 +154,7 @@ async def unless_stopped_for(stop: asyncio.Event, seconds: float | None) -> None
 
 
 async def settle(session: Session, seconds: float, *, listening: str | None) -> None:
-    """Scrape a moment longer, so that what the engine has just counted shows, and wait for the last requests' spans.
+    """Scrape a moment longer, and wait for the last requests' spans. The last scrapes show the engine's latest counts.
 
     A process that cannot be kept up is not fatal: its end is recorded.
     """
@@ -186,12 +186,12 @@ async def settle(session: Session, seconds: float, *, listening: str | None) -> 
 
 
 async def _settled(child: Supervised | None, command: Settle | SettleSpans, seconds: float) -> dict[str, Any] | None:
-    """Return what a child says when it has settled, which takes so many seconds; None without one."""
+    """Return the report of a child that has settled, which takes `seconds`; None without a child."""
     return None if child is None else await child.finish(command, "settled", timeout_s=seconds + STOP_TIMEOUT_S)
 
 
 def _awaited_spans(session: Session) -> SettleSpans:
-    """Return whose spans are to be waited for, and how long the first of all may still be on its way."""
+    """Return the traces to wait for, and the remaining time for the first span."""
     from scraper.commands import SettleSpans  # noqa: PLC0415  as above
 
     session.live.poll()
@@ -203,7 +203,8 @@ def _awaited_spans(session: Session) -> SettleSpans:
 
 
 def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
-    """Return which requests were answered last, oldest first, and when the first of all was; -1 for none.
+    """Return the latest answered requests, oldest first, and the time of the first answer; -1 for none. The time is
+    that of the first of all answers.
 
     They are `most` of those that ended with status 200 and no error.
     """
@@ -215,7 +216,9 @@ def last_answered(requests: RequestLog, most: int) -> tuple[list[int], int]:
 def _span_notes(
     counts: Mapping[str, int], listening: str | None, engines: Collection[str], version: str
 ) -> Iterator[str]:
-    """Say that no span was taken, and why, or what would bring some; and what was wrong with those that came."""
+    """Yield notes on missing or rejected spans. For missing ones, they give the reason or the cure; for those that
+    violate the specification, the number.
+    """
     names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
     kinds = {name.replace("_", " "): counts[name] for name in names}
     kinds["turned away"] -= counts["unwritten"]
@@ -246,7 +249,7 @@ def _span_notes(
 
 @asynccontextmanager
 async def watching(session: Session) -> AsyncIterator[None]:
-    """Show the run while the block goes on, and see whether the wall clock is set."""
+    """Show the run while the block goes on, and follow changes of the wall clock."""
     warned, wall = False, session.clock
     session.live.shows_parts = session.progress.mode in ("panel", "json")
 
@@ -371,7 +374,7 @@ async def stop_on_signals() -> AsyncIterator[asyncio.Event]:
 
 @asynccontextmanager
 async def until_deadline(begun_s: float, seconds: float | None) -> AsyncIterator[None]:
-    """Give up what a run prepares when so many seconds have passed since `begun_s`, in the loop's time.
+    """Interrupt the preparation of a run `seconds` after `begun_s`, in the loop's time.
 
     Raises Interrupted then.
     """
@@ -385,7 +388,9 @@ async def until_deadline(begun_s: float, seconds: float | None) -> AsyncIterator
 
 
 def _leave_dead_terminal() -> None:
-    """Let what is still said go nowhere: writing to a terminal that is gone fails, and would end the run as a crash."""
+    """Redirect output to a dead terminal to nowhere. Writing to a terminal that is gone fails, and would end the run as
+    a crash.
+    """
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -44,7 +44,7 @@ PROBE = mix.RequestClass(name="probe", input_tokens=Fixed(256), output_tokens=Fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a run sends: the measured workload or the saved requests in its place, and when.
+    """The load of a run: the measured workload or the saved requests in its place, and their schedule.
 
     about   what the manifest states of it
     notes   what the reader must know, once
@@ -82,7 +82,7 @@ def read_load(options: RunOptions) -> Load:
 
 
 def _source(options: RunOptions) -> tuple[str, str]:
-    """Return the option that says what is sent, and its value."""
+    """Return the option that selects the requests, and its value."""
     if options.replay_requests is not None:
         return "--replay-requests", str(options.replay_requests)
     if options.prompts is not None:
@@ -120,7 +120,7 @@ def _plan_of(path: Path) -> Path:
 def preliminary_plan(
     options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
-    """Return requests of a warm-up or of probes, from other seeds, so that nothing measured is cached.
+    """Return requests of a warm-up or of probes. Their seeds are others, so that nothing measured is cached.
 
     A warm-up is of the measured workload; before a user's own prompts it is as long as these. Probes are all of one
     length: only what the engine does differs then. Rounds, which differ in their first index, have seeds of their own.
@@ -144,7 +144,7 @@ def preliminary_plan(
 def measure_plan(
     options: RunOptions, load: Load, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
-    """Return the measured requests, in order, of an `order` that lacks only when they are sent and how many.
+    """Return the measured requests, in order. The `order` is complete but for their send times and number.
 
     Raises ConfigurationError when the schedule has none.
     """
@@ -165,7 +165,7 @@ def first_measured(options: RunOptions) -> int:
 
 
 def planned_requests(options: RunOptions) -> int | None:
-    """Return how many requests to prepare; None: as many as the open loop's schedule, or the saved file, has.
+    """Return the number of requests to prepare. None: as many as the open loop's schedule, or the saved file, has.
 
     A closed loop that only a duration ends gets what its slots could use up at two requests a second each. They are all
     made before the load, so that nothing but the load reaches the engine while it is measured.

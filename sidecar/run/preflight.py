@@ -44,7 +44,7 @@ _REASON_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One request of ours, for `tokens` tokens, and its reply.
+    """A request of our own, for `tokens` tokens, and its reply.
 
     contact  how it was sent: without the optional fields that the server `refused`, each with what was said of it
     """
@@ -77,7 +77,8 @@ class Answer:
 
 
 async def preflight(served: Served, *, contact: Contact, ignore_eos: bool = False) -> Mapping[str, str]:
-    """Send one request for one token, just as the load will be sent, and require a stream of what can be streamed.
+    """Send one request for one token, just as the load will be sent. A stream is required of each endpoint that can
+    stream.
 
     Returns the optional fields that the server refuses, each with what it said of it. Raises TargetUnreachable, or
     TargetIncompatible with what came instead; for a model that is not listed, first why it is not.
@@ -132,12 +133,12 @@ async def ask(
 
 
 def without_fields(contact: Contact, fields: Iterable[str]) -> Contact:
-    """Return how to speak to a server that refuses these fields of a body."""
+    """Return contact with a server without the given fields of a body, which it refuses."""
     return replace(contact, extra={**contact.extra, **dict.fromkeys(fields)})
 
 
 def refusal(url: str, field: str, said: str) -> str:
-    """Return what it means that a server refuses a field of a request's body."""
+    """Return a note on a refused field of a request's body and its effect."""
     effects = {
         "ignore_eos": ": replies may end before their planned length",
         "stream_options": ": where the server then reports no usage, output tokens are estimated from the text",
@@ -147,7 +148,9 @@ def refusal(url: str, field: str, said: str) -> str:
 
 
 def _refused_field(exchange: Exchange, reply: Reply, body: bytes, contact: Contact) -> str | None:
-    """Return which optional field of a body the server refuses by its name, unless the user asked for that field."""
+    """Return the optional field that the server refuses by its name, or None. A field that the user asked for does not
+    count.
+    """
     if exchange.status not in _REFUSALS:
         return None
     try:
@@ -163,7 +166,9 @@ def _refused_field(exchange: Exchange, reply: Reply, body: bytes, contact: Conta
 
 
 def _more_tokens(exchange: Exchange, contact: Contact, tokens: int) -> int:
-    """Return how many tokens to ask for after a reply: more where the server refuses so few, else as many as before."""
+    """Return the number of tokens to ask for after a reply. It is larger where the server refuses so few, else the same
+    as before.
+    """
     if exchange.status not in _REFUSALS or not any(name.encode() in bytes(exchange.body) for name in _LENGTHS):
         return tokens
     least = contact.extra.get("min_tokens")
@@ -175,7 +180,8 @@ def _said(exchange: Exchange, reply: Reply) -> str:
 
 
 def require_answer(answer: Answer, served: Served, *, ignore_eos: bool) -> None:
-    """Raise TargetUnreachable or TargetIncompatible unless the tokens came, and as a stream where there can be one.
+    """Require that the tokens came, and as a stream where there can be one. Raises TargetUnreachable or
+    TargetIncompatible.
 
     Of a model that is not listed, the error says first why it is not.
     """
@@ -214,7 +220,7 @@ def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
 
 
 def is_streamed(contact: Contact) -> bool:
-    """Tell whether replies are asked for as streams."""
+    """Return whether requests ask for streamed replies."""
     return PROTOCOLS[contact.endpoint].streams and contact.extra.get("stream") is not False
 
 

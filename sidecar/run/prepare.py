@@ -1,4 +1,4 @@
-"""What is found out before any load: the target, its metrics pages, the tokenizer, and the machine that loads it."""
+"""Checks before any load: the target, its metrics pages, the tokenizer, and the machine that loads it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ from sidecar.run.target import Contact, Served, engine_version, probe, proxy_not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run needs to know. `targets` are metrics URLs; `notes` what the reader must know, once."""
+    """Facts that a run needs before its start. `targets` are metrics URLs; `notes` are facts that the reader must know,
+    once.
+    """
 
     served: tuple[Served, ...]
     contact: Contact
@@ -57,13 +59,13 @@ class Prepared:
 
     @property
     def target(self) -> Target:
-        """Return what requests are written for: all URLs serve the same model."""
+        """Return the target to write requests for. All URLs serve the same model."""
         first, (extra, _) = self.served[0], with_stand_ins(self.contact.extra)
         return Target(model=first.model, endpoint=self.contact.endpoint, extra=extra)
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """Return what stands in planned requests in place of secrets, each with what is sent."""
+        """Return the stand-ins for secrets in planned requests, each with the secret that is sent."""
         return with_stand_ins(self.contact.extra)[1]
 
     @property
@@ -153,7 +155,7 @@ def contact_of(options: ContactOptions) -> Contact:
 
 
 def pages_access(options: ContactOptions) -> Access:
-    """Return how metrics pages are asked: at the API's own hosts with its TLS, unless theirs was given."""
+    """Return the access to metrics pages. It uses the API's TLS at the API's own hosts, unless their own was given."""
     access = metrics_access(options, urls=options.url, api_key=options.api_key)
     hosts = {urlsplit(url).netloc for url in options.url}
     if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
@@ -177,7 +179,7 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
 async def _looked(
     options: RunOptions, served: tuple[Served, ...], contact: Contact, stack: AsyncExitStack
 ) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None], dict[str, str]]:
-    """Ask each URL for one token, and meanwhile for its version, its metrics pages and its tokenizer.
+    """Ask each URL for one token, and meanwhile for its version, metrics pages and tokenizer.
 
     Last of the four results are the fields that a server refuses, each with what to say of it. The first failure ends
     the others, and is raised as it is.
@@ -214,7 +216,9 @@ def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shortage(options: RunOptions) -> str | None:
-    """Say what an open loop may run out of; what a closed loop will run out of raises ConfigurationError."""
+    """Return a warning if an open loop may exhaust open files or ports, else None. A closed loop that will exhaust them
+    raises ConfigurationError.
+    """
     workers, targets = options.worker_count, len(options.url)
     if options.closed_loop and options.concurrency is not None:
         shortfall = shortage(options.concurrency, workers=workers, targets=targets)
@@ -226,7 +230,7 @@ def _shortage(options: RunOptions) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedScrape:
-    """What a scrape without load needs to know; as in Prepared."""
+    """Facts that a scrape without load needs before its start; as in Prepared."""
 
     targets: tuple[str, ...]
     about: Mapping[str, Any]
@@ -308,7 +312,7 @@ def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
 
 
 def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the URLs to scrape, and what to say of those that are not.
+    """Return the URLs to scrape, and notes on those that are left out.
 
     Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
     show it, and scrapes that fail are counted. What speaks something else is left alone.
@@ -326,7 +330,7 @@ def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...],
 
 
 def cure_of_page(reason: str) -> str:
-    """Return what to give where there is no metrics page for this reason."""
+    """Return the cure for a missing metrics page, by the reason why it is missing."""
     if "HTTP 401" in reason or "HTTP 403" in reason:
         return (
             "set SIDELIGHT_METRICS_TOKEN or SIDELIGHT_METRICS_USER to credentials that it accepts (SIDELIGHT_API_KEY "

@@ -36,7 +36,7 @@ ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
 
 
 def environment() -> dict[str, str]:
-    """Return what a child inherits: not our secrets, of which its specification has those that it needs."""
+    """Return the environment of a child, without our secrets. Its specification has those that it needs."""
     secret = frozenset(secret_variables(os.environ))
     return {name: value for name, value in os.environ.items() if name not in secret}
 
@@ -166,7 +166,7 @@ async def keep_up(
     *,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Start a child again whenever it dies, later and later, until one has done its work.
+    """Restart a child whenever it dies, with growing pauses, until one has finished its work.
 
     `life` starts one and returns whether all is done; if not, the next follows at once. `died` is called with each
     death, and may raise to give up.

@@ -277,7 +277,7 @@ async def _supervised(
     died: str,
     restarted: str,
 ) -> Supervised:
-    """Start a child, which is started again where it dies, with what `spec` returns after so many deaths.
+    """Start a child that is restarted where it dies. `spec` returns its specification by the number of deaths.
 
     `died` and `restarted` are the events that are recorded then.
     """
@@ -350,7 +350,7 @@ def scraper_spec(
 
 
 def spec_after(spec: Spec, deaths: int) -> Spec:
-    """Return the specification of a scraper after so many that died: logs of its own."""
+    """Return the specification of a scraper after `deaths` others died: logs of its own."""
     raw = Path(spec.out).parent
     return msgspec.structs.replace(
         spec,
@@ -368,8 +368,8 @@ def span_spec(path: Path, receiver: ReceiverSpec) -> SpanSpec:
 
 
 def span_spec_after(spec: SpanSpec, deaths: int, grpc: str, http: str) -> SpanSpec:
-    """Return the specification of a receiver after so many that died: a log of its own, and the addresses at which
-    spans were received before, where free ports were asked for.
+    """Return the specification of a receiver after `deaths` others died. It has a log of its own, and the addresses at
+    which spans were received before, where free ports were asked for.
     """
     receiver = msgspec.structs.replace(spec.receiver, grpc=grpc, http=http)
     return msgspec.structs.replace(spec, receiver=receiver, out=str(Path(spec.out).with_name(SPANS.format(deaths))))

@@ -1,4 +1,4 @@
-"""What answers at a URL, asked before any load goes there."""
+"""Requests for a URL's model, version and errors, before any load goes there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Contact:
     request_id: bool = True
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
-        """Open what questions are asked with; the caller's to close. Raises UnusableFile for a certificate."""
+        """Open a session for questions to a target; the caller's to close. Raises UnusableFile for a certificate."""
         connector = aiohttp.TCPConnector(ssl=aiohttp_tls(self.tls))
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         return aiohttp.ClientSession(
@@ -51,7 +51,7 @@ class Contact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a target said of itself: the chosen model, its length limit in tokens (None: not said).
+    """A target's own statements: the chosen model, its length limit in tokens (None: missing).
 
     listed    all models that it serves; none where it lists none
     owner     who owns them, as vllm or sglang; "" where it is not said
@@ -97,7 +97,7 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
 
 
 def unlisted_note(served: Served) -> str | None:
-    """Say that a model is used although its server does not list it; None where it does."""
+    """Return a note on the use of a model that its server does not list; None where it does."""
     if served.unlisted is None:
         return None
     why = str(served.unlisted).replace(f"--model {served.model}: not served; ", "").partition("; ")[0]
@@ -170,7 +170,9 @@ def excerpt_of(raw: bytes) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a connection failed, in the system's words: aiohttp's and asyncio's repeat the address instead."""
+    """Return the reason of a failed connection in the system's words. Those of aiohttp and asyncio repeat the address
+    instead.
+    """
     problem = connection_problem(error)
     if problem.kind == "tls":
         return f"TLS failed ({problem.detail or (problem.reason or str(error)).replace('_', ' ').lower()})"
@@ -201,7 +203,7 @@ def _cure(url: str, error: Exception) -> str:
 
 
 def proxy_note(urls: Iterable[str]) -> str | None:
-    """Say that a proxy variable is not used, where one applies to a target."""
+    """Return a note on an unused proxy variable that applies to a target, or None."""
     for url in urls:
         if name := unused_proxy(url):
             return f"{name} is set, but Sidelight does not use it: requests go straight to {url}"
@@ -219,7 +221,7 @@ def unused_proxy(url: str) -> str | None:
 
 
 async def engine_version(url: str, contact: Contact) -> str | None:
-    """Return the version that an engine tells at one of its `version_paths`, None where there is none of them.
+    """Return the engine's version from one of its `version_paths`, or None if all lack it.
 
     Nothing is asked of an API that has no list of models either.
     """

@@ -1,4 +1,4 @@
-"""What is asked of a test, from its options: its numbers, the configurations, and the options of every step."""
+"""Resolution of a test's options: its numbers, the configurations, and the options of every step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def before_s(self) -> float:
-        """Return how long `before` may take."""
+        """Return the time limit of `before`, s."""
         return seconds(self.before_timeout) if isinstance(self.before_timeout, str) else self.before_timeout
 
 
@@ -128,7 +128,9 @@ def parameters_of(options: StudyOptions, procedure: Procedure) -> Parameters:
 
 
 def options_of(procedure: Procedure) -> list[str]:
-    """Return which numbers a test has: those of its presets, and the capacity where its levels are shares of it."""
+    """Return the names of a test's numbers. They are those of its presets, and the capacity where its levels are shares
+    of it.
+    """
     presets = procedure.presets.values()
     has = [
         name
@@ -158,7 +160,7 @@ def common_options(options: StudyOptions, procedure: Procedure) -> RunOptions:
 
 
 def recorded_options(common: RunOptions) -> dict[str, Any]:
-    """Return what of the options of all steps a study is asked with: what differs from `run`, secrets masked."""
+    """Return the recorded options of all steps: those that differ from `run`, secrets masked."""
     usual = as_recorded(RunOptions())
     return {
         name: value
@@ -203,20 +205,21 @@ def targets(options: StudyOptions, procedure: Procedure) -> dict[str, RunOptions
 
 
 def _checked(common: RunOptions) -> RunOptions:
-    """Return options whose target and workload can be used, by themselves. Raises ConfigurationError."""
+    """Return options after a check of their target and workload alone. Raises ConfigurationError."""
     checked = check_run(dataclasses.replace(common, rate=1.0, requests=1, duration=None, concurrency=None))
     return dataclasses.replace(common, url=checked.url)
 
 
 def of_variant(common: SomeOptions, variant: Variant) -> SomeOptions:
-    """Return options with what a configuration has of its own."""
+    """Return options with a configuration's own values."""
     values = {"extra_body": {**extra_of(common), **variant.extra_body}} if variant.extra_body else {}
     header = (*common.header, *variant.header)
     return dataclasses.replace(with_values(common, values), url=variant.urls or common.url, header=header)
 
 
 def system_of(options: StudyOptions, variants: Collection[str], procedure: Procedure) -> System:
-    """Return what is declared of the system: by --sut, and by the names that the test gives its configurations.
+    """Return the declaration of the system from --sut and the test's configurations. The test gives its configurations
+    names, and may declare them.
 
     Raises ConfigurationError; also for the name of a variant with a slip.
     """

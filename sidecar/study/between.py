@@ -1,4 +1,6 @@
-"""What happens between two steps: is the engine there, idle and the same; its cache emptied; a configuration set up."""
+"""Checks and preparations between two steps: is the engine there, idle and the same; its cache emptied; a configuration
+set up.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _OUTPUT_SHOWN = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """What the pages of a configuration show at a moment; None where they do not tell."""
+    """Load and start time on a configuration's pages at a moment; None where they are missing."""
 
     running: float | None = None
     waiting: float | None = None
@@ -49,7 +51,7 @@ class Glance:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nothing runs and nothing waits; of an engine that does not tell, that is assumed."""
+        """Return whether no request runs or waits. It is assumed of an engine without these numbers."""
         return not (self.running or 0) and not (self.waiting or 0)
 
 
@@ -86,7 +88,7 @@ async def look(options: RunOptions) -> Glance:
 
 
 async def drained(options: RunOptions) -> tuple[Glance, str]:
-    """Wait until two glances in a row show an idle engine, at most as long as replies are waited for.
+    """Wait until the engine is idle on two glances in a row. The wait is as long as replies are waited for, at most.
 
     Returns the last glance, and what to say where the engine was still busy.
     """
@@ -104,7 +106,7 @@ async def drained(options: RunOptions) -> tuple[Glance, str]:
 
 
 async def ready(options: RunOptions, *, limit_s: float = READY_S) -> tuple[Served, str | None]:
-    """Return what serves, and its version, as soon as it answers. Raises TargetUnreachable after a time limit."""
+    """Return the serving target and its version as soon as it answers. Raises TargetUnreachable after a time limit."""
     contact = contact_of(options)
     end_s = asyncio.get_running_loop().time() + limit_s
     while True:
@@ -119,7 +121,7 @@ async def ready(options: RunOptions, *, limit_s: float = READY_S) -> tuple[Serve
 
 
 async def death(options: RunOptions, before: Glance) -> str:
-    """Return how an engine died since a glance at it, as far as that shows; empty where it lives on."""
+    """Return the way in which an engine died since a glance, if known, else ""."""
     try:
         await ready(options, limit_s=0.0)
     except TargetUnreachable:
@@ -151,7 +153,7 @@ async def _reset(session: aiohttp.ClientSession, url: str) -> str:
 
 
 def blank(path: Path) -> None:
-    """Put asterisks in place of secrets in a file that others may still write to, at its end."""
+    """Overwrite secrets with asterisks in a file that others may still append to."""
     with path.open("r+b") as file:
         content = file.read()
         if (clean := blanked(content)) != content:

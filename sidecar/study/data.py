@@ -102,7 +102,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
 
 
 def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
-    """Return why what the load generator measured cannot be trusted, by what of it; empty where all can.
+    """Return the reasons to doubt the load generator's measurements, by kind; empty without doubt.
 
     Times are doubtful from an error of a tenth of their median on (`ErrorBound.unusable`): less changes no decision.
     The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop

@@ -37,7 +37,7 @@ Ends = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DerivedStudy:
-    """What follows from a study: `result.json`, in text too, and `report.txt`.
+    """Derived files of a study: `result.json`, in text too, and `report.txt`.
 
     `damage` is what is lost of its log and of its steps' records, `unwritten` why its files could not all be written.
     """
@@ -51,7 +51,8 @@ class DerivedStudy:
 
 
 def derive_study(path: Path, *, outside: bool = False) -> DerivedStudy:
-    """Write the derived files of a study into its directory, as far as that is possible, and return what they say.
+    """Write the derived files of a study into its directory, and return their contents. Files that cannot be written do
+    not stop it: the error is returned.
 
     The steps of a comparison of recorded runs lie elsewhere, and are read only where that is meant. Raises
     ConfigurationError where there is no study, or one that holds what no study writes.
@@ -90,7 +91,7 @@ def _write(path: Path, files: Mapping[str, str]) -> None:
 
 
 def _damage(study: Study, of_steps: Mapping[str, str]) -> str:
-    """Return what is lost of a study's log and of the records of its steps, empty where nothing is."""
+    """Return the losses in a study's log and in its steps' records, else ""."""
     lost = [f"recorded data of {run} are missing or damaged: {what}" for run, what in sorted(of_steps.items())]
     return "; ".join([study.damage] * bool(study.damage) + lost)
 
@@ -158,7 +159,7 @@ def _steps(study: Study, facts: Mapping[str, StepFacts]) -> list[StepRecord]:
 
 
 def _step_notes(study: Study) -> Iterator[str]:
-    """Yield what was noted of single steps, and which were void."""
+    """Yield the notes of single steps, and the void steps."""
     for each in study.finished:
         if each.outcome.void:
             yield f"Step {each.number} ({each.step.label}) counts for nothing: {each.outcome.void.rstrip('.')}."
@@ -184,7 +185,7 @@ def _steps_named(numbers: str) -> str:
 
 
 def _drift(study: Study, procedure: Procedure) -> Drift | None:
-    """Return what the step says that was measured again at the end; None where none was."""
+    """Return the drift between a step and its repetition at the end, or None. None where it was not measured again."""
     again = next(iter(of_kind(valid(study.finished), SENTINEL)), None)
     if again is None:
         return None

@@ -1,4 +1,4 @@
-"""What a study will take: its steps, played against simulated engines that serve what the user's system serves."""
+"""Plan of a study: its steps, played against simulated engines with the capacity of the user's system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAMPLE = 500  # requests that lengths are taken of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """A step that a study would run, and what it takes, its warm-up among it; `by_requests`: their number ends it."""
+    """A step that a study would run, and its cost, the warm-up included. `by_requests`: their number ends it."""
 
     step: Step
     by_requests: bool
@@ -51,7 +51,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The steps of a study, with what would come of them, and how it would end; None: not within MOST_STEPS."""
+    """Plan of a study: its steps, their expected outcomes, and its end. The end is None if it is beyond MOST_STEPS."""
 
     steps: tuple[Expected, ...]
     finished: tuple[Finished, ...]
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Return how long all steps take."""
+        """Return the duration of all steps, s."""
         return sum(each.seconds for each in self.steps)
 
 
@@ -76,7 +76,7 @@ class Lengths:
         return sum(self.outputs) / len(self.outputs)
 
     def longest(self, running: float) -> float:
-        """Return the output that the last of so many that run still has: long ones run for long."""
+        """Return the output of the last of `running` requests: long ones run for long."""
         return self.outputs[min(len(self.outputs) - 1, int(len(self.outputs) * (1 - 1 / (3 * max(running, 1.0)))))]
 
 
@@ -92,17 +92,19 @@ class Served:
 
     @property
     def seats(self) -> float:
-        """Return how many requests run at once, by places and by the KV cache."""
+        """Return the number of requests that run at once. Places and the KV cache limit it."""
         held = ENGINE.kv_blocks * ENGINE.block_size / max(self.lengths.prompt + self.lengths.output, 1.0)
         return max(1.0, min(ENGINE.max_num_seqs, held)) * max(1.0, self.engines)
 
     @property
     def per_s(self) -> float:
-        """Return what a full system completes a second."""
+        """Return the number of requests that a full system completes a second."""
         return self.seats / self.e2e_s(self.seats)
 
     def e2e_s(self, in_flight: float, output: float | None = None) -> float:
-        """Return how long a request takes beside others, by default of the mean output; waits for a place aside."""
+        """Return the duration of a request beside others, s, without its wait for a place. By default, it has the mean
+        output.
+        """
         speed, prompt = ENGINE.speed, self.lengths.prompt
         output = self.lengths.output if output is None else output
         batch = max(1.0, min(in_flight, self.seats) / max(1.0, self.engines))
@@ -110,7 +112,7 @@ class Served:
         return (output * step_s + batch * prompt * speed.prefill_token_s) / min(1.0, self.engines)
 
     def closed_per_s(self, in_flight: float) -> float:
-        """Return what is completed a second with so many in flight."""
+        """Return the number of requests completed a second with `in_flight` of them in flight."""
         return min(in_flight, self.seats) / self.e2e_s(in_flight)
 
 
@@ -122,8 +124,8 @@ def expected(
     *,
     engines: float | None = None,
 ) -> Plan:
-    """Return the steps that would follow on a system that serves what the steps so far show, else what was stated, else
-    what so many simulated engines do.
+    """Return the steps that would follow on the user's system. It has the capacity of `engines` simulated engines;
+    None: the capacity that the steps so far show, else the stated one, else that of one engine.
     """
     if engines is None:
         engines = _engines_shown(asked, common, finished) or engines_for(
@@ -142,17 +144,17 @@ def expected(
 
 
 def engines_for(common: RunOptions, capacity: float | None, max_model_len: int | None = None) -> float:
-    """Return how many simulated engines serve a capacity of a workload; 1 where none is stated."""
+    """Return the number of simulated engines that serve a capacity of a workload. It is 1 without a capacity."""
     return capacity / served_by_one(common, max_model_len) if capacity else 1.0
 
 
 def served_by_one(common: RunOptions, max_model_len: int | None = None) -> float:
-    """Return how many requests of a workload one simulated engine serves a second."""
+    """Return the number of requests of a workload that one simulated engine serves a second."""
     return Served(engines=1.0, lengths=lengths_from(common, max_model_len or ENGINE.max_model_len)).per_s
 
 
 def _engines_shown(asked: Asked, common: RunOptions, finished: Sequence[Finished]) -> float:
-    """Return how many simulated engines serve what closed loops showed; 0 where none has ended."""
+    """Return the number of simulated engines with the throughput of the closed loops; 0 if none has ended."""
     shown = [
         each.outcome.completed_per_s / alone.closed_per_s(each.step.level)
         for each in finished
@@ -188,7 +190,7 @@ def lengths_from(options: RunOptions, max_model_len: int | None = None) -> Lengt
 
 
 def _per_s(step: Step, served: Served) -> float:
-    """Return what a step would complete in a second."""
+    """Return the number of requests that a step would complete a second."""
     return min(served.per_s, step.level) if step.load == "open" else served.closed_per_s(step.level)
 
 
@@ -223,7 +225,7 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
 
 
 def _outcome(step: Step, served: Served) -> Outcome:
-    """Return what would come of a step, for the decisions that follow."""
+    """Return the expected outcome of a step, for the decisions that follow."""
     length_s, per_s = _length_s(step, served), _per_s(step, served)
     is_open = step.load == "open"
     use = step.level / served.per_s if is_open else step.level / served.seats
@@ -264,7 +266,7 @@ def _outcome(step: Step, served: Served) -> Outcome:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the steps of a plan, each with its time, and then what all of them take."""
+    """Yield the steps of a plan, each with its time, and then the total."""
     for number, each in enumerate(plan.steps, 1):
         step = each.step
         load = f"{figure(step.level)} requests/s" if step.load == "open" else f"{step.level:g} in flight"
@@ -278,7 +280,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def in_all(*plans: Plan) -> str:
-    """Say what plans take together."""
+    """Return the total of plans: steps, time, requests and tokens."""
     every = [each for plan in plans for each in plan.steps]
     sums = [sum(getattr(each, name) for each in every) for name in ("requests", "input_tokens", "output_tokens")]
     steps = count_of(len(every), "step")
@@ -300,7 +302,7 @@ _SHORTENED = (
 def within(
     procedure: Procedure, asked: Asked, common: RunOptions, budget_s: float, *, engines: float | None = None
 ) -> tuple[Asked, list[str]]:
-    """Return what to ask for so that a test takes no longer, and what that costs, a sentence each.
+    """Return a test shortened to a time limit, and each change's cost in a sentence.
 
     engines  how many simulated ones serve what was stated; None: what the test's own number says
 

@@ -38,7 +38,7 @@ Status = Literal["complete", "partial", "interrupted"]
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What answered at a configuration's address when the study began."""
+    """The target at a configuration's address at the beginning of the study."""
 
     url: Annotated[str, doc("Its address.")]
     model: Annotated[str, doc("The model as the requests name it.")]
@@ -88,7 +88,7 @@ class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Judged(Struct, frozen=True, kw_only=True, tag="verdict"):
-    """What came of it, as all later decisions take it."""
+    """Outcome of a step, as all later decisions take it."""
 
     at_ns: StampNs
     number: int
@@ -173,7 +173,7 @@ def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> 
 
 
 def write_all(path: Path, options: Mapping[str, Any]) -> None:
-    """Write what all tests were asked with into their directory. Raises CannotWrite."""
+    """Write the options of all tests into their directory. Raises CannotWrite."""
     write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
 
 
@@ -187,7 +187,7 @@ def make(path: Path, *, world_readable: bool) -> None:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep other processes from going on with a study, or all tests, until the block or this process ends.
+    """Lock a study, or all tests, against other processes. The lock lasts until the block or this process ends.
 
     Raises ConfigurationError naming the process that does, CannotWrite.
     """
@@ -202,7 +202,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def read_all(path: Path) -> dict[str, Any]:
-    """Return what all tests were asked with. Raises ConfigurationError where there are none."""
+    """Return the options of all tests. Raises ConfigurationError where there are none."""
     try:
         read = msgspec.json.decode(read_regular(path / ALL), type=dict[str, Any])
         return dict(read["options"])
@@ -230,7 +230,7 @@ def _encoded(frame: Frame) -> bytes:
 
 
 def open_study(path: Path) -> Study:
-    """Read what was asked, and every step that has a verdict. Raises ConfigurationError where there is no study."""
+    """Read a study's record and every step with a verdict. Raises ConfigurationError where there is no study."""
     frames: list[Frame] = []
     try:
         record = msgspec.json.decode(read_regular(path / STUDY), type=StudyRecord)
@@ -258,7 +258,9 @@ def open_whole(path: Path) -> Study:
 
 
 def _damage(path: Path, extent: Extent, frames: Sequence[Frame]) -> str:
-    """Return that records of the log of steps are lost; half of one that a killed study left is none."""
+    """Return the damage of the log of steps if records are lost, else "". Half a record that a killed study left does
+    not count.
+    """
     if extent.lost_frames:
         return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
     begun = {frame.run for frame in frames if isinstance(frame, Begun)}  # which is written before a run is
@@ -330,7 +332,7 @@ def run_name(number: int, step: Step) -> str:
 
 
 def is_whole(run: Path) -> bool:
-    """Tell whether a run directory says of itself that its run came to its end."""
+    """Return whether a run's manifest states that the run is complete."""
     try:
         manifest = msgspec.json.decode(read_regular(run / MANIFEST, most_bytes=MOST_MANIFEST_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""`sidelight compare` of what was recorded: runs, studies and directories of runs as the steps of a comparison."""
+"""`sidelight compare` of recorded data: runs, studies and directories of runs as the steps of a comparison."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
 
 
 def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
-    """Return the run directories of each system, by the name in NAME=DIRECTORY, else by its letter."""
+    """Return the run directories of each system, by name. The name is that in NAME=DIRECTORY, else a letter."""
     if not 2 <= len(paths) <= len(SYSTEMS):
         raise ConfigurationError(
             f"compare: {count_of(len(paths), 'system')}; give from 2 to {len(SYSTEMS)} directories"

@@ -64,7 +64,7 @@ def measure(options: RunOptions, command: list[str], progress: Progress) -> Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """What the steps of a study share: its test, the options of each configuration, and who watches."""
+    """Shared settings of a study's steps: its test, the options of each configuration, and its observers."""
 
     procedure: Procedure
     options: Mapping[str, RunOptions]
@@ -78,7 +78,7 @@ class Conduct:
 
 
 def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]:
-    """Run the steps that a study lacks, and return how it ended, with the error where it ended by one.
+    """Run the remaining steps of a study; return its end and error. The error is None unless one ended it.
 
     A first signal is an end like others; a second one is not waited for, and raises KeyboardInterrupt.
     """
@@ -138,7 +138,7 @@ def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
 def _step(
     study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: Begun | None
 ) -> tuple[Begun, Outcome]:
-    """Run one step, on an engine that `warmed` has warmed up unless it has started since, and return what came of it.
+    """Run one step, and return its outcome. The engine was warmed up by `warmed`, unless it has started since.
 
     Raises Interrupted where the user stopped it, SidelightError.
     """
@@ -200,7 +200,7 @@ def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> R
 
 
 def prepared_requests(step: Step, finished: Sequence[Finished], capacity_per_s: float = 0.0) -> int | None:
-    """Return how many requests a closed loop that only a duration ends can use up; None: not known.
+    """Return the number of requests that a closed loop can use up, None if unknown. Only a duration ends the loop.
 
     By steps of the same requests so far: half as many more as if throughput rose with the requests in flight. Without
     one, by what the system is known to serve of any requests: others may be shorter, or cached.
@@ -224,8 +224,8 @@ def prepared_requests(step: Step, finished: Sequence[Finished], capacity_per_s: 
 
 
 def _settle(study: Study, procedure: Procedure) -> None:
-    """Judge a step that had ended when the study was left, set one aside that had not, and try those again that were
-    void twice.
+    """Finish the pending step of a study, and retry void ones. A step that had ended is judged; one that had not is set
+    aside; those that were void twice are tried again.
     """
     append(study.path, *(record.Retried(at_ns=_now_ns(), number=each.number) for each in given_up(study.finished)))
     pending = study.pending
@@ -241,7 +241,7 @@ def _settle(study: Study, procedure: Procedure) -> None:
 
 
 def _line(finished: Finished) -> str:
-    """Say in a line what came of a step."""
+    """Return the outcome of a step in a line."""
     step, came = finished.step, finished.outcome
     if came.void:
         return f"step {finished.number} {step.label}: counts for nothing: {came.void}"

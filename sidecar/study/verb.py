@@ -55,7 +55,7 @@ class Ended:
 
 
 def asked_of(options: StudyOptions, procedure: Procedure, engines: float | None = None) -> tuple[Asked, list[str]]:
-    """Return what is asked of a test, and what --budget costs of it. Raises ConfigurationError."""
+    """Return the resolved request for a test, and the cost of --budget. Raises ConfigurationError."""
     variants = variants_of(options)
     common = common_options(options, procedure)
     parameters = asking.parameters_of(options, procedure)
@@ -87,7 +87,7 @@ def _stated(options: StudyOptions) -> Capacity | None:
 
 
 def capacity_of(path: Path) -> Capacity:
-    """Return what a study says of the system's capacity. Raises ConfigurationError where it says nothing of it."""
+    """Return the system's capacity as a study shows it. Raises ConfigurationError where the study does not show it."""
     study = record.open_whole(path)
     stated = capacity_shown(study.record.asked, study.finished)
     if stated is None:
@@ -160,7 +160,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
 
 
 def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
-    """Say which numbers that were asked for are too small to answer the test's question."""
+    """Yield warnings of numbers that are too small to answer the test's question."""
     if options.requests is not None and options.requests < LEAST_FOR_P99:
         yield f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone"
     pairs = asked.parameters.pairs
@@ -169,7 +169,9 @@ def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
 
 
 def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float) -> dict[str, Seen]:
-    """Return what answers at each configuration's address, of those that no command sets up. Raises SidelightError."""
+    """Return the target at each configuration's address. Configurations that a command sets up are left out. Raises
+    SidelightError.
+    """
     later = {name for name, variant in variants_of(options).items() if variant.before}
     seen = {}
     for name, each in configurations.items():
@@ -260,7 +262,7 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
 
 
 def all_tests(options: StudyOptions, command: list[str], progress: Progress) -> Iterator[tuple[str, str, int]]:
-    """Run every test in the order of what needs what, each into a directory of its own.
+    """Run every test, each into its own directory, after the tests that it needs.
 
     A capacity that one has shown is handed on to those of the same workload: in requests/s it says nothing of others.
 

@@ -52,8 +52,8 @@ class _Clients:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
-    """What is said of the requests of the last `window_s` seconds: WINDOW_S, or fewer where the watch has just begun or
-    requests are too many.
+    """Statistics of the requests of the last `window_s` seconds. These are WINDOW_S, or fewer where the watch has just
+    begun or requests are too many.
 
     `group` is None where none had a TTFT. `missing` says why requests have no breakdown of it, by count, the most
     frequent first. `ended_per_s` and `failed` are of the clients' spans of the last RATE_S.
@@ -109,7 +109,7 @@ class Lately:
         )
 
     def forget(self, now_ns: int) -> None:
-        """Forget what is older than is shown, and the oldest requests where they are too many."""
+        """Remove requests older than the window, and the oldest ones where they are too many."""
         self._begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         while self._batches and (self._batches[0].at_ns < now_ns - WINDOW_S * 1e9 or self._is_full()):
             self._size -= len(self._batches.popleft().parts)
@@ -125,11 +125,11 @@ class Lately:
         return self._largest
 
     def _is_full(self) -> bool:
-        """Tell whether there are enough requests without those of the oldest batch."""
+        """Return whether there are enough requests without those of the oldest batch."""
         return self._size - len(self._batches[0].parts) >= self._most
 
     def recent(self, now_ns: int) -> Recent:
-        """Return what is said of them now."""
+        """Return the statistics of the window that ends now."""
         self.forget(now_ns)
         begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         elapsed_s = (now_ns - begun_ns) / 1e9

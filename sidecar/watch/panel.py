@@ -1,4 +1,4 @@
-"""What `watch` shows on a terminal: where the TTFT of the last minutes went, and what the engines are doing.
+"""Terminal panel of `watch`: where the TTFT of the last minutes went, and the engines' state.
 
 Most important first: a terminal with too few lines cuts off the end. What others wrote is made `printable`.
 """
@@ -46,7 +46,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchState:
-    """What a watch shows at one moment.
+    """State of a watch at one moment.
 
     `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for an estimate. Spans and what
     became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
@@ -122,7 +122,7 @@ def _engine(engine: EngineState) -> Line:
 
 
 def _breakdown(recent: Recent) -> Iterator[RenderableType]:
-    """Yield the parts of the TTFT with the labels of a report, and the slowest requests."""
+    """Yield the parts of the TTFT with a report's labels, and the slowest requests."""
     if recent.group is None or not recent.group.breakdown.ttft_ms.count:
         yield Text(f"No request with a known TTFT in the last {_time(recent.window_s)}.", style="dim")
         return
@@ -147,7 +147,7 @@ def _slow(request: SlowRequest, breakdown: Breakdown) -> Text:
 
 
 def _without(recent: Recent) -> Iterator[Text]:
-    """Yield how many requests have no breakdown of their TTFT, and why."""
+    """Yield the number of requests without a breakdown of the TTFT, and the reasons."""
     if not recent.missing:
         return
     yield Text(f"{count_of(sum(recent.missing.values()), 'request')} without a breakdown of the TTFT:", style="yellow")

@@ -1,4 +1,4 @@
-"""The processes of a watch, and what its tasks share: one process receives spans, the other scrapes.
+"""Processes of a watch, and the state that its tasks share. One process receives spans, the other scrapes.
 
 Each is started again whenever it dies, later and later, and each such death is counted and recorded.
 """
@@ -61,7 +61,7 @@ class Upkeep:
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """What the tasks of one watch share.
+    """Shared state of the tasks of one watch.
 
     `clock` is another after the wall clock was set and that was recorded; `wall_ns` reads that one. It is `ahead_ns`
     ahead of the view's until all is read that was logged by the old time; the first of what is logged by the new time
@@ -118,12 +118,12 @@ class Watch:
         self.record("note", text=text)
 
     def record(self, name: str, **data: Any) -> None:
-        """Record an event of this moment, as soon as there is room for it on the disk."""
+        """Record an event of this moment, as soon as the disk has room for it."""
         self.unrecorded.append(run_events.Event(at_ns=self.clock.now_ns(), name=name, data=data))
         self.record_rest()
 
     def record_rest(self) -> None:
-        """Record what waits for room, if there is some now."""
+        """Record the events that wait for room on the disk, if there is some now."""
         with suppress(OSError):
             while self.unrecorded:
                 run_events.append_event(self.path, self.unrecorded[0])
@@ -211,7 +211,7 @@ async def _begin_scraper(shared: Watch, child: Child) -> None:
 
 
 def scraped_line(options: WatchOptions) -> str:
-    """Return what is scraped, and how often."""
+    """Return a line on the scraped pages and the scrape interval."""
     pages = ", ".join(masked(url) for url in options.metrics)
     return f"scraping {pages} every {options.scrape_interval:g} s" if pages else "scraping no page"
 

@@ -115,7 +115,7 @@ def _about(options: WatchOptions) -> dict[str, list[dict[str, str]]]:
 
 
 def _unready(shared: Watch | None) -> str:
-    """Return what /readyz answers; empty when the watch is ready."""
+    """Return the answer of /readyz; empty when the watch is ready."""
     return "starting" if shared is None else next(filter(None, shared.not_ready.values()), "")
 
 
@@ -126,7 +126,9 @@ def _begin_recording(shared: Watch) -> None:
 
 
 def _unhealthy(shared: Watch | None) -> str:
-    """Return what /healthz answers; empty while the logs are looked at, before that, and at the end."""
+    """Return the answer of /healthz, empty while the watch is healthy. It is empty while the logs are looked at, before
+    that, and at the end.
+    """
     silent_s = 0.0 if shared is None else time.monotonic() - shared.looked_s
     if shared is None or silent_s < HALTED_S or shared.stop.is_set():
         return ""
@@ -231,7 +233,7 @@ async def _look_on(shared: Watch) -> None:
 
 
 async def _publish(shared: Watch) -> None:
-    """Send browsers what came, when it is time to; what a terminal shows too while one is connected."""
+    """Send new rows to browsers when they are due. While one is connected, it gets the terminal's panel too."""
     stream = shared.page.stream
     if not stream.is_due:
         return
@@ -256,7 +258,7 @@ async def _draw_on(shared: Watch) -> None:
 
 @asynccontextmanager
 async def _sending(shared: Watch) -> AsyncIterator[None]:
-    """Send the page to the server of --prometheus-write while the context is open, with the labels of a scrape."""
+    """Send the page to the server of --prometheus-write while the context is open. It has the labels of a scrape."""
     url = shared.options.prometheus_write
     if url is None:
         yield
@@ -294,7 +296,7 @@ def _look_through(shared: Watch) -> None:
 
 
 def _look(shared: Watch, *, all_of_it: bool = False) -> None:
-    """Read what is new and show it. Nothing is waited for while no receiver is up."""
+    """Read new data and show them. Nothing is waited for while no receiver is up."""
     now_ns, failures = shared.receiver.down_ns or shared.clock.now_ns(), shared.view.failures
     before = failures.count
     shared.view.poll(now_ns - shared.ahead_ns, all_of_it=all_of_it)

@@ -1,4 +1,4 @@
-"""What a watch knows at one moment: its logs are tailed, requests are broken down as they end, counts add up.
+"""State of a watch, read from its logs. They are tailed, requests are broken down as they end, counts add up.
 
 Everything kept is bounded: the windows of spans, requests and scrapes by their own limits, counts by their labels.
 """
@@ -113,7 +113,7 @@ class WatchView:
 
     @property
     def parts(self) -> PartCounts:
-        """Return what was counted by part; what a defect of ours lost is among the requests without a breakdown."""
+        """Return the counts by part. Requests lost by a defect of Sidelight are among those without a breakdown."""
         lost = self._requests.defective
         return replace(
             self._parts,
@@ -123,7 +123,7 @@ class WatchView:
         )
 
     def missed(self, back_ns: int) -> None:
-        """Say that until then there was no receiver."""
+        """Record that there was no receiver until `back_ns`."""
         self._requests.missed(back_ns)
 
     def clock_moved(self, moved_ns: int) -> None:
@@ -143,7 +143,8 @@ class WatchView:
         self._wanted = frozenset(masked(url) for url in urls)
 
     def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
-        """Read what the logs have gained, and break down what has ended; with `all_of_it`, whatever is left.
+        """Read new data of the logs, and break down the requests that have ended. With `all_of_it`, those that are left
+        are broken down too.
 
         Where more spans have come than are read in `read_s`, the view `is_behind`: the rest is read by the next polls,
         and until then requests end by when the spans came that were read. What cannot be read or counted is passed
@@ -163,7 +164,7 @@ class WatchView:
             self._quantiles.refresh(self._pages, window)
 
     def _read_spans(self, now_ns: int, *, within_s: float) -> None:
-        """Read spans on where the poll before left off, and then, if there is time, what came since."""
+        """Read the remaining spans of the previous poll and, if time permits, new ones."""
         begun_s = time.monotonic()
         is_anew = not self.is_behind
         while True:
@@ -184,7 +185,7 @@ class WatchView:
         self.is_behind, self._read_to_s = False, begun_s
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
-        """Count what has ended."""
+        """Count the requests that have ended."""
         finished, ended = self._requests.ended(now_ns, all_of_it=all_of_it)
         with self.failures.guard():
             self._count_clients(finished, now_ns)
@@ -197,13 +198,17 @@ class WatchView:
             self._parts = replace(self._parts, largest=self._lately.largest(now_ns))
 
     def fresh_breaks(self) -> list[str]:
-        """Say where the traces of nearly all requests have been breaking for a minute, each place once."""
+        """Return the places where nearly all traces have been breaking for a minute, each once. A place is described in
+        a sentence.
+        """
         fresh = [text for where, text in self._breaks.items() if where not in self._said_breaks]
         self._said_breaks.update(self._breaks)
         return fresh
 
     def half_known_gateways(self) -> list[str]:
-        """Return the services of gateways whose spans do not say their first output and could, each once."""
+        """Return gateways' services with spans that could state their first output, but do not. Each is returned
+        once.
+        """
         fresh = [service for service, is_said in self._half_known.items() if not is_said]
         self._half_known.update(dict.fromkeys(fresh, True))
         return fresh
@@ -220,19 +225,19 @@ class WatchView:
             self._columns.known(ended.requests, ended.parts)
 
     def prune(self, now_ns: int, *, keep_s: float, keep_bytes: int) -> None:
-        """Delete what is beyond the limits, of what was read.
+        """Delete data that were read and are beyond the limits.
 
         `now_ns` is by the clock of the view: by one that was set meanwhile, all might be too old.
         """
         self._tails.prune((SPANS, SCRAPES), now_ns=now_ns, keep_s=keep_s, keep_bytes=keep_bytes)
 
     def receiver_counts(self) -> dict[str, int]:
-        """Return what all receivers did: exports and spans as logged, the rest as last reported."""
+        """Return the counts of all receivers: exports and spans as logged, the rest as last reported."""
         last = Counter(msgspec.structs.asdict(self._lives[-1].state.counts)) if self._lives else Counter[str]()
         return {**(self._before + last), **self._received}
 
     def since_start(self, *, restarts: int) -> dict[str, Any]:
-        """Return what was counted since the start, for the summary."""
+        """Return the counts since the start, for the summary."""
         parts = self.parts
         return {
             "by_trace": parts.requests["trace"],
@@ -277,7 +282,7 @@ class WatchView:
         )
 
     def state(self, now_ns: int, *, elapsed_s: float, stale_s: float, restarts: int, receiver_down: str) -> WatchState:
-        """Return what a terminal shows. A page without an answer for `stale_s` is silent."""
+        """Return the state for the terminal. A page without an answer for `stale_s` is silent."""
         restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
         self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
         received = self.receiver_counts()
@@ -373,7 +378,7 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
 
 
 def _tokens(before: int | None, counts: Sequence[int]) -> int | None:
-    """Add what spans state of tokens, -1 where they do not; None where none has."""
+    """Add the token counts that spans state, -1 where missing; None if all are missing."""
     stated = [count for count in counts if count >= 0]
     return (before or 0) + sum(stated) if stated or before else None
 
