@@ -1,7 +1,8 @@
-"""Each request's TTFT and end-to-end time in parts, from the best source there is, summing to the whole.
+"""Each request's TTFT and end-to-end time in parts, from the best available source.
 
-TTFT = network + gateway + queue + prefill + other. Exact sources (spans, timings in replies) take precedence over
-estimates, request by request. What a source does not tell apart stays together in `other`, and is named.
+The parts sum to the whole. TTFT = network + gateway + queue + prefill + other. Exact sources (spans, timings in
+replies) take precedence over estimates, request by request. What a source does not tell apart stays together in
+`other`, and is named.
 
 This is the one list of parts: report, summary, tables, metrics, spans and dashboards read their names, labels and order
 here.
@@ -178,12 +179,18 @@ class Parts:
 
     @property
     def begins_at_gateway(self) -> Bools:
-        """Which requests begin at a gateway that is known to the end of its part [n]: their network is not seen."""
+        """Return a mask [n] of requests that begin at a gateway with a known part.
+
+        Their network is not observed.
+        """
         return np.asarray(np.isnan(self.network_s) & np.isfinite(self.gateway_s), dtype=np.bool_)
 
 
 def network_label(parts: Parts, rows: Bools) -> str:
-    """Return what people read for the part `network` of some requests [n]: no gateway can be in what is called so."""
+    """Return the label of the part `network` for some requests [n].
+
+    It is "network" only where it cannot contain a gateway.
+    """
     outside = rows & np.isfinite(parts.network_s)
     known, bounded = np.isfinite(parts.gateway_s[outside]), np.isfinite(parts.gateway_at_most_s[outside])
     if parts.begins_at_gateway[rows].any() and not outside.any():
@@ -194,7 +201,7 @@ def network_label(parts: Parts, rows: Bools) -> str:
 
 
 def gateway_label(parts: Parts, rows: Bools) -> str:
-    """Return what people read for the part `gateway` of some requests [n]."""
+    """Return the label of the part `gateway` for some requests [n]."""
     outermost = [gateways[0] for gateways in parts.gateways[rows & np.isfinite(parts.gateway_s)]]
     return "gateway, inbound" if outermost and not any(part.first_by for part in outermost) else "gateway"
 
@@ -314,9 +321,9 @@ def _gateways(
     wait_s: Floats,
     known: Bools,
 ) -> GatewayColumns:
-    """Return what gateways took, of the TTFT, or of a reply in one piece of its whole; beside estimates too.
+    """Return the gateways' parts of each TTFT; for unstreamed replies, of the whole time.
 
-    Nothing is known of a request without a source.
+    They are computed beside estimates too. Nothing is known of a request without a source.
     """
     whole_s = np.where(joined.end_ns >= 0, span_s(joined.arrival_ns, joined.end_ns), np.nan)
     return gateway_columns(
@@ -328,7 +335,10 @@ def _gateways(
 
 
 def _seen(network_s: Floats, gateway_s: Floats, begins_at_gateway: Bools | None) -> Floats:
-    """Return the network's part, NaN of a request that begins at a gateway, where only rounding is left of it."""
+    """Return the network's part, NaN where it is not observed.
+
+    That is where a request begins at a gateway and only rounding is left of its network.
+    """
     if begins_at_gateway is None:
         return network_s
     is_unseen = begins_at_gateway & np.isfinite(gateway_s) & (np.abs(network_s) < STAMP_S)
@@ -355,7 +365,10 @@ def _on_our_clock(parts: Parts, requests: RequestColumns, joined: Joined, clocks
 
 
 def _moved(stamps_ns: Ints, clocks: ClockOffsets) -> Ints:
-    """Return stamps of the engines' clocks by ours, -1 where they or their clock's offset are unknown."""
+    """Return stamps of the engines' clocks converted to our clock, -1 where unknown.
+
+    Either the stamp or the offset of its clock may be unknown.
+    """
     known = (stamps_ns >= 0) & np.isfinite(clocks.offset_ns)
     return np.where(known, stamps_ns + np.nan_to_num(clocks.offset_ns).astype(np.int64), -1)
 
@@ -373,7 +386,7 @@ def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
 
 
 def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
-    """Name what other_s holds because no source tells it apart."""
+    """Return the names of the parts that `other_s` holds because no source separates them."""
     labels = (NETWORK, "queue", "prefill", ENGINE_FRONTEND.words)
     columns_s = (network_s, engine.queue_s, engine.prefill_s, engine.engine_frontend_s)
     unknown = np.isnan(np.column_stack(columns_s)) & rows[:, None]
@@ -387,7 +400,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attribution) -> Texts:
-    """Say what a source leaves open, what an estimate rests on, or why there is neither."""
+    """Return each request's reason: the gaps of an exact source, the basis of an estimate, or why both are missing."""
     both = zip(attribution.reason.tolist(), joined.reason.tolist(), strict=True)
     neither = np.array([why if guess == NO_FIRST else f"{guess}; {why}" for guess, why in both], dtype=np.object_)
     estimated = np.where(attribution.reason != "", attribution.reason, joined.reason)
@@ -395,7 +408,7 @@ def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attributio
 
 
 def _cleared(left_s: Floats, whole_s: Floats) -> Floats:
-    """Return what is left of a whole, nothing where it is what rounding leaves."""
+    """Return the remainder of a whole, 0 where it is only rounding error."""
     return np.where(np.abs(left_s) <= ROUNDING * np.abs(whole_s), 0.0, left_s)
 
 

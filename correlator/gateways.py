@@ -1,7 +1,7 @@
-"""What each gateway on a request's way took of its TTFT, or of its whole time: by the gateway's own clock and the
-engine's durations, so that no clock is compared with another.
+"""Gateways' parts of each request's TTFT, or of its whole time.
 
-Which spans are gateways' is left to `recorded.gateway_spans`.
+They come from the gateway's own clock and the engine's durations, so that no clock is compared with another. Which
+spans are gateways' is left to `recorded.gateway_spans`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rundir.columns import Floats, Texts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPart:
-    """What one gateway took of a request, s: `part_s`, of it `request_s` before its call; NaN where unknown.
+    """Part of a request's time that one gateway took, s: `part_s`, of it `request_s` before its call; NaN where
+    unknown.
 
     Where its first output is not known, `part_s` is what it took before its call; where that call says it, what it took
     up to the first output that came to it. `at_most_s` is then the most that it can have taken, if it passed on each
@@ -49,7 +50,7 @@ class GatewayColumns:
 def gateway_columns(
     gateways: Sequence[tuple[GatewaySpan, ...]], *, engine_ttft_s: Floats, engine_e2e_s: Floats, outside_s: Floats
 ) -> GatewayColumns:
-    """Return what the gateways [n] of requests, each outermost first, took.
+    """Return the gateways' parts [n] of requests, each request's gateways outermost first.
 
     Of requests whose `engine_ttft_s` is NaN while `engine_e2e_s` is not, such as replies in one piece, their parts are
     those of the whole time. `outside_s` is what passed outside the engine: gateways that state more of it, or less than
@@ -76,7 +77,7 @@ def gateway_columns(
 
 
 def _of_firsts(spans: Sequence[GatewaySpan], ttft_s: float, e2e_s: float) -> list[GatewayPart]:
-    """Return what each took of a TTFT: its first output less that of the next inner one that is known.
+    """Return each gateway's part of a TTFT: its first output less that of the next inner one that is known.
 
     What those in between, without a first output, took before their calls is theirs.
     """
@@ -95,7 +96,7 @@ def _of_firsts(spans: Sequence[GatewaySpan], ttft_s: float, e2e_s: float) -> lis
 
 
 def _of_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[GatewayPart]:
-    """Return what each took of the whole time; nothing where one was done before what is inside it."""
+    """Return each gateway's part of the whole time; empty where one was done before the next inner one."""
     parts_s = _own_wholes(spans, e2e_s)
     if not all(part_s >= -SLACK_S for part_s in parts_s):
         return []
@@ -103,7 +104,7 @@ def _of_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[GatewayPart]:
 
 
 def _own_wholes(spans: Sequence[GatewaySpan], e2e_s: float) -> list[float]:
-    """Return how much longer each had the request than the next one inside it, or the engine."""
+    """Return each gateway's excess of time over the next inner gateway, or the engine."""
     inner_s = [*(span.whole_s for span in spans[1:]), e2e_s]
     return [span.whole_s - within_s for span, within_s in zip(spans, inner_s, strict=True)]
 
@@ -121,7 +122,10 @@ def _part(span: GatewaySpan, part_s: float, at_most_s: float, first_by: FirstBy,
 
 
 def _capped(part: GatewayPart, most_s: float) -> GatewayPart:
-    """Return a part whose bound is no more than what passed outside the engine, and no less than what is known."""
+    """Return a part with its bound limited to the time outside the engine.
+
+    The bound is never less than the known part.
+    """
     if math.isnan(part.at_most_s):
         return part
     known_s = 0.0 if math.isnan(part.part_s) else part.part_s
@@ -129,6 +133,6 @@ def _capped(part: GatewayPart, most_s: float) -> GatewayPart:
 
 
 def _sum(values_s: Sequence[float]) -> float:
-    """Add up what is known, NaN where nothing is."""
+    """Return the sum of the known values, NaN if all are unknown."""
     known = [value_s for value_s in values_s if not math.isnan(value_s)]
     return sum(known) if known else math.nan

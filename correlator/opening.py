@@ -126,7 +126,7 @@ class _WatchLogs(RunLogs):
         return scrape
 
     def _moved_ns(self, log: Path) -> int:
-        """Return what the stamps of a log lack for the last clock."""
+        """Return the ns to add to a log's stamps for later steps of the clock."""
         return sum(int(step["moved_ns"]) for step in self._clock_steps if number_of(log) < step["first_log"])
 
 
@@ -137,7 +137,7 @@ def _events(log: Path) -> Iterator[Event]:
 
 
 def _first_ns(logs: Sequence[Path], ahead: int) -> int:
-    """Return when the first export came that is behind so many bytes; 0 where none is."""
+    """Return the arrival time of the first export beyond `ahead` bytes; 0 if missing."""
     from scraper.spans.log import ExportRecord, decode  # noqa: PLC0415  as above
 
     for log in logs:

@@ -1,5 +1,6 @@
-"""The requests of a watch from its logs, when it has ended or while it goes on: what came is let come again, in the
-same order, and waited for as long.
+"""Requests of a watch, replayed from its logs after its end or during it.
+
+Exports are replayed in the order in which they came, and waited for as long.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CHUNK_ROWS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """The requests of which a client's span came, in the order in which they ended; all columns are theirs.
+    """Requests with a client's span, in the order of their ends; all columns are theirs.
 
     parts       their times; where there are none, `reason` says why
     from_ns     when the first span came that is in this; None where none did
@@ -99,7 +100,7 @@ class Replay:
         self._requests.spans.take(record)
 
     def replayed(self) -> Replayed:
-        """Return all requests, those that still waited for spans or for an estimate as they are."""
+        """Return all requests. Those that still waited for spans or for an estimate are returned as they are."""
         self._feed_pages(None)
         self._count(self._requests.ended(self._now_ns, all_of_it=True)[1])
         self._lay_out()
@@ -134,7 +135,7 @@ class Replay:
         self._now_ns = max(self._now_ns, at_ns)
 
     def _pass_time(self, at_ns: int) -> None:
-        """Let time pass in steps up to a moment, or up to the death of a receiver."""
+        """Advance time in steps to a moment, or to the death of a receiver."""
         until_ns = min(at_ns, self._deaths[0]) if self._deaths else at_ns
         while self._now_ns + _STEP_NS <= until_ns:
             is_idle = not (self._requests.pending or self._requests.sizes["waiting"])
@@ -176,7 +177,10 @@ class _Table:
 
     @staticmethod
     def of(ended: Ended) -> _Table:
-        """Take the requests that have a client's span, with the reason in words where there is no breakdown."""
+        """Return a table of the requests with a client's span.
+
+        Where the breakdown is missing, the reason is in words.
+        """
         rows = np.flatnonzero(ended.requests.status != "")
         parts, codes = take(ended.parts, rows), ended.reason[rows]
         reasons = np.array([EXPLANATIONS.get(code, "") for code in codes.tolist()], dtype=np.object_)

@@ -1,4 +1,4 @@
-"""What is read of requests, of a run's log or of clients' spans alike; and which engine each was sent to."""
+"""Requests as read from a run's log or from clients' spans; and which engine each was sent to."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ _TLS_SCHEMES = ("https", "wss", "grpcs")
 
 
 def address(url: str) -> tuple[str, int]:
-    """Return the host, in lower case, and the port of a URL, without user and password; ("", 0) where it has none.
+    """Return the host and the port of a URL; ("", 0) where it has no host.
 
-    Where it states no port, that of its scheme.
+    The host is in lower case, without user and password. A port that is not stated is that of the scheme.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Queue and prefill time of every request, estimated from scrapes alone, with errors and how far to trust them.
+"""Estimates of each request's queue and prefill time from scrapes alone, with errors and quality.
 
 Engines that observe both when a request ends show, between two scrapes, how many ended and what their times add up to.
 The client knows which of its requests ended there and how long each waited. From both follows each request's share.
@@ -133,7 +133,7 @@ def _totals(intervals: Intervals, names: Sequence[str], origin_ns: int) -> Inter
 
 
 def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin_ns: int) -> Network:
-    """Measure the network by the engine's own TTFT where there is one engine that has it."""
+    """Estimate the network's time, from the engine's own TTFT if the only engine reports it."""
     counted_ends = ~intervals.lost
     queue_s, prefill_s = intervals.sums["queue"][counted_ends].sum(), intervals.sums["prefill"][counted_ends].sum()
     served_s = float(queue_s + prefill_s) / max(int(intervals.count[counted_ends].sum()), 1)
@@ -153,9 +153,10 @@ def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin
 
 
 def _within_waits(estimates: Estimate, wait_s: Floats) -> tuple[Floats, Floats]:
-    """Return parts and standard deviations [m, 3] with queue and prefill no longer than the wait that holds them.
+    """Return parts and standard deviations [m, 3], with queue and prefill limited to the wait.
 
-    Where they are, by what is not known of the network, both give way in proportion; all are uncertain by as much more.
+    Where they are longer than the wait that holds them, because the network is not known exactly, both are reduced in
+    proportion; every standard deviation grows by the change.
     """
     served_s = estimates.value[:, :2].sum(axis=1)
     over_s = np.maximum(served_s - wait_s, 0.0)

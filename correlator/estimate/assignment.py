@@ -1,9 +1,9 @@
-"""Which of our requests ended in which scrape interval, checked by counts and tokens, which are whole numbers.
+"""Assignment of our requests' ends to scrape intervals, checked by counts and tokens.
 
-If the engine counted as many requests as ours that ended, there is no other traffic, and the order of ends alone
-decides; otherwise the time of each end does, moved by one lag for the whole run. Either way an interval whose token
-sums are not those of its members is inconsistent. A local search then exchanges requests between neighbouring intervals
-until the sums agree. The same serves first tokens.
+Both are whole numbers. If the engine counted as many requests as ours that ended, there is no other traffic, and the
+order of ends alone decides; otherwise the time of each end does, moved by one lag for the whole run. Either way an
+interval whose token sums are not those of its members is inconsistent. A local search then exchanges requests between
+neighbouring intervals until the sums agree. The same serves first tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ ROUNDS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalTotals:
-    """What C intervals must add up to: counts, and token sums [C, K]; their edges in s, and those that are lost."""
+    """Totals that C intervals must add up to: counts and token sums [C, K].
+
+    `start_s` and `end_s` are the intervals' edges, `lost` marks those that are lost.
+    """
 
     start_s: Floats
     end_s: Floats
@@ -91,9 +94,10 @@ def _assign(at_s: Floats, tokens: Floats, totals: IntervalTotals, stamp_error_s:
 
 
 def find_lag(at_s: Floats, totals: IntervalTotals) -> float:
-    """Return by how much events come after the intervals that counted them, on a grid of 1 ms from -20 ms to 0.5 s.
+    """Return the delay, in s, of events behind the intervals that counted them.
 
-    It minimises the sum over intervals of |count - events|; of a flat minimum the middle is taken.
+    It is searched on a grid of 1 ms from -20 ms to 0.5 s. It minimises the sum over intervals of |count - events|; of a
+    flat minimum the middle is taken.
     """
     ordered = np.sort(at_s)
     usable = ~totals.lost
@@ -223,7 +227,7 @@ def _improve(state: _Exchange, placed: Indices, here: int, *, moves: bool) -> bo
 
 
 def _cheapest(state: _Exchange, here: int, there: int, *, moves: bool) -> tuple[float, int, int]:
-    """Return what the best exchange of two intervals changes in cost, and which events they give (-1: none)."""
+    """Return the cost change of the best exchange of two intervals, and its events (-1: none)."""
     gives = _nearest(state, state.members[here], there)
     takes = _nearest(state, state.members[there], here)
     if moves:
@@ -259,7 +263,7 @@ def _tokens_of(state: _Exchange, events: Ints) -> Floats:
 
 
 def _distance(state: _Exchange, events: Ints, interval: int) -> Floats:
-    """Return how far events are outside an interval, in units of the jitter; 0 for -1."""
+    """Return the distance of events from an interval, in units of the jitter; 0 for -1."""
     at_s = state.at_s[events]
     outside = np.maximum(state.totals.start_s[interval] - at_s, at_s - state.totals.end_s[interval])
     return np.where(events >= 0, np.maximum(outside, 0.0) / state.jitter_s, 0.0)

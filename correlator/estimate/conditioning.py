@@ -80,7 +80,10 @@ def estimate_parts(
 
 
 def mark_impossible(waits: Waits, intervals: Intervals, members: Members) -> Members:
-    """Mark intervals without other traffic as inconsistent where queue and prefill exceed what their members waited."""
+    """Mark intervals as inconsistent if their queue and prefill exceed the wait of their members.
+
+    Only intervals without other traffic can be.
+    """
     inside = members.interval >= 0
     waited = np.bincount(members.interval[inside], waits.wait_s[inside], minlength=len(intervals))
     count = np.bincount(members.interval[inside], minlength=len(intervals))
@@ -139,7 +142,10 @@ def _box(data: TrainingData) -> tuple[Floats, Floats]:
 
 
 def _outermost(buckets: Buckets) -> Floats:
-    """Return the lower edge of each interval's lowest occupied bucket and the upper one of its highest: [C, 2]."""
+    """Return the edges [C, 2] of each interval's occupied buckets.
+
+    They are the lower edge of the lowest and the upper edge of the highest.
+    """
     held = buckets.counts > 0
     lower = np.concatenate([[0.0], np.maximum(buckets.bounds[:-1], 0.0)])
     first = held.argmax(axis=1)
@@ -204,8 +210,9 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution:
-    """Condition, and while parts lie outside the box fix the worst of each interval at its edge and condition again.
+    """Condition parts on the sums, and fix those outside the box at its edge.
 
+    While parts lie outside the box, the worst of each interval is fixed at its edge and the rest is conditioned again.
     The sums come out exactly where the box allows it and their noise is 0. The standard deviation of a part that was
     fixed is that of the half of its normal which the box leaves; of what hangs on it, in its interval, it is no less.
     """
@@ -259,7 +266,7 @@ def _posterior(problem: Problem, mean: Floats, variance: Floats) -> tuple[Floats
 
 
 def _balanced(problem: Problem) -> Floats:
-    """Give what is left of an interval's sums to the members that have room for it."""
+    """Return values with the remainder of each interval's sums distributed to members with room."""
     value = problem.mean.copy()
     for part in (0, 1):
         known = problem.noise[:, part] == 0

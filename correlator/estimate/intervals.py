@@ -1,7 +1,8 @@
-"""What an engine counted between two scrapes: the intervals that per-request times are estimated from.
+"""Engine counters between two scrapes: the intervals that per-request times are estimated from.
 
-An interval lies between two consecutive usable scrapes of one endpoint: so many requests ended in it (or had their
-first token), and their times and tokens add up to so much. Which of our requests those are is left to `assignment`.
+An interval lies between two consecutive usable scrapes of one endpoint. It has the number of requests that ended in it
+(or had their first token) and the sums of their times and tokens. Identifying our requests among them is left to
+`assignment`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """C intervals in the order of time, stamps int64 ns Unix, sums [C] by name in seconds or tokens.
+    """C intervals in time order: stamps int64 ns Unix, sums [C] by name in seconds or tokens.
 
     The interval c lies between the scrapes at start_ns[c] and end_ns[c]. `lost[c]`: the engine restarted in it, so that
     what it counted is not known. Sums and buckets that the engine does not show are not there.
@@ -95,7 +96,7 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
 
 
 def merge(intervals: Intervals, groups: Indices) -> Intervals:
-    """Join the neighbouring intervals of one number in groups[C], which ascends by steps of 1 from 0."""
+    """Join neighbouring intervals that have the same number in groups[C]; these ascend by steps of 1 from 0."""
     first = np.searchsorted(groups, np.arange(groups[-1] + 1))
     last = np.append(first[1:], len(groups)) - 1
     whole = _folded([intervals], lambda column: np.add.reduceat(column[0], first))
@@ -183,7 +184,10 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
 
 
 def _why_unusable(source: CanonicalSource) -> str:
-    """Return why a histogram's sums are not those of the requests that ended between two scrapes, or ''."""
+    """Return a reason if a histogram's sums are unusable, else ''.
+
+    Usable sums are those of the requests that ended between two scrapes.
+    """
     if source.quantity.observed != "finish":
         moment = source.quantity.observed.replace("_", " ")
         return (
@@ -261,7 +265,7 @@ def _buckets(
 
 
 def _held(total: float, buckets: Buckets | None) -> bool:
-    """Tell whether a sum can be that of what the buckets hold; one observation may be in one of the two alone."""
+    """Return whether a sum fits the contents of the buckets; one observation may be in only one of the two."""
     if buckets is None:
         return True
     counts = buckets.counts.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Percentiles and means of the server's queue and prefill time, over all requests that it finished.
+"""Percentiles and means of the server's queue and prefill time, over all requests it finished.
 
 A first bucket of 0.3 s says almost nothing of a prefill of 50 ms; the estimates of single requests do. Those are of our
 requests, so that they stand for the server's percentiles only where there was next to no other traffic. Means need no
@@ -35,10 +35,10 @@ _ONCE = {"queue_time": "queue", "prefill_time": "prefill", "ttft": "TTFT", "e2e_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPercentiles:
-    """Quantiles [Q] in s with a 90 % interval, and what they were read from.
+    """Quantiles [Q] in s with a 90 % interval and their source.
 
     `source` is "client spans" (the estimates of our requests, inside what the buckets allow) or "buckets and sums".
-    `covered_ratio`: how many of the requests that the server counted are ours.
+    `covered_ratio`: the share of the requests counted by the server that are ours.
     """
 
     values_s: Floats
@@ -51,11 +51,12 @@ class ServerPercentiles:
 def server_percentiles(
     table: Attribution, observed: Sequence[Observed | Missing], part: Literal["queue", "prefill"], qs: ArrayLike
 ) -> ServerPercentiles | Missing:
-    """Estimate quantiles (0 to 1) of a time over all requests that ended between the first scrape and the last.
+    """Estimate quantiles (0 to 1) of a time over all requests counted by the scrapes.
 
-    `table` is what `attribute` made of the same scrapes, `observed` what `observe` returned for each endpoint. Missing:
-    no server whose histograms are observed at the end of a request, or nothing was observed. A histogram without
-    buckets leaves the client's spans, whatever they cover.
+    These are the requests that ended between the first scrape and the last. `table` is what `attribute` made of the
+    same scrapes, `observed` what `observe` returned for each endpoint. Missing: no server whose histograms are observed
+    at the end of a request, or nothing was observed. A histogram without buckets leaves the client's spans, whatever
+    they cover.
     """
     engines = [engine for engine in observed if isinstance(engine, Observed)]
     counted = sum(int(engine.ends.count[~engine.ends.lost].sum()) for engine in engines)
@@ -100,11 +101,12 @@ def _read_buckets(parts: Sequence[Intervals], part: str, qs: Floats) -> Estimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMeans:
-    """Mean TTFT, s, of the client's requests that ended in a window, and the server's mean queue and prefill time.
+    """Means over a window: the client's TTFT, and the server's queue and prefill time.
 
-    `ratio` is server over client requests: above 1 the server finished requests that are not ours. Where there are no
-    means, `missing` says why, and they are None. `outside_s` is what passed outside the server, and `proof` says why
-    its sums are those of the client's requests: both only where that follows from its counts (`drained_means`).
+    The client's mean, in s, is of its requests that ended in the window. `ratio` is server over client requests: above
+    1 the server finished requests that are not ours. Where there are no means, `missing` says why, and they are None.
+    `outside_s` is what passed outside the server, and `proof` says why its sums are those of the client's requests:
+    both only where that follows from its counts (`drained_means`).
     """
 
     client_requests: int
@@ -126,12 +128,12 @@ def server_means(
     *,
     no_server: str = "",
 ) -> ServerMeans:
-    """Average over a window what servers observed and what clients (ended_ns[n], ttft_s[n] or NaN) waited.
+    """Average the servers' times and the clients' waits over a window.
 
-    `observed` is what `observe` returned for each endpoint. Server sums run from the last scrape at or before the
-    window's start to the last scrape: what settles after its end is of requests that ended before. Where scrapes began
-    later or ended earlier, only the requests that ended while all servers were scraped count. `no_server` is why
-    nothing was scraped, where the caller knows.
+    The clients' requests are ended_ns[n] and ttft_s[n], which may be NaN. `observed` is what `observe` returned for
+    each endpoint. Server sums run from the last scrape at or before the window's start to the last scrape: what settles
+    after its end is of requests that ended before. Where scrapes began later or ended earlier, only the requests that
+    ended while all servers were scraped count. `no_server` is why nothing was scraped, where the caller knows.
     """
     engines = [engine.ends for engine in observed if isinstance(engine, Observed)]
     reasons = "; ".join(dict.fromkeys(absent.reason for absent in observed if isinstance(absent, Missing)))
@@ -170,11 +172,12 @@ def server_means(
 def drained_means(
     means: ServerMeans, endpoints: Sequence[EndpointSeries], window: Window, *, sent: int, wait_s: float
 ) -> ServerMeans:
-    """Return the means with those of servers that observe queue and prefill at other moments than a request's end.
+    """Return the means, completed for servers that observe times at other moments.
 
-    Over any window their sums are of different requests; over all of a run that was drained they are of the same, if
-    each of the four counts is that of the requests `sent`, all of which succeeded. `means` are the client's, with why
-    there are none of the server's; `wait_s` is the mean wait for a first output.
+    That is, queue and prefill at moments other than a request's end. Over any window their sums are of different
+    requests; over all of a run that was drained they are of the same, if each of the four counts is that of the
+    requests `sent`, all of which succeeded. `means` are the client's, with why there are none of the server's; `wait_s`
+    is the mean wait for a first output.
     """
     # A page of no engine, such as a gateway's, observes none of them.
     increases = [_increases(endpoint, window) for endpoint in endpoints if detect(endpoint.series)]
@@ -207,8 +210,10 @@ def drained_means(
 
 
 def _increases(endpoint: EndpointSeries, window: Window) -> list[tuple[float, float]] | None:
-    """Return by how much count and sum of each histogram of `_ONCE` rose from the last scrape before a window to the
-    last of all; None where one is not there, where nothing was scraped before, and where the server restarted.
+    """Return the increase of count and sum of each histogram of `_ONCE`.
+
+    It runs from the last scrape before a window to the last of all. None where a histogram is missing, where nothing
+    was scraped before the window, and where the server restarted.
     """
     engine = detect(endpoint.series)
     first = int(np.searchsorted(endpoint.response_ns, window.start_ns, side="right")) - 1

@@ -1,8 +1,8 @@
-"""What is expected of each request before its own interval's sums are looked at: network, queue, prefill and the rest.
+"""Prior expectations of each request's network, queue, prefill and remaining time.
 
-The network (with gateway and client) is what clients' waits exceed the engine's own TTFT by, over intervals of first
-tokens that are ours alone. The other three are learned on the sums of the intervals that can be trusted, so that no
-request needs to be known by itself.
+They hold before the sums of its own interval are used. The network (with gateway and client) is what clients' waits
+exceed the engine's own TTFT by, over intervals of first tokens that are ours alone. The other three are learned on the
+sums of the intervals that can be trusted, so that no request needs to be known by itself.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure_network(waits: Waits, intervals: Intervals, members: Members, rest_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """What is learned from: requests, the interval of each (-1 for none), and the intervals that can be trusted."""
+    """Training data: requests, the interval of each (-1 for none), and the intervals that can be trusted."""
 
     waits: Waits
     intervals: Intervals
@@ -84,7 +84,7 @@ class TrainingData:
 
 
 def _sums_on(data: TrainingData, rows: Indices, features: Floats, sums: Floats) -> TrainingSums:
-    """Return what a model learns from on the intervals `rows`."""
+    """Return the training sums of a model on the intervals `rows`."""
     intervals, interval, members = data.intervals, data.interval, data.members
     place = np.full(len(intervals) + 1, -1, dtype=np.intp)
     place[rows] = np.arange(len(rows))
@@ -129,7 +129,7 @@ def _learn_prefill(data: TrainingData, features: Floats) -> Model:
 
 
 def _prompt_tokens(waits: Waits) -> tuple[Floats, Bools]:
-    """Return the tokens of each prompt [n], and of which prompts they are known.
+    """Return the tokens of each prompt [n], and a mask of those known.
 
     A request that was cancelled before its usage came has its declared tokens, plus what a chat template or another
     tokenizer adds to the other requests on average; where none are declared, the mean of the other requests.

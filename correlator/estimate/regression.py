@@ -16,7 +16,10 @@ FEW = 15.0  # calibrated on simulated engines that chunk prefills (tests/simulat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is expected of each request before its interval's sums are looked at: mean and variance [n], s and s^2."""
+    """Prior mean and variance [n] of each request's time, in s and s^2.
+
+    They hold before the sums of its interval are used.
+    """
 
     mean: Floats
     variance: Floats
@@ -24,7 +27,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What was learned: the prior, weights[F], and the median error of a sum, in s over the root of its requests."""
+    """Fitted model: the prior, weights[F], and the median error of a sum, in s over the root of its requests."""
 
     prior: Prior
     weights: Floats
@@ -33,7 +36,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSums:
-    """What to learn from: interval[m] (0..C-1) and features[m, F] of each member, and sums[C] of each interval.
+    """Training data: interval[m] (0..C-1) and features[m, F] of each member, and sums[C] of each interval.
 
     `unmatched`[C] are requests in the sums without features; they count with the mean features.
     """
@@ -57,7 +60,7 @@ def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> Pr
 
 
 def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: float) -> Model:
-    """Learn non-negative weights on the sums, and what they say of features[n, F].
+    """Fit non-negative weights to the sums, and predict the times of features[n, F].
 
     Weighted by 1 / (requests x mean^2), an unmatched request three times; Huber's weights against outliers. The
     variance a + b mean^2 is fitted to the squared residuals of the sums, winsorised, and widened where intervals are

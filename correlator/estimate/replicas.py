@@ -45,9 +45,10 @@ def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
 
 
 def divided(whole: Intervals, parts: Sequence[Intervals], members: Members, tokens: Ints) -> tuple[Intervals, Members]:
-    """Divide the intervals of `pooled(parts)` among the parts, where the members' tokens allow just one division.
+    """Divide the intervals of `pooled(parts)` among the parts where the division is unique.
 
-    `tokens` [m, 2] are of prompt and output. Returns the resulting intervals and their members.
+    It is unique where the members' tokens allow just one. `tokens` [m, 2] are of prompt and output. Returns the
+    resulting intervals and their members.
     """
     groups = _groups(members.interval, len(whole))
     origin: list[tuple[int, int]] = []  # (part, or -1 for all; row)
@@ -81,7 +82,10 @@ def _groups(interval: Indices, intervals: int) -> list[Indices]:
 
 
 def _division(row: int, parts: Sequence[Intervals], group: Indices, tokens: Ints) -> list[list[int]] | None:
-    """Return the one division of members by part, None where there are none, several, or too many to be sure."""
+    """Return the unique division of members by part, or None.
+
+    None: there is no division, there are several, or too many are possible to be sure.
+    """
     counts = [int(part.count[row]) for part in parts]
     if len(group) == 1:  # where the one request was counted
         return [[0] if count else [] for count in counts]

@@ -1,4 +1,4 @@
-"""The table of estimated times, one row a request, and how far each can be trusted."""
+"""Table of estimated times, one row per request, and the quality of each estimate."""
 
 from __future__ import annotations
 

@@ -77,10 +77,11 @@ def select(waits: Waits, rows: Indices | Bools) -> Waits:
 
 
 def prefill_features(first_s: Floats, wait_s: Floats, chunk_s: Floats, uncached: Floats) -> Floats:
-    """Return [n, 5] for requests whose first token came at first_s[n], wait_s[n] after their submission.
+    """Return the prefill features [n, 5] of requests.
 
-    Columns: 1; uncached tokens; those of all first tokens within 4 ms; seconds since the last and since the last but
-    one step that chunk_s[m] (ascending, of all streams) shows, at most the wait.
+    Their first tokens came at first_s[n], wait_s[n] after their submission. Columns: 1; uncached tokens; those of all
+    first tokens within 4 ms; seconds since the last and since the last but one step that chunk_s[m] (ascending, of all
+    streams) shows, at most the wait.
     """
     order = np.argsort(first_s, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(uncached[order])])

@@ -27,9 +27,10 @@ _FAR_NS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockOffset:
-    """What to add to the engine's stamps for ours, and by how much that may be off, ns; None where `reason` says why.
+    """Offset to add to the engine's stamps for our clock, and its error, ns.
 
-    `pairs` is how many requests bound it, `left_out` how many more contradict those.
+    None where `reason` says why. `pairs` is the number of requests that bound it, `left_out` the number of further ones
+    that contradict those.
     """
 
     offset_ns: int | None
@@ -76,9 +77,10 @@ def clock_offsets(requests: RequestLog, joined: Joined, own_urls: Collection[str
 
 
 def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:
-    """Return the middle of the offsets that put no effect before its cause, and half their range as error.
+    """Return the middle of the possible clock offsets, with half their range as error.
 
-    Sent is not after arrived, the engine's first token not after the client's first output, its end not after ours.
+    An offset is possible if it puts no effect before its cause. Sent is not after arrived, the engine's first token not
+    after the client's first output, its end not after ours.
 
     - a clock that may be ours, where 0 is among these offsets: 0, with the farthest of them as error
     - no request whose reply came, or only such whose own bounds contradict each other: unknown
@@ -106,7 +108,7 @@ def _offset(least: Ints, most: Ints, *, may_be_ours: bool) -> ClockOffset:
 
 
 def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
-    """Return the least and the greatest offset that each request allows, far away where it does not tell."""
+    """Return the least and greatest offset that each request allows, far away if unbounded."""
     sent = (requests.submit_ns >= 0) & (joined.arrival_ns >= 0)
     least = np.where(sent, requests.submit_ns - joined.arrival_ns, -_FAR_NS)
     spoken_ns = first_token_ns(joined)
@@ -121,9 +123,9 @@ def _bounds(requests: RequestLog, joined: Joined) -> tuple[Ints, Ints]:
 
 
 def _agreeing(least: Ints, most: Ints) -> Bools:
-    """Tell which bounds hold the offset that most of them hold, each widened by half of what stamps may be late.
+    """Return a mask of the bounds that hold the most widely shared offset.
 
-    Bounds that hold no offset hold none of the others'.
+    Each is widened by half of the lateness that stamps may have. Bounds that hold no offset hold none of the others'.
     """
     slack_ns = round(SLACK_S * 1e9) // 2
     begin, end = least - slack_ns, most + slack_ns
@@ -139,7 +141,7 @@ def _agreeing(least: Ints, most: Ints) -> Bools:
 
 
 def first_token_ns(joined: Joined) -> Ints:
-    """Return when each request's first token was, int64 [n] ns by the engine's clock, -1 where unknown."""
+    """Return each request's first-token time, int64 [n] ns by the engine's clock, -1 where unknown."""
     # A time beyond all that a stamp can hold is none.
     known = (joined.arrival_ns >= 0) & (np.abs(joined.ttft_s) < _FAR_NS / 1e9)
     waited_ns = np.rint(np.where(known, joined.ttft_s, 0.0) * 1e9).astype(np.int64)

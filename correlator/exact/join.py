@@ -57,7 +57,7 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
 
 
 def _why_none(requests: RequestLog, row: int, why: Sequence[str], *, any_spans: bool) -> str:
-    """Say why a request has no times: by its own fate first, since an engine tells only of what it finished."""
+    """Return a reason for a request's missing times: first its own fate, as engines report only what they finished."""
     status, http_status = requests.status[row], requests.http_status[row]
     if http_status >= 400:
         return f"the server answered HTTP {http_status}"

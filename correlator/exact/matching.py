@@ -1,9 +1,10 @@
-"""Which of the engine's records is whose, by time alone: where an engine tells exact times without any id.
+"""Matching of the engine's records to requests by time alone.
 
-A record fits a request that it lies within: it arrived after it was sent, and its first and last token were before the
-client had them. Of those, the ways there and back decide: they are much alike for all requests, and how far a pair is
-from them, in units of their spread, is its cost. A pair counts only where nothing else comes close, and where it is
-nearer than records of other clients come by chance: its own may be lost.
+It serves engines that report exact times without any id. A record fits a request that it lies within: it arrived after
+it was sent, and its first and last token were before the client had them. Of those, the ways there and back decide:
+they are much alike for all requests, and how far a pair is from them, in units of their spread, is its cost. A pair
+counts only where nothing else comes close, and where it is nearer than records of other clients come by chance: its own
+may be lost.
 
 A record is a row of TensorRT-LLM's `/perf_metrics`, or a span whose trace and ids are of no request (`span_matching`).
 """
@@ -40,12 +41,12 @@ TOO_FEW = f"fewer than {LEAST_REQUESTS} requests tell what ways are usual"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What is joined by time: its name in reasons, and what may stand for what.
+    """Settings for a join by time: the records' name in reasons, and their interchangeability.
 
     alike_s         records whose queue, prefill and decode differ by less may stand for each other
     margin          by how much less a pair must cost than any other: the odds are e^margin to 1
-    chance_ratio    of the pairs that count, how many may at most be the record of another client in place of one that
-                    was lost
+    chance_ratio    of the pairs that count, the greatest share that may be the record of another client in place of one
+                    that was lost
     clock_is_known  stamps are by our clock, to `error_ns`; else by one that is off by no more than that
     """
 
@@ -207,10 +208,10 @@ def _pairs(requests: RequestLog, timings: Timings, places: Ints, records: Ints) 
 
 
 def _costed(pairs: _Pairs, of: Records) -> _Pairs | Missing:
-    """Return the pairs that are not too far from the usual ways, with their costs, or why nothing is usual.
+    """Return the pairs near the usual network delays, with their costs, or a reason.
 
-    It begins where most pairs are: those that do not belong together lie scattered. Then what is usual is what is so of
-    pairs that prefer each other.
+    The reason says why no delay is usual. It begins where most pairs are: those that do not belong together lie
+    scattered. Then what is usual is what is so of pairs that prefer each other.
     """
     if not len(pairs.request):
         return Missing(TOO_FEW)
@@ -231,7 +232,7 @@ def _costed(pairs: _Pairs, of: Records) -> _Pairs | Missing:
 
 
 def _repeats(pairs: _Pairs, usual_s: Floats, spread_s: Floats) -> bool:
-    """Tell whether another setting of the engine's clock fits half as many requests or more, as of an even load.
+    """Return whether another clock offset fits at least half as many requests, as under even load.
 
     A clock that is set otherwise makes all ways in longer, and all ways out shorter by as much.
     """
@@ -263,7 +264,7 @@ def _median(ways_s: Floats) -> Floats:
 
 
 def _cost(ways_s: Floats, usual_s: Floats, spread_s: Floats) -> Floats:
-    """Return how unlikely ways are; an unknown one costs as much as one that is a spread off."""
+    """Return the costs of network delays by how unlikely they are; an unknown one costs as much as one a spread off."""
     off = np.nan_to_num((ways_s - usual_s) / spread_s, nan=1.0)
     return np.asarray((_FREEDOM + 1) / 2 * np.log1p(off**2 / _FREEDOM).sum(axis=1), dtype=np.float64)
 
@@ -277,7 +278,7 @@ def _mutual(pairs: _Pairs, cost: Floats) -> Ints:
 
 
 def _greedy(pairs: _Pairs, requests: int, records: int) -> Ints:
-    """Return pairs of which no two share a request or a record, the best first."""
+    """Select pairs in order of cost so that no two share a request or record."""
     free_request, free_record = [True] * requests, [True] * records
     order = np.argsort(pairs.cost, kind="stable")
     order = order[pairs.cost[order] <= MOST_COST]
@@ -315,7 +316,7 @@ def _most_cost(pairs: _Pairs, best: Ints, timings: Timings, of: Records, request
 
 
 def _rivals(pairs: _Pairs, best: Ints, timings: Timings, of: Records, size: int) -> tuple[Ints, Ints]:
-    """Count for each request [n] what comes close to its own pair: other records, and other requests for its record.
+    """Count the rivals of each request's [n] own pair: other records, and other requests for its record.
 
     - not another record that is alike, nor one that fits another request far better
     - not another request that has a record that is alike, or one that fits it far better
@@ -335,7 +336,7 @@ def _rivals(pairs: _Pairs, best: Ints, timings: Timings, of: Records, size: int)
 
 
 def _alike(timings: Timings, of: Records, left: Ints, right: Ints) -> Bools:
-    """Tell which records may stand for each other [n]."""
+    """Return a mask [n] of the record pairs that may stand for each other."""
     apart_s = [
         np.abs(column[left] - column[right]) for column in (timings.queue_s, timings.prefill_s, timings.decode_s)
     ]

@@ -1,7 +1,8 @@
-"""Whose request a span of an engine is, where neither its trace nor its ids are of a request: by time alone.
+"""Matching of engine spans to requests by time alone.
 
-So it is behind a gateway that begins a trace of its own, or passes none on, and gives replies ids of its own. By the
-rules of `matching`, and stricter: two spans that are alike are one too many.
+It serves spans with neither a trace nor an id of a request. Their engine is behind a gateway that begins a trace of its
+own, or passes none on, and gives replies ids of its own. It follows the rules of `matching`, and is stricter: two spans
+that are alike are one too many.
 """
 
 from __future__ import annotations
@@ -77,5 +78,5 @@ def spans_by_time(requests: RequestLog, spans: EngineSpans, places: Ints) -> Mat
 
 
 def _first_s(spans: EngineSpans) -> Floats:
-    """Return the time from each span's arrival to its first token [n], NaN where it states neither it nor its parts."""
+    """Return the time from each span's arrival to its first token [n]. NaN where it states neither it nor its parts."""
     return np.where(np.isnan(spans.ttft_s), spans.queue_s + spans.prefill_s, spans.ttft_s)

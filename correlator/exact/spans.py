@@ -44,7 +44,7 @@ def by_trace(
 def by_request_id(
     requests: RequestLog, spans: EngineSpans, taken: set[int], rows: Sequence[int], why: Sequence[list[str]]
 ) -> Iterator[tuple[int, ExactTimes]]:
-    """Give the times of requests by the spans that bear their id, in the form that the engine gives it.
+    """Yield requests' times from the spans that bear their id in the engine's form.
 
     UUIDs that differ in the thirteenth digit alone are the same: a gateway changes it.
     """
@@ -67,21 +67,22 @@ def by_request_id(
 
 
 def bearing_id(engine: str, request_id: str, response_id: str, places: Mapping[str, Sequence[int]]) -> Sequence[int]:
-    """Return the places of what bears a request's ids, in the first of an engine's forms that anything has.
+    """Return the places of spans that bear a request's ids.
 
-    `places` are by the ids of the engine's spans, each through `same_id`.
+    They are by the first of an engine's id forms that any span has. `places` are by the ids of the engine's spans, each
+    through `same_id`.
     """
     forms = (_of_form(form, request_id, response_id, places) for form in _forms(engine))
     return next((bearing for bearing in forms if bearing), ())
 
 
 def same_id(text: str) -> str:
-    """Return an id without what gateways change in it."""
+    """Return an id without the digits that gateways change."""
     return _UUID.sub(_ANY_TRACE, text)
 
 
 class Owners:
-    """The requests of a log by their ids, which say whose a span is."""
+    """Requests of a log by their ids, to find the owner of a span."""
 
     def __init__(self, requests: RequestLog) -> None:
         self.requests = requests
@@ -95,7 +96,7 @@ class Owners:
         return rows
 
     def bears_id(self, row: int, engine: str, text: str) -> bool | None:
-        """Tell whether an engine's id is of this request, by a form of it; None where it is of no request here."""
+        """Return whether an engine's id is a form of this request's id. None where it is of no request here."""
         ids = self.requests.request_id[row], self.requests.response_id[row]
         if any(_of_form(form, *ids, {same_id(text): (0,)}) for form in _forms(engine)):
             return True
@@ -105,7 +106,9 @@ class Owners:
 
 
 def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int]) -> Sequence[int] | Refusal:
-    """Return the spans of a request among those in its trace or with its id, or why none is known to be.
+    """Return a request's spans among those in its trace or with its id.
+
+    A refusal says why none is known to be its own. The refusal says why none is known to be its own.
 
     - choices begin together and generate what the client counted; prompts have numbers, steps of a beam search too
     - else those with the request's id, with its tokens, or alone at the time of its first output
@@ -126,11 +129,11 @@ def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int
 
 
 def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
-    """Return the times of the span whose token came first; of the others only the longest decode.
+    """Return the times of the span with the earliest first token.
 
-    None where no span states queue or prefill. A span without a TTFT, where others of its process state theirs, had no
-    token: for several choices SGLang first fills its prefix cache, by requests with spans of their own. After the first
-    step of a beam search, all is decode.
+    Of the others only the longest decode is used. None where no span states queue or prefill. A span without a TTFT,
+    where others of its process state theirs, had no token: for several choices SGLang first fills its prefix cache, by
+    requests with spans of their own. After the first step of a beam search, all is decode.
     """
     stating = _stating(spans, places)
     if not stating:
@@ -182,7 +185,10 @@ def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
 def _are_one(
     requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int], *, strictly: bool = False
 ) -> bool:
-    """Tell whether several spans are of one request; not `strictly`, also where neither ids nor tokens tell."""
+    """Return whether several spans are of one request.
+
+    Not `strictly`, that also holds where neither ids nor tokens tell.
+    """
     if len(places) < 2:
         return False
     counted = _counted(requests, row)
@@ -195,7 +201,10 @@ def _are_one(
 
 
 def _are_choices(spans: EngineSpans, places: Sequence[int], counted: int, *, strictly: bool) -> bool:
-    """Tell whether spans may be choices: they begin together, and have the tokens that the client counted together."""
+    """Return whether spans may be choices of one request.
+
+    Choices begin together, and their tokens add up to the client's count.
+    """
     arrivals_ns, stated = spans.arrival_ns[list(places)], spans.output_tokens[list(places)]
     if len(set(spans.clock[list(places)])) > 1 or np.ptp(arrivals_ns) > SLACK_S * 1e9:
         return False
@@ -203,7 +212,7 @@ def _are_choices(spans: EngineSpans, places: Sequence[int], counted: int, *, str
 
 
 def _are_prompts(spans: EngineSpans, places: Sequence[int]) -> bool:
-    """Tell whether the ids of spans differ in the number of the prompt alone."""
+    """Return whether the ids of spans differ only in the number of the prompt."""
     parted = [text.rpartition("-") for text in spans.request_id[list(places)].tolist()]
     numbers = {number for _, _, number in parted}
     is_numbered = any(form.endswith("-{n}") for form in _forms(spans.engine[places[0]]))
@@ -211,14 +220,14 @@ def _are_prompts(spans: EngineSpans, places: Sequence[int]) -> bool:
 
 
 def _are_steps(spans: EngineSpans, places: Sequence[int]) -> bool:
-    """Tell whether spans are the steps of one search, which come one after another."""
+    """Return whether spans are consecutive steps of one search."""
     known = [(engines.catalogue(spans.engine[place]).spans, spans.request_id[place]) for place in places]
     searches = {form.request_of_step(text) if form else "" for form, text in known}
     return len(searches) == 1 and "" not in searches
 
 
 def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool:
-    """Tell whether spans are of engines that shared a request: all but the last had one token of the same prompt."""
+    """Return whether spans are of engines that shared a request. All but the last had one token, of the same prompt."""
     ordered = sorted(places, key=lambda place: spans.arrival_ns[place])
     *firsts, last = spans.output_tokens[ordered].tolist()
     ids, prompts = set(spans.request_id[ordered].tolist()), set(spans.input_tokens[ordered].tolist())
@@ -227,7 +236,7 @@ def _are_halves(spans: EngineSpans, places: Sequence[int], counted: int) -> bool
 
 
 def _counted(requests: RequestLog, row: int) -> int:
-    """Return how many output tokens the server counted for the client, -1 where it did not."""
+    """Return the server's output token count for the client, -1 if missing."""
     return int(requests.output_tokens[row]) if requests.output_tokens_source[row] == "usage" else -1
 
 
@@ -242,8 +251,9 @@ def _with_its_tokens(requests: RequestLog, row: int, spans: EngineSpans, places:
 
 
 def _at_its_first_output(requests: RequestLog, row: int, spans: EngineSpans, places: Sequence[int]) -> list[int]:
-    """Return the spans during which the client's first output came, if all lie within the request; all where the
-    clocks leave it open.
+    """Return the spans during which the client's first output came.
+
+    That is if all lie within the request; all spans where the clocks leave it open.
     """
     submit_ns, output_ns, ended_ns = (
         int(column[row]) for column in (requests.submit_ns, requests.first_output_ns, requests.end_ns)
@@ -268,7 +278,7 @@ def _forms(engine: str) -> tuple[str, ...]:
 
 @cache
 def _patterns(engine: str) -> tuple[re.Pattern[str], ...]:
-    """Return what finds the client's id in an engine's."""
+    """Return the patterns that extract the client's id from an engine's id."""
     escaped = (re.escape(form) for form in _forms(engine))
     known = (re.sub(r"\\{(request|response)\\}", "(?P<id>.+)", form).replace(r"\{n\}", r"\d+") for form in escaped)
     return tuple(map(re.compile, known))
@@ -296,7 +306,7 @@ def _places(column: Texts, without: Collection[int]) -> dict[str, list[int]]:
 
 
 def _first_token_ns(spans: EngineSpans, place: int) -> float:
-    """Return when a span's first token came: arrival and TTFT, else the parts that it states."""
+    """Return the time of a span's first token: arrival and TTFT, else the parts that it states."""
     ttft_s = spans.ttft_s[place]
     if np.isnan(ttft_s):
         ttft_s = np.nansum([spans.queue_s[place], spans.prefill_s[place]])

@@ -1,4 +1,4 @@
-"""The table of exact times, one row a request, and what every source of them gives."""
+"""Table of exact times, one row per request, and the times that every source supplies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactTimes:
-    """What a source states of one request, as the columns of `Joined` have it."""
+    """Times that a source states of one request, in the columns of `Joined`."""
 
     queue_s: float
     prefill_s: float
@@ -117,12 +117,12 @@ def put(
     waited_s: float = np.inf,
     whole_s: float = np.inf,
 ) -> str:
-    """Write one request's times and return '', or return why they cannot be those of a request.
+    """Write one request's times and return '', or return a reason to refuse them.
 
-    No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
-    first token, `ttft_s`, and with the decode within all that it waited. A decode beyond that is left out, and a
-    scheduler's intake beyond the first token. Nor do they outlast what they are of, a span or a record, and what lasts
-    longer than a whole reply, `whole_s`, is not of that request.
+    They are refused if they cannot be those of a request. No part is larger than its whole, by more than SLACK_S: queue
+    and prefill lie within what the client waited for its first token, `ttft_s`, and with the decode within all that it
+    waited. A decode beyond that is left out, and a scheduler's intake beyond the first token. Nor do they outlast what
+    they are of, a span or a record, and what lasts longer than a whole reply, `whole_s`, is not of that request.
     """
     states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
     parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]

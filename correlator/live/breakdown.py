@@ -1,7 +1,8 @@
-"""Where the waits of production traffic went, request by request as they end, from the spans of clients and engines.
+"""Breakdown of the waits of production traffic, request by request as they end.
 
-Read as in a run (`exact.spans`) and put together as in a run (`breakdown`). Only times that one clock measured are
-subtracted, so that no clock has to agree with another. Requests without an engine's span are `estimate`'s.
+The spans of clients and engines are read as in a run (`exact.spans`) and put together as in a run (`breakdown`). Only
+times that one clock measured are subtracted, so that no clock has to agree with another. Requests without an engine's
+span are `estimate`'s.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
 
 
 def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> Ended:
-    """Return requests that were broken down by estimates, or that had none when they left the window."""
+    """Return requests broken down by estimates, and those that left the window without one."""
     inconsistent = _inconsistent(parts, np.fmin(parts.other_s, parts.e2e_other_s))
     _discard(parts, inconsistent)
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
@@ -85,7 +86,7 @@ def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> E
 
 
 def _with_decode(whole: Parts, parts: Parts) -> Parts:
-    """Return the parts of the whole time with the clients' decode in place of what no engine's span says."""
+    """Return the parts of the whole time with clients' decode where engines' spans lack it."""
     rows = (whole.source != "none") & (parts.decode_source == "client")
     return replace(
         whole,
@@ -125,7 +126,7 @@ def _reasons(requests: Sequence[TracedRequest], parts: Parts, joined: Joined, in
 
 
 def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
-    """Return the engine's times of requests with a client's span, whose wait is compared with them later."""
+    """Return the engine times of requests with a client's span. The client's wait is compared with them later."""
     owners: dict[tuple[str, str], int] = {}
     for row, request in enumerate(requests):
         for received in request.engine:

@@ -26,8 +26,10 @@ _CLIENT, _GATEWAY, _ENGINE = range(3)
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """What is known of a request that is in no one trace: `at` which of client, gateway and engine its spans begin, and
-    when it began and ended there, by our clock as far as that is known.
+    """Part of a request that is in no one trace, with its times where known.
+
+    `at` says at which of client, gateway and engine its spans begin; `start_ns` and `end_ns` are its beginning and end
+    there, by our clock.
 
     key             that of its last span
     begins_at       the service that begins its trace, ends_at the last one in it without an engine; "" for none
@@ -49,12 +51,12 @@ class _Part:
 
     @property
     def whole_ns(self) -> int:
-        """Return how long it took."""
+        """Return its duration, in ns."""
         return self.end_ns - self.start_ns
 
 
 class RequestCount:
-    """Owns what is known of the requests of late that are in no one trace, so that each is counted once.
+    """Counter of recent requests that are in no one trace, each counted once.
 
     Two parts that were not joined are taken for one request if the one that began further in took no longer, the
     nearest by time first. Which belong together is a guess, of which only their number is used. Of two, one is counted:
@@ -78,7 +80,7 @@ class RequestCount:
         self._looks: deque[tuple[int, int, Counter[Break]]] = deque()
 
     def __len__(self) -> int:
-        """Return how many requests wait here to be counted."""
+        """Return the number of requests that wait here to be counted."""
         return len(self._patient)
 
     def clock_moved(self, moved_ns: int) -> None:
@@ -104,7 +106,7 @@ class RequestCount:
     def once(
         self, requests: Sequence[TracedRequest], now_ns: int, *, all_of_it: bool = False
     ) -> Iterator[TracedRequest]:
-        """Take in what was joined, or could not be, and give each request that is to be counted."""
+        """Take in joined and unjoined requests, and yield each that is to be counted."""
         whole, broken = self.whole, self.broken.copy()
         for request in requests:
             numbers = [self._by_span[key] for key in span_keys(request) if key in self._by_span]
@@ -168,7 +170,7 @@ class RequestCount:
             insort(self._inner[part.at], (part.end_ns, self._last))
 
     def _settle(self, number: int, request: TracedRequest) -> Iterator[TracedRequest]:
-        """Look for the other part of a request that was not joined, and give it if it is to be counted."""
+        """Match an unjoined request with its other part. It is yielded if it is to be counted."""
         part = self._parts[number]
         # The gateway before the client, and before the engine: all three may have a trace of their own.
         if _place(self._inner[part.at], part, number) is not None:
@@ -186,10 +188,11 @@ class RequestCount:
             yield request
 
     def _nearest(self, rows: Sequence[tuple[int, int]], part: _Part) -> int | None:
-        """Return which of some sorted parts may be of the same request, the nearest by its beginning and end.
+        """Return the nearest of some sorted parts that may be of the same request.
 
-        Of the MOST_NEAR that ended nearest: where none may be, as with clients of another server beside engines of
-        other clients, each request would look at all of two minutes.
+        Nearness is by beginning and end. Only the MOST_NEAR that ended nearest are tried: where none fits, as with
+        clients of another server beside engines of other clients, each request would otherwise look at all of two
+        minutes.
         """
         best, best_ns = None, 2**63
         for end_ns, number in islice(_outward(rows, part.end_ns), MOST_NEAR):
@@ -212,7 +215,10 @@ class RequestCount:
         self._count_break(around.ends_at, within.begins_at)
 
     def _count_break(self, ends_at: str, begins_at: str) -> None:
-        """Count a request by the service that begins its engine's trace, else the last one in its client's."""
+        """Count a broken request by service.
+
+        It is the one that begins its engine's trace, else the last one in its client's.
+        """
         service, how = (begins_at, NEW_TRACE) if begins_at else (ends_at, NOT_PASSED_ON)
         names = {name for name, _ in self.broken}
         self.broken[service if service in names or len(names) < MOST_SERVICES else "", how] += 1
@@ -232,13 +238,14 @@ class RequestCount:
 
 
 def _is_whole(request: TracedRequest) -> bool:
-    """Tell whether the spans of a client and of an engine are there."""
+    """Return whether both a client's and an engine's spans are present."""
     return request.client is not None and not request.client.serves and bool(request.engine)
 
 
 def span_keys(request: TracedRequest) -> list[bytes]:
-    """Return what identifies the spans of a request: that of its client, as it was given out and as it is, and the
-    first of its engine.
+    """Return the identifying keys of a request's spans.
+
+    They are those of its client, as it was given out and as it is, and of the first span of its engine.
     """
     client, engine = request.client, request.engine
     keys = [request.trace_id + key for key in (request.given, client.span_id if client else b"") if key]

@@ -63,7 +63,10 @@ class _Batch(Generic[Rows]):
 
 @dataclass(slots=True)
 class _Outflow(Generic[Rows]):
-    """Estimates of one window, in the order of their requests' ends, when each is given out [n], and how many were."""
+    """Estimates of one window, released in the order of their requests' ends.
+
+    `due_ns` [n] is when each is given out, `given` the number given out so far.
+    """
 
     estimated: Estimated[Rows]
     due_ns: Ints
@@ -74,7 +77,7 @@ class _Outflow(Generic[Rows]):
         return len(self.due_ns) - self.given
 
     def until(self, moment_ns: int) -> list[Estimated[Rows]]:
-        """Give out what is due by a moment."""
+        """Return the estimates due by a moment, now given out."""
         rows = np.arange(self.given, max(self.given, int(np.searchsorted(self.due_ns, moment_ns, side="right"))))
         self.given += len(rows)
         of = self.estimated
@@ -109,7 +112,10 @@ class EstimateWindow(Generic[Rows]):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return how many requests are in the window, and how many wait for an estimate or to be given out with it."""
+        """Return the numbers of requests in the window and of those waiting.
+
+        They wait for an estimate, or to be given out with it.
+        """
         waiting = sum(int(batch.waits.sum()) for batch in self._batches)
         if self._outflow:
             waiting += self._outflow.waiting
@@ -124,7 +130,7 @@ class EstimateWindow(Generic[Rows]):
             self._scraped_ns[scrape.url] = scrape.response_ns
 
     def restarted_ns(self) -> dict[str, int]:
-        """Return when engines that began anew in the window last did so, by the page: its first scrape after that."""
+        """Return the time of each engine's last restart in the window, by page: the page's first scrape after it."""
         stamps_ns: dict[str, int] = {}
         for url, page in self._pages.items():
             endpoint = page.view()
@@ -165,7 +171,7 @@ class EstimateWindow(Generic[Rows]):
             excess -= len(batch)
 
     def estimates(self, now_ns: int, *, all_of_it: bool = False) -> list[Estimated[Rows]]:
-        """Return the requests that waited and whose estimates are given out now; with `all_of_it`, whatever is left.
+        """Return the waiting requests that are given out now with their estimates; with `all_of_it`, whatever is left.
 
         What cannot be estimated is tried again in a fuller window until `leaving` gives it out.
         """
@@ -199,9 +205,10 @@ class EstimateWindow(Generic[Rows]):
             self._given_up.append(take(batch.requests, waiting))
 
     def _estimate(self, now_ns: int, step_ns: int) -> _Outflow[Rows] | None:
-        """Estimate what waits and ended before the last scrape, with all of the window: all of it shares the sums.
+        """Estimate the waiting requests that ended before the last scrape.
 
-        From now on, as many of them are given out in each part of the step.
+        All of the window is used, since all of it shares the sums. From now on, they are given out evenly over the
+        step.
         """
         requests = concat([batch.requests for batch in self._batches])
         waits = np.concatenate([batch.waits for batch in self._batches])
@@ -224,7 +231,10 @@ class EstimateWindow(Generic[Rows]):
 def hold_traced(
     window: EstimateWindow[RequestLog], requests: Sequence[TracedRequest], now_ns: int
 ) -> list[TracedRequest]:
-    """Keep in a window what estimates are made of, or with; return the requests that need not wait for one."""
+    """Hold requests for estimates in a window; return those that need not wait for one.
+
+    Held are those that are estimated, or that estimates are made with.
+    """
     if not window.has_pages:
         return list(requests)
     usable = [_is_usable(request) for request in requests]

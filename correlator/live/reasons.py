@@ -1,5 +1,6 @@
-"""Why the TTFT of a request of production traffic is not broken down, and where its trace breaks: as labels of metrics,
-and in words.
+"""Reasons for missing TTFT breakdowns of production requests, and places of broken traces.
+
+Both are given as labels of metrics, and in words.
 """
 
 from collections.abc import Mapping

@@ -51,18 +51,18 @@ class SpanRequests:
 
     @property
     def defective(self) -> int:
-        """Return how many requests were lost to defects of ours, at least."""
+        """Return the least number of requests lost to our own defects."""
         return self._defective + self.spans.defective
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Return how much is in the windows; of it, `pending`, `halves` and `waiting` are requests to be counted."""
+        """Return the sizes of the windows; of them, `pending`, `halves` and `waiting` are requests to be counted."""
         halves = self.halves.sizes["halves"] + len(self.count)
         return {**self.spans.sizes, "halves": halves, **self.estimates.sizes}
 
     @property
     def pending(self) -> int:
-        """Return how many requests may get more spans."""
+        """Return the number of requests that may get more spans."""
         return self.sizes["pending"] + self.sizes["halves"]
 
     def missed(self, back_ns: int) -> None:
@@ -71,16 +71,20 @@ class SpanRequests:
         self.halves.missed(back_ns)
 
     def clock_moved(self, moved_ns: int) -> None:
-        """Go on by a clock that was set by so much, once all that came by the old time has been taken in."""
+        """Continue by a clock that was set by `moved_ns`.
+
+        It is called once all that came by the old time has been taken in.
+        """
         self.spans.clock_moved(moved_ns)
         self.halves.clock_moved(moved_ns)
         self.count.clock_moved(moved_ns)
         self.estimates.clock_moved(moved_ns)
 
     def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[Ended]]:
-        """Return the requests whose spans are there by now, each once, and those that were broken down, or cannot be.
+        """Return the newly complete requests, and those that were or cannot be broken down.
 
-        A request is in the second list at once, or up to a minute later where it waited for an estimate.
+        A request is complete, once, when its spans are there. It is in the second list at once, or up to a minute later
+        where it waited for an estimate.
         """
         finished = self.spans.finished(now_ns, all_of_it=all_of_it)
         with self._guard():
@@ -112,7 +116,7 @@ class SpanRequests:
 
 @dataclass(slots=True, eq=False)
 class _Half:
-    """What one side sent of a request, and since when it is held; `is_open` until it is given out."""
+    """One side's half of a request, and since when it is held; `is_open` until it is given out."""
 
     request: TracedRequest
     held_ns: int
@@ -128,11 +132,12 @@ class _Half:
 
 
 class Halves:
-    """Owns the requests of which only the client's spans came, or only those behind it, until they are found to be one.
+    """Store of half requests, until their halves are joined.
 
-    They come through a gateway that begins a trace of its own, or passes none on. They are joined by the id of the
-    reply, else by time. One without a counterpart is given out after WAIT_S, or at once where nothing came that could
-    be one. The last MOST_HALVES of each side are kept for a minute, also those given out: they show what is usual.
+    Of one half only the client's spans came, of the other only those behind it: through a gateway that begins a trace
+    of its own, or passes none on. They are joined by the id of the reply, else by time. One without a counterpart is
+    given out after WAIT_S, or at once where nothing came that could be one. The last MOST_HALVES of each side are kept
+    for a minute, also those given out: they show what is usual.
     """
 
     def __init__(self, spans: TraceWindow, guard: Guard) -> None:
@@ -143,7 +148,7 @@ class Halves:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return how many halves wait for the other one."""
+        """Return the number of halves that wait for the other one."""
         return {"halves": sum(half.is_open for half in (*self._clients, *self._engines))}
 
     def missed(self, back_ns: int) -> None:
@@ -190,7 +195,7 @@ class Halves:
         return requests
 
     def _by_id(self) -> Iterator[TracedRequest]:
-        """Join halves by the id of the reply, unless several of a side have the same."""
+        """Yield requests joined from halves by the id of the reply. An id that several of a side have joins none."""
         clients = [half for half in self._clients if half.is_open and half.client.response_id]
         engines = [half for half in self._engines if half.is_open]
         if not clients or not engines:
@@ -246,7 +251,7 @@ class Halves:
         )
 
     def _alone(self, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
-        """Give out the halves that have no counterpart, and forget those of more than a minute ago."""
+        """Yield the halves without a counterpart, and forget those of more than a minute ago."""
         sides = ((self._clients, self._engines, 1), (self._engines, self._clients, 0))
         for side, others, other in sides:
             if not side:

@@ -52,8 +52,9 @@ class TracedRequest:
 
 @dataclass(slots=True)
 class Trace:
-    """What is known of one trace, its spans by their ids. `done` are those of requests that were given out, `bodies` is
-    when the first part of a reply was sent by a span.
+    """Spans of one trace by their ids.
+
+    `done` are those of requests that were given out, `bodies` is when the first part of a reply was sent by a span.
     """
 
     trace_id: bytes = b""
@@ -199,7 +200,7 @@ def _client(above: Sequence[ClientSpan], passed: Mapping[bytes, int]) -> ClientS
 
 
 def _stages(trace: Trace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan, ...]:
-    """Return the stages of an engine's request, with what leads from them up to it; the latter without its content."""
+    """Return the stages of an engine's request, with the spans that connect them to it; the latter without content."""
     if not trace.stages:
         return ()
     wanted = {step.span.span_id for step in engine}

@@ -76,18 +76,20 @@ class TraceWindow:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Return how much is in the window: spans, traces, and those of them that wait for more spans (`pending`)."""
+        """Return the numbers of spans, traces and pending traces in the window. Pending traces wait for more spans."""
         return {"spans": self._span_count, "traces": len(self._traces), "pending": len(self._open)}
 
     @property
     def awaits(self) -> tuple[bool, bool]:
-        """Return whether a trace that waits for more spans has none of an engine so far, and whether one has."""
+        """Return flags for traces that wait for more spans: whether any has no engine span yet, and whether any has
+        one.
+        """
         has_engine = {bool(self._traces[trace_id].engine) for trace_id in self._open}
         return False in has_engine, True in has_engine
 
     @property
     def has_clients_alone(self) -> bool:
-        """Return whether a trace that waits for more spans has clients' calls and nothing of whom they called."""
+        """Return whether a pending trace has clients' calls but no spans of the called servers."""
         traces = (self._traces[trace_id] for trace_id in self._open)
         return any(
             not trace.engine
@@ -97,7 +99,9 @@ class TraceWindow:
         )
 
     def gateways_of(self, request: TracedRequest, *, is_behind: bool) -> tuple[GatewaySpan, ...]:
-        """Return the gateways of half a request, outermost first, as far as its spans are still here.
+        """Return the gateways of half a request, outermost first.
+
+        Only spans that are still here are used.
 
         is_behind   its client's span is in another trace, so that even the outermost span is a gateway's
         """
@@ -143,7 +147,10 @@ class TraceWindow:
                 trace.spans[key] = replace(span, received_ns=span.received_ns + moved_ns)
 
     def finished(self, now_ns: int, *, all_of_it: bool = False) -> list[TracedRequest]:
-        """Return the requests all of whose spans are there, or that were waited for long enough, or every one left."""
+        """Return the requests that are complete or have waited long enough.
+
+        A complete one has all of its spans. With `all_of_it`, every one left is returned.
+        """
         requests, self._overflow = self._overflow, []
         for trace_id in list(self._open):
             trace = self._traces[trace_id]
@@ -191,7 +198,7 @@ class TraceWindow:
         self._span_count += 1
 
     def _finish(self, trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
-        """Give out what can be, and note when to look again."""
+        """Yield the requests that are ready, and note when to look again."""
         quiet_ns = trace.newest_ns + round(QUIET_S * 1e9)
         # Where gateways send beside the engine's spans, these may come before theirs.
         awaits_gateway = trace.newest_ns <= self._beside_ns + round(KEEP_S * 1e9)

@@ -32,7 +32,7 @@ class PartError(Struct, frozen=True, kw_only=True):
 
 
 def agreement(parts: Parts, attribution: Attribution) -> dict[str, PartError] | Missing:
-    """Compare queue and prefill of the requests that have both an exact source and an estimate; rows of both are n."""
+    """Compare estimated with exact queue and prefill times of the requests that have both; rows of both are n."""
     exact = np.isin(parts.source, ("trace", "response"))
     accuracy = {}
     for name in ("queue", "prefill"):

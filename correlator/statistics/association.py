@@ -159,7 +159,10 @@ def _associated(
 
 
 def _best(measured: Floats, values: Floats) -> int | None:
-    """Return the lag (its place in the grid) of the greatest |rho|, of equals the one nearest to 0; None for no rho."""
+    """Return the lag of the greatest |rho|, the nearest to 0 among equals; None for no rho.
+
+    The lag is its place in the grid.
+    """
     pairs = (np.isfinite(values) & np.isfinite(measured)).sum(axis=1)
     enough = np.flatnonzero(pairs >= LEAST_PAIRS * pairs.max()).tolist()
     rhos = {lag: rho for lag in enough if (rho := _rho(_ranked(measured, values[lag]))) is not None}
@@ -183,7 +186,7 @@ def _ranked(x: Floats, y: Floats) -> Floats:
 
 
 def _left_over(x: Floats, y: Floats, others: Mapping[str, Floats]) -> tuple[Floats, tuple[str, ...]]:
-    """Return what is left of both sides' ranks [n, 2] once those of others are regressed out, and which were.
+    """Return both sides' rank residuals [n, 2] after regressing out controls, and the controls' names.
 
     A quantity that is unknown for more than a tenth of the pairs, or never changes, cannot be a control. All NaN where
     too few pairs are left, or where the controls leave nothing of a side.
@@ -246,7 +249,9 @@ def _intervals(
 
 
 def _moments(table: Floats) -> Floats:
-    """Return of each pair [n, 6] the count, both sides about their means, their squares, their product; else 0."""
+    """Return the moments [n, 6] of each pair: the count, both sides about their means, their squares, their product;
+    else 0.
+    """
     usable = np.isfinite(table[:, 0])
     moments = np.zeros((len(table), 6))
     if usable.any():

@@ -1,4 +1,4 @@
-"""Resampling of series whose neighbours resemble each other: the circular block bootstrap.
+"""Resampling of autocorrelated series: the circular block bootstrap.
 
 Politis and Romano 1992, "A circular block-resampling procedure for stationary data". What is resampled are sums over
 blocks, so that any statistic made of means and covariances costs one product of matrices.
@@ -18,8 +18,10 @@ _AT_ONCE = 100
 
 
 def block_length(values: Floats) -> int:
-    """Return how many neighbours a block holds: twice the lag at which the autocorrelation falls below 0.1, from 1 to
-    a fifth of them. NaN is taken for the mean.
+    """Return the block length: twice the lag at which the autocorrelation falls below 0.1, from 1 to a fifth of the
+    series.
+
+    NaN is taken for the mean.
     """
     size = len(values)
     most = max(1, size // 5)
@@ -38,14 +40,14 @@ def block_length(values: Floats) -> int:
 
 
 def block_count(size: int, block: int) -> int:
-    """Return how many whole blocks there are; below 10 an interval made from them is a guess."""
+    """Return the number of whole blocks; below 10 an interval made from them is a guess."""
     return size // block
 
 
 def resampled_sums(columns: Floats, block: int, *, resamples: int = RESAMPLES, seed: int = 1) -> Floats:
-    """Return the column sums [R, M] of resamples of rows[N, M], drawn in blocks that may wrap round; deterministic.
+    """Return the column sums [R, M] of block resamples of columns[N, M]; deterministic.
 
-    A resample holds as many blocks as cover N rows.
+    Blocks may wrap round. A resample holds as many blocks as cover N rows.
     """
     size = len(columns)
     sums = _block_sums(columns, block)
@@ -74,10 +76,11 @@ def resampled_rows(size: int, block: int, *, resamples: int = RESAMPLES, seed: i
 
 
 def degrees_of_freedom(influence: Floats, block: int) -> Floats:
-    """Return how well the spread of resamples is known [M], of statistics to which the rows of influence[N, M] add.
+    """Return the degrees of freedom [M] of the spread of resamples.
 
-    k blocks have k - 1 degrees of freedom where their sums are normal, and down to 1 where few outweigh all others.
-    Satterthwaite 1946, "An approximate distribution of estimates of variance components".
+    The rows of influence[N, M] add up to the statistics. k blocks have k - 1 degrees of freedom where their sums are
+    normal, and down to 1 where few outweigh all others. Satterthwaite 1946, "An approximate distribution of estimates
+    of variance components".
     """
     squares = _block_sums(influence, block) ** 2
     blocks = block_count(len(influence), block)
@@ -97,8 +100,9 @@ def _block_sums(columns: Floats, block: int) -> Floats:
 def interval95(
     centre: float, resampled: Floats, blocks: int, degrees: float | None = None
 ) -> tuple[float, float] | None:
-    """Return a 95 % interval about a statistic from its resamples [R], by Student's t with these degrees of freedom, or
-    one for each block but one; None with fewer than two blocks.
+    """Return a 95 % interval about a statistic from its resamples [R].
+
+    It is by Student's t with these degrees of freedom, or one for each block but one; None with fewer than two blocks.
 
     Of 5 to 11 blocks of an AR(1), percentiles of resampled rank correlations cover the truth in 81 to 89 % of the runs,
     these (on Fisher's z) in 91 to 95 %.

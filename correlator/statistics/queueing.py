@@ -1,4 +1,4 @@
-"""What the engines showed while requests waited for them: how many ran, and how full the KV cache was.
+"""Engines' load while requests waited for them: the number of running requests and the KV cache usage.
 
 That is the evidence for why they waited: every place taken, the cache full, or neither.
 """
@@ -40,7 +40,7 @@ class WhileWaiting(Struct, frozen=True, kw_only=True):
 
 
 def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileWaiting:
-    """Return what engines of the leading kind showed while requests waited; only `missing` where none did."""
+    """Return the load of the leading kind of engines while requests waited; only `missing` where none did."""
     running, near_most, kv_cache, most = [], [], [], []
     for _, quantities in engine_samples(endpoints):
         waiting = quantities["requests_waiting"]
@@ -71,7 +71,10 @@ def _amounts(samples: Samples | Missing, size: int) -> Floats:
 
 
 def _statistic(statistic: Callable[[Floats], Any], columns: Sequence[Floats]) -> float | None:
-    """Return a statistic of what is known in several columns, None where nothing is, or where it is too large."""
+    """Return a statistic of the known values in several columns.
+
+    None where no value is known, or where the statistic is too large.
+    """
     values = known(np.concatenate(columns))
     with np.errstate(over="ignore"):
         return finite(float(statistic(values))) if len(values) else None

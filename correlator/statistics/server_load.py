@@ -58,7 +58,7 @@ class ServerLoad:
     groups: tuple[tuple[Indices, tuple[Samples, ...]], ...]
 
     def at(self, stamps_ns: Ints) -> Floats:
-        """Return the quantity [n] at a moment for each request, NaN where it is unknown of some engine."""
+        """Return the quantity [n] at each request's moment, NaN where unknown for some engine."""
         quantity = np.full(self.size, np.nan)
         for rows, members in self.groups:
             seen = [_held(sample, stamps_ns[rows]) for sample in members]
@@ -104,7 +104,7 @@ def server_loads(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> d
 
 
 def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, Floats | Missing]:
-    """Return each of `QUANTITIES` as each request met it when it was submitted [n], NaN where unknown."""
+    """Return each of `QUANTITIES` [n] as of each request's submission, NaN where unknown."""
     submitted = requests.submit_ns >= 0
     return {
         name: load if isinstance(load, Missing) else np.where(submitted, load.at(requests.submit_ns), np.nan)
@@ -115,8 +115,9 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
 def gauge_samples(
     endpoints: Sequence[EndpointSeries], name: str, *, together: Literal["sum", "max"] = "sum"
 ) -> Samples:
-    """Return a gauge of all engines together at the scrapes of the first [t], NaN where it is unknown of one, or larger
-    than any count; none where an engine does not show it.
+    """Return a gauge over all engines together, at the scrapes of the first [t].
+
+    NaN where it is unknown for one engine, or larger than any count; empty where an engine does not show it.
     """
     gauges = [quantities[name] for _, quantities in engine_samples(endpoints)]
     known = [gauge for gauge in gauges if not isinstance(gauge, Missing)]
@@ -128,7 +129,7 @@ def gauge_samples(
 
 
 def most_within(samples: Samples, edges_ns: Ints) -> Floats:
-    """Return the largest amount from each edge [n + 1] to the next [n], NaN where none is known of that time."""
+    """Return the largest amount [n] between consecutive edges [n + 1], NaN where unknown."""
     begins_ns = edges_ns[:-1]
     most = np.where(np.isfinite(held := _held(samples, begins_ns)[0]), held, -np.inf)
     column = np.searchsorted(edges_ns, samples.at_ns, side="right") - 1
@@ -143,7 +144,7 @@ def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[
 
 
 def leading_endpoints(endpoints: Sequence[EndpointSeries]) -> list[tuple[EndpointSeries, Sources]]:
-    """Return the pages of the engines of the leading kind, and where each has its canonical quantities."""
+    """Return the pages of the leading kind of engines, with their sources of canonical quantities."""
     recognised = [
         (endpoint, engine, canonical(endpoint.series, engine.name))
         for endpoint in endpoints
@@ -199,7 +200,10 @@ def _sampled(endpoint: EndpointSeries, amount: Floats, over: Floats | None = Non
 
 
 def _since(endpoint: EndpointSeries) -> Indices:
-    """Return for each scrape the last one that is at least the window older, else the first, or the one before it."""
+    """Return the start of each scrape's window, as a scrape.
+
+    It is the last one that is at least the window older, else the first, or the one before it.
+    """
     older = np.searchsorted(endpoint.at_ns, endpoint.at_ns - int(WINDOW_S * 1e9), side="right") - 1
     return np.maximum(np.minimum(older, np.arange(len(older)) - 1), 0)
 

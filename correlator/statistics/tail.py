@@ -1,4 +1,4 @@
-"""What makes the TTFT vary, and what makes its tail: which part of the wait.
+"""Attribution of the TTFT's variance and tail to the parts of the wait.
 
 A part's share of the variance is cov(part, T) / var(T): the parts add up to T, so the shares add up to 1. One below 0
 belongs to a part that shrinks as T grows. Intervals come from blocks of requests in the order of submission.
@@ -41,7 +41,7 @@ IntervalByPart = Annotated[dict[str, tuple[float, float] | None], _NAMED]
 
 
 class Tail(Struct, frozen=True, kw_only=True):
-    """The requests whose TTFT is at or above a quantile of all."""
+    """Requests with a TTFT at or above a quantile of all."""
 
     from_ms: Annotated[float, doc("That quantile.", "ms")]
     requests: Annotated[Count, doc("Requests at or above it.", "requests")]
@@ -55,9 +55,10 @@ class Tail(Struct, frozen=True, kw_only=True):
 
 
 class Threshold(Struct, frozen=True, kw_only=True):
-    """From how many waiting requests on, by the last scrape before submission, queueing is most of the TTFT.
+    """Number of waiting requests from which on queueing is most of the TTFT.
 
-    Numbers seen by fewer than 5 requests count with the next below them.
+    The number is that of the last scrape before submission. Numbers seen by fewer than 5 requests count with the next
+    below them.
     """
 
     waiting: Annotated[
@@ -104,7 +105,7 @@ class TailShares:
 
 
 def tail_shares(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> TailShares | Missing:
-    """Say which part the TTFT [n], its variance and its tail are made of; `waiting` [n] requests at each submission.
+    """Attribute the TTFT [n], its variance and its tail to parts; `waiting` [n] requests at each submission.
 
     `other` is what the rest leaves of the TTFT. A part that fewer than 9 of 10 requests tell is merged. Deterministic.
     Missing: fewer than 20 requests with parts, or a TTFT that never varied.
@@ -163,13 +164,16 @@ def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
 
 
 def _moments(table: Floats, ttft_s: Floats) -> Floats:
-    """Return per request [n, 3 + 2 P] what covariances are made of: 1, T, T^2, parts, parts times T; about means."""
+    """Return the moments [n, 3 + 2 P] of each request: 1, T, T^2, parts, parts times T; about means."""
     parts, whole = table - table.mean(axis=0), (ttft_s - ttft_s.mean())[:, None]
     return np.concatenate([np.ones_like(whole), whole, whole * whole, parts, parts * whole], axis=1)
 
 
 def _variance_shares(table: Floats, ttft_s: Floats) -> tuple[Floats, int, list[tuple[float, float] | None]]:
-    """Return the shares [P] of the parts table[n, P], the number of blocks, and the shares' intervals."""
+    """Return the parts' variance shares [P], the number of blocks, and the shares' intervals.
+
+    The parts are table[n, P].
+    """
     moments = _moments(table, ttft_s)
     shares = _shares(moments.sum(axis=0)[None])[0]
     # A slow part behind a fast one shows in the wait's own autocorrelation too late.
@@ -188,7 +192,7 @@ def _variance_shares(table: Floats, ttft_s: Floats) -> tuple[Floats, int, list[t
 
 
 def _shares(sums: Floats) -> Floats:
-    """Return cov(part, T) / var(T) [R, P] from sums of moments [R, 3 + 2 P]."""
+    """Return the shares cov(part, T) / var(T) [R, P] from sums of moments. The sums are [R, 3 + 2 P]."""
     size, whole, square = (sums[:, [at]] for at in range(3))
     parts, products = np.split(sums[:, 3:], 2, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
