@@ -12,7 +12,7 @@ from recorded.integrity import Integrity, LogIntegrity
 from rundir.printable import first_of
 from scraper.window.summary import Gap
 
-_ENDED_AS = {"connect": "could not connect", "reset": "were broken off", "timeout": "timed out"}
+_ENDED_AS = {"connect": "could not connect", "reset": "broke off", "timeout": "timed out"}
 
 
 def alerts(summary: Summary) -> Iterator[str]:

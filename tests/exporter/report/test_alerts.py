@@ -74,10 +74,10 @@ def test_nothing_is_concluded_where_too_many_failed(failed: int, kind: str, conc
 def test_a_server_that_stopped_answering_comes_first():
     """When, and how requests ended from then on; before damage nothing stands but what is damaged."""
     whole = summaries.summary(summaries.correlated())
-    outage = Outage(at_s=12.04, errors={"connect": 48, "reset": 6})
+    outage = Outage(at_s=12.04, errors={"connect": 48, "reset": 1})
     (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
     assert line == (
-        "The server stopped answering 12.0 s into the load: 48 could not connect, 6 were broken off; look at its log."
+        "The server stopped answering 12.0 s into the load: 48 could not connect, 1 broke off; look at its log."
     )
     outage = Outage(at_s=None, errors={"timeout": 8})
     (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
