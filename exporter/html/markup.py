@@ -18,7 +18,7 @@ from rundir.printable import printable_lines
 
 # What is drawn of characters in a colour alone is drawn in that of the charts' part.
 TITLES = {
-    "other": "in the engine, outside queue and prefill: its API server, and what no source tells apart",
+    "other": "the engine outside queue and prefill: its API server, and what no source tells apart",
     "phase": "measure: the load that counts; what came before it warmed the engine up",
     "seats": "requests that the engine runs at once",
     "blank output": "tokens without visible text, before the first that shows",

@@ -9,7 +9,7 @@ from exporter.report.advice import advice
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
-from exporter.summary.tail import TailAttribution, places, ranked
+from exporter.summary.tail import IN_ENGINE, TailAttribution, places, ranked
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from rundir.printable.numbers import count_of, percent, spoken, spoken_together
@@ -137,12 +137,13 @@ def _shared_out(
     An estimate that is within its own error has no share.
     """
     where = places(shares, breakdown.merged, requests)
-    for part, place in (
-        (breakdown.engine_frontend_ms, "in the engine's API server"),
-        (breakdown.scheduler_intake_ms, "waiting for the engine's scheduler to take requests in"),
+    for part, detail in (
+        (breakdown.engine_frontend_ms, "its API server"),
+        (breakdown.scheduler_intake_ms, "waiting for its scheduler to take requests in"),
     ):
-        if (part.share_of_ttft or 0.0) > MOSTLY * (shares.get("other") or 0.0) > 0:
-            where["other"] = place
+        share, other = part.share_of_ttft or 0.0, shares.get("other") or 0.0
+        if share > MOSTLY * other > 0:
+            where["other"] = f"{IN_ENGINE} ({'' if share > NEARLY_ALL * other else 'mostly '}{detail})"
     ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
     known = [(share, name) for share, name in ranking if is_certain(parts[name])]
     words = [f"{percent(share)} was spent {where[name]}" for share, name in known[:1]]

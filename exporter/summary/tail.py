@@ -113,13 +113,16 @@ def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
     return sorted(known, key=lambda pair: -pair[1])
 
 
+IN_ENGINE = "in the engine outside queue and prefill"
+
+
 def places(shares: Mapping[str, float | None], merged: Mapping[str, int], requests: int) -> dict[str, str]:
     """Return for each part where it was spent, as words of a sentence.
 
     Without a gateway's part, what is outside the engine may be a gateway's as well as the network's. Of `other`, what
     stands merged in it for more than a tenth of the requests.
     """
-    rest = "in the engine outside queue and prefill"
+    rest = IN_ENGINE
     if 10 * sum(merged.values()) > requests:
         rest = f"in {' or in '.join(map(in_words, merged))} (together: no source separates them)"
     return {
