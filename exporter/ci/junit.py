@@ -62,13 +62,17 @@ def _trust(summary: Summary) -> ET.Element:
 def _ended(summary: Summary) -> ET.Element:
     damage = list(damage_lines(summary.integrity))
     sound = summary.status == "complete" and not damage
-    return _case(ENDED, "" if sound else "error", "; ".join([*damage, f"the run is {summary.status}"]))
+    return _case(ENDED, "" if sound else "error", _joined([*damage, f"the run is {summary.status}"]))
 
 
 def _answered(summary: Summary) -> ET.Element:
     requests, lines = summary.client.requests, list(failure_lines(summary))
     ended = f"{requests.ok:,} of {requests.sent:,} requests ended ok"
-    return _case(ANSWERED, "error" if lines else "", "; ".join([*lines, ended]))
+    return _case(ANSWERED, "error" if lines else "", _joined([*lines, ended]))
+
+
+def _joined(lines: list[str]) -> str:
+    return "; ".join(line.rstrip(".") for line in lines)
 
 
 def _case(name: str, outcome: str, message: str) -> ET.Element:

@@ -301,6 +301,11 @@ def _comparability(
             f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
             "tokens as often"
         )
+    elif ended < client.requests.ok:
+        yield (
+            f"{engine_ended} and the client {client.requests.ok}: the others are on no page that was read; the "
+            "engine's numbers are without them"
+        )
     else:
         yield (
             f"{engine_ended} and the client {client.requests.ok}: other traffic used it too, or scrapes are missing; "

@@ -163,7 +163,8 @@ def _results(study: Study) -> Iterator[RenderableType]:
     void = len(study.result.steps) - len(counting)
     left_out = f"; {count_of(void, 'void step')} left out" if void else ""
     among = f"{ok:,} of {count_of(sent, 'request')} ({100 * ok / sent:.4g} %) in " if sent else "no request counts in "
-    yield Prose(f"Success: {among}{count_of(len(counting), 'step')}{left_out}.")
+    success = f"{among}{count_of(len(counting), 'step')}" if counting else "no step counts"
+    yield Prose(f"Success: {success}{left_out}.")
     drift = study.result.drift
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 

@@ -31,7 +31,7 @@ from sidecar.study.data import Steps
 from sidecar.study.record import LOG, STUDY, Status, Study, StudyRecord, open_study
 
 RESULT, COMPLIANCE = "result.json", "compliance.json"
-DOUBTFUL: Mapping[Kind, str] = {"ttft": "TTFT", "gaps": "Gaps between chunks and TPOT"}
+DOUBTFUL: Mapping[Kind, str] = {"ttft": "Times to first token", "gaps": "Gaps between chunks and TPOT"}
 Ends = tuple[float, float, float]
 
 
@@ -174,9 +174,10 @@ def _step_notes(study: Study) -> Iterator[str]:
         }
         if doubted:
             where = _steps_named(", ".join(map(str, doubted))).lower()
+            first, doubt = next(iter(doubted.items()))
             yield (
                 f"{times} are left out of {where}; the rest counts, as nothing that is decided here rests on them. "
-                f"{next(iter(doubted.values())).rstrip('.')}."
+                f"Step {first}: {doubt.rstrip('.')}."
             )
 
 

@@ -151,7 +151,7 @@ def test_a_page_that_counted_nothing_of_what_the_client_got_is_named():
 
 @pytest.mark.parametrize(
     ("ended", "choices", "other"),
-    [(40, 2, False), (60, 2, False), (50, 2, True), (40, 1, True)],
+    [(40, 2, False), (60, 2, False), (50, 2, True), (80, 1, True)],
 )
 def test_choices_are_no_other_traffic(ended: int, choices: int, other: bool):
     """Engines count each choice (vLLM), or one more (SGLang)."""

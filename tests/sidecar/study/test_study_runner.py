@@ -287,7 +287,7 @@ def test_a_void_step_is_never_a_capacity(tmp_path: Path, url: str):
     """Nor is it handed on to another test."""
     study = begun(tmp_path / "study", capacity=None)
     led(study, url, starved)
-    with pytest.raises(ConfigurationError, match="its 2 steps do not show the capacity; give --capacity"):
+    with pytest.raises(ConfigurationError, match="its 2 steps did not show the capacity; give --capacity"):
         capacity_of(study.path)
 
 
