@@ -86,7 +86,7 @@ class Recorder:
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests have begun and not finished."""
+        """Return the number of requests that have begun and not finished."""
         return len(self._open)
 
     def begin(self, exchange: Exchange, url: str) -> None:
@@ -113,7 +113,7 @@ class Recorder:
             self._write(self._ended.popleft(), last=True)
 
     async def flush_forever(self) -> None:
-        """Write what is new of each request in flight when its turn comes, a few at a time.
+        """Write the new data of the requests in flight, a few requests at a time. Each has its turn.
 
         Compressing all at once would hold up every stamp that is ours and every submission that is due.
         """
@@ -213,7 +213,7 @@ class Recorder:
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
 
     def _packed(self, exchange: Exchange) -> tuple[Packed, str]:
-        """Return what is logged of what was read, and the hash of a body whose texts are left out."""
+        """Return the reads to log, and the hash of a body with hidden texts. The hash is "" where texts are logged."""
         body, read_ends = blanked(exchange.body), exchange.read_ends
         if self._hide is None:
             return pack(exchange.reads_ns, read_ends, body), ""

@@ -1,4 +1,4 @@
-"""What the raw logs of the load generator hold: planned requests, parts of what came back, a worker's own state.
+"""The records in the load generator's raw logs. They are planned requests, parts of replies, a worker's own state.
 
 Every stamp is int64 nanoseconds since the Unix epoch, -1 where the moment has not come. Nothing here needs numpy, so
 that a load worker starts fast.
@@ -52,7 +52,9 @@ class PlannedRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=False):
-    """What one request did since its previous part; the parts of a request are numbered by seq and end with `last`.
+    """The new data of one request since its previous part.
+
+    The parts of a request are numbered by seq and end with `last`.
 
     url         where it was sent, path included
     status      HTTP status, or what WebSocket and gRPC said in HTTP's terms; 0 until there is one
@@ -147,7 +149,10 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
 
 
 def with_secrets(planned: PlannedRequest, stand_ins: Mapping[bytes, bytes]) -> PlannedRequest:
-    """Return a request, and its later turns, with what is sent in place of what stands for it in a plan."""
+    """Return a request and its later turns with secrets in place of their stand-ins.
+
+    A plan holds the stand-ins only.
+    """
     body = planned.body
     for stand_in, secret in stand_ins.items():
         body = body.replace(stand_in, secret)
@@ -179,12 +184,12 @@ def request_id(run_id: str, index: int) -> str:
 
 
 def trace_id(run_id: str, index: int) -> str:
-    """Return the W3C trace id (32 hex digits) of a request, the same whenever it is derived again."""
+    """Return the W3C trace id (32 hex digits) of a request. It is the same whenever it is derived again."""
     return blake2b(f"{run_id}/{index}".encode(), digest_size=16, person=b"trace").hexdigest()
 
 
 def span_id(run_id: str, index: int) -> str:
-    """Return the W3C span id (16 hex digits) of a request's client span, parent of what the server records."""
+    """Return the W3C span id (16 hex digits) of a request's client span. This span is the parent of the server's."""
     return blake2b(f"{run_id}/{index}".encode(), digest_size=8, person=b"span").hexdigest()
 
 

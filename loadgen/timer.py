@@ -56,11 +56,11 @@ class Alarm:
 
     @property
     def precise(self) -> bool:
-        """Tell whether this machine has timerfd."""
+        """Return whether this machine has timerfd."""
         return self._fd >= 0
 
     async def until(self, monotonic_ns: int) -> None:
-        """Return at a moment of the monotonic clock, or as soon after it as the loop has time."""
+        """Wait until a moment of the monotonic clock. It returns then, or as soon after it as the loop has time."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._fd, self._fired)

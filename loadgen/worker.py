@@ -149,7 +149,10 @@ async def _main() -> int:
 
 
 def _follow(spec: WorkerSpec) -> Follow | None:
-    """Return what finds a session's next turn; only then are the protocols loaded."""
+    """Return the function that finds a session's next turn, None without sessions.
+
+    The protocols are loaded only with sessions.
+    """
     if not spec.sessions:
         return None
     from loadgen.protocols import PROTOCOLS  # noqa: PLC0415
@@ -159,7 +162,7 @@ def _follow(spec: WorkerSpec) -> Follow | None:
 
 
 def _hide(spec: WorkerSpec) -> Hide:
-    """Return what takes the texts out of replies; few runs load it."""
+    """Return the function that removes the texts from replies; few runs load it."""
     if spec.transport == "grpc":
         from loadgen.protocols.kserve import hidden_messages  # noqa: PLC0415
 
@@ -187,7 +190,10 @@ async def _orders(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow |
 
 
 async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
-    """Take commands until there are no more, cancel and record what is in flight, and return why it ended."""
+    """Execute commands until they end, and return the reason for the end.
+
+    At the end requests in flight are cancelled and recorded.
+    """
     running: asyncio.Task[None] | None = None
     reason = ""
     # The exception is raised where a line is waited for, or the next is asked for.

@@ -289,7 +289,7 @@ def asked_output(extra: Mapping[str, object], max_tokens: int) -> int:
 def _within(parts: _Parts, input_tokens: int) -> _Parts:
     """Return the parts that leave at least one input token for the request's own text.
 
-    Of `input_tokens`, that is: the prefix is dropped first, then the system prompt, then the suffix.
+    `input_tokens` is the limit: the prefix is dropped first, then the system prompt, then the suffix.
     """
     if parts.tokens >= input_tokens:
         parts = replace(parts, prefix=_NOTHING)

@@ -1,4 +1,4 @@
-"""How one request is written and how its reply is read, a module a protocol, and the table of them all.
+"""The table of the protocols, each a module that writes requests and reads replies.
 
 A new protocol is one module here and one row in PROTOCOLS: the command line, the load and the report read the table.
 The table itself needs no numpy, so that `--help` stays fast.
@@ -56,19 +56,19 @@ class Protocol:
         )
 
     def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
-        """Return what a reply said and when; see reply.read_reply."""
+        """Read the contents and times of a reply; see reply.read_reply."""
         from loadgen.protocols.reading.reply import read_reply  # noqa: PLC0415  the one thing here that needs numpy
 
         return read_reply(self.form, http_status, head, body, reads_ns, read_ends)
 
     def read_parts(self, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
-        """Return what a reply said and when, of which one part after another is looked at; see reply.read_parts."""
+        """Read the contents and times of a reply, part by part; see reply.read_parts."""
         from loadgen.protocols.reading.reply import read_parts  # noqa: PLC0415  as above
 
         return read_parts(self.form, http_status, head, parts)
 
     def first_token_ns(self, http_status: int, head: bytes, beginning: Reads) -> int:
-        """Return when the first token of a reply that may go on was read; see reply.first_token_ns."""
+        """Return the time of an unfinished reply's first token; see reply.first_token_ns."""
         from loadgen.protocols.reading.reply import first_token_ns  # noqa: PLC0415  as above
 
         return first_token_ns(self.form, http_status, head, beginning)
@@ -118,7 +118,7 @@ PROTOCOLS: dict[str, Protocol] = {
 
 
 def split_endpoint(url: str) -> tuple[str, tuple[str, ...]]:
-    """Return a URL without the path of an endpoint, or of the list of models, at its end.
+    """Return a URL without its endpoint's path at the end. The path of the list of models is removed too.
 
     With it come the names of the protocols that have this path.
     """

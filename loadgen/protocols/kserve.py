@@ -37,7 +37,7 @@ _DATATYPES = {bool: ("BOOL", "bool_contents"), int: ("INT32", "int_contents"), f
 
 @cache
 def _messages() -> dict[str, Any]:
-    """Return the message classes by name, from kserve.proto as it was compiled, in a pool of their own."""
+    """Return the message classes by name, from the compiled kserve.proto. They are in a pool of their own."""
     # Heavy, and only gRPC needs it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
 
@@ -131,7 +131,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _values(output: Any, raw: bytes | None) -> list[Any]:
-    """Return the elements of an output tensor, from its typed contents or from the raw ones beside it."""
+    """Return the elements of an output tensor. They come from its typed contents or from the raw ones beside it."""
     contents = output.contents
     if raw is None:
         fields = (contents.bytes_contents, contents.int_contents, contents.uint_contents, contents.int64_contents)

@@ -81,7 +81,7 @@ def _tgi(body: bytes) -> dict[str, int | None]:
 
 
 def owner_of(body: bytes) -> str:
-    """Return who owns the models of OpenAI's list, which names the engine for most of them; "" where it is not said."""
+    """Return the owner of the models in OpenAI's list, "" if not stated. For most engines it names the engine."""
     try:
         owners = msgspec.json.decode(body, type=_Owners).data
     except UNREADABLE:

@@ -85,7 +85,10 @@ def _timings(line: _Line) -> ServerTimings:
 
 
 def _ms(duration_ns: Any) -> float:
-    """Return a time in ms, also one below 0, which is refused with its reason where parts are made of it."""
+    """Return a time in ms, NaN if it cannot be read.
+
+    A time below 0 is returned too: it is refused with its reason where parts are made of it.
+    """
     return duration_ns / 1e6 if isinstance(duration_ns, int | float) and is_count(abs(duration_ns)) else float("nan")
 
 

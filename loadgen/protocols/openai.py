@@ -50,7 +50,9 @@ def _streamed(asked: Asked) -> dict[str, object]:
 
 
 def exo_body(asked: Asked) -> bytes:
-    """Write a request of exo's bench, which empties the prefix cache, bans the end of a sequence and does not stream.
+    """Write the body of a request to exo's bench.
+
+    The bench empties the prefix cache, bans the end of a sequence and does not stream.
 
     So there are no token times of the client's: the server's are all there is. exo's streaming chat is the protocol
     `chat`, which reads the same statistics.
@@ -119,7 +121,10 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
 
 
 def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
-    """Return a choice's visible text, its reasoning, whether it calls tools, and whether it names a role."""
+    """Return a choice's visible text, its reasoning, and two flags.
+
+    They are: whether it calls tools, and whether it names a role.
+    """
     said = choice.delta or choice.message
     if said is None:
         return choice.text or "", "", False, False
@@ -174,7 +179,10 @@ def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
 
 
 def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
-    """Read at once the events that follow with nothing new but the text of their only choice."""
+    """Read a run of following events that differ only in their choice's text.
+
+    Each has one choice only. Returns the position behind the run, -1 where there is none.
+    """
     frame = frame_of(data, event)
     # exo's statistics count once, before the first event behind them.
     if frame is None or _has_exo_mark(data):
@@ -188,9 +196,9 @@ def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
 
 
 def _plain(data: bytes) -> tuple[str, _Choice] | None:
-    """Return id and choice of an event that says one choice's text and nothing else, whatever that text is, PROBE here.
+    """Return id and choice of an event that carries only one choice's text. The text may be any; here it is PROBE.
 
-    None of any other.
+    Return None for any other event.
     """
     try:
         chunk = _decode(data)

@@ -1,4 +1,4 @@
-"""What is asked, of which server: the same for every protocol."""
+"""The content and the target of a request, the same for every protocol."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
 
 
 def _state(seen: Seen, response: _Response) -> None:
-    """Take what a response object says of the whole: its id, and at the end status, usage and reason."""
+    """Record the state in a response object. It is the id, and at the end status, usage and reason."""
     seen.response_id = seen.response_id or response.id or ""
     if response.metrics is not NULL:
         seen.timings = of_vllm(response.metrics) or seen.timings
@@ -119,7 +119,7 @@ _read = reader(_Event, _take)
 
 
 def _take_event(seen: Seen, event: SseEvent) -> None:
-    """Take an event, or a reply that is not streamed, which is the response object itself."""
+    """Read an event or an unstreamed reply. An unstreamed reply is the response object itself."""
     if seen.streamed:
         _read(seen, event)
         return

@@ -1,4 +1,6 @@
-"""Text Generation Inference's native /generate_stream (SSE, an event a token), and what /generate answers, whole.
+"""Text Generation Inference's native /generate_stream, and the replies of /generate.
+
+The stream is SSE, an event a token; /generate answers whole.
 
 The last event has the whole text and the details. The server marks special tokens, which are not content.
 TGI has no way to ignore the end of a sequence.

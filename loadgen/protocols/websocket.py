@@ -30,7 +30,7 @@ def body(asked: Asked) -> bytes:
 
 
 class Message(msgspec.Struct, gc=False):
-    """What a server says; `type` is delta, done or error, and tells which of the other fields count."""
+    """A server's message; `type` is delta, done or error, and selects the other fields."""
 
     type: str
     text: str = ""

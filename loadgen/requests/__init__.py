@@ -1,1 +1,1 @@
-"""What came back: the table of requests, and every client metric derived from it."""
+"""The table of requests, and every client metric derived from it."""

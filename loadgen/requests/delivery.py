@@ -1,4 +1,6 @@
-"""How tokens were delivered, and what their gaps may therefore be called (token-chunking, itl-sse-measurement).
+"""The delivery of tokens in chunks, and the resulting name of their gaps.
+
+Draft: token-chunking, itl-sse-measurement.
 
 The draft: characterise tokens per chunk first; where over 90 % of the chunks hold one token, gaps between chunks are
 inter-token latencies; else prefer the server's own times; else report the time between chunks and say so.
@@ -43,7 +45,7 @@ CONTENT_RULE = "text, reasoning and tool calls count as content; the first token
 
 
 class FirstTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Replies by what they began with; those in one piece, or of blanks alone, are not counted."""
+    """Replies by the kind of their first token. Replies in one piece, or of blanks alone, are not counted."""
 
     content: Annotated[Count, doc("Text.", "replies")]
     reasoning: Annotated[Count, doc("Reasoning.", "replies")]
@@ -51,7 +53,7 @@ class FirstTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RatioBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """A ratio of which only bounds are known."""
+    """The bounds of a ratio that is not known exactly."""
 
     least: Annotated[Ratio | None, doc("Certain.", "ratio")]
     most: Annotated[Ratio | None, doc("Possible.", "ratio")]
@@ -115,7 +117,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunks(msgspec.Struct, frozen=True, kw_only=True):
-    """What the draft wants noted of chunks."""
+    """Notes on chunks that the draft requires."""
 
     single_token_ratio: Annotated[
         Ratio | None,
@@ -132,7 +134,7 @@ class Chunks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContradictedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server's `usage` stated where the replies contradict it, and what came of these replies."""
+    """The server's `usage` where the replies contradict it, and measurements of these replies."""
 
     replies: Annotated[Count, doc("Replies ok whose usage is contradicted.", "replies")]
     kinds: Annotated[dict[str, Count], doc("Those replies by what contradicts it; one may have several.", "replies")]
@@ -150,7 +152,10 @@ class ContradictedUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
-    """Of `chunks` content chunks with a known number of tokens, at least and at most so many hold exactly one."""
+    """Bounds on the number of chunks that hold exactly one token.
+
+    `chunks` is the number of content chunks with a known number of tokens.
+    """
 
     chunks: int
     least: int
@@ -158,7 +163,7 @@ class SingleTokens:
 
 
 def single_token_chunks(log: RequestLog) -> SingleTokens:
-    """Return bounds on how many chunks hold one token, over the replies in chunks whose usage is known.
+    """Return bounds on the number of chunks that hold one token. Counted are the replies in chunks with known usage.
 
     More chunks than tokens: each chunk too many makes up to two of them hold less than a token.
     """
@@ -172,7 +177,10 @@ def single_token_chunks(log: RequestLog) -> SingleTokens:
 
 
 def single_token_ratio(log: RequestLog) -> float:
-    """Return the share of the replies with as many content chunks as tokens, of those of known tokens; NaN if none."""
+    """Return the share of replies with as many content chunks as tokens.
+
+    Replies without known tokens are left out; NaN if no reply remains.
+    """
     tokens = _usage(log)
     counted = tokens > 0
     if not counted.any():
@@ -193,7 +201,7 @@ def server_itl_ms(log: RequestLog) -> Floats:
 
 
 def itl_option(log: RequestLog) -> Option:
-    """Return which of STATEMENTS holds for the replies of a log: direct, C, A, or none."""
+    """Return the key of the statement that holds for a log's replies. One of STATEMENTS: direct, C, A, or none."""
     if not len(log.chunk_ns):
         return "none"
     single = single_token_chunks(log)
@@ -205,7 +213,10 @@ def itl_option(log: RequestLog) -> Option:
 
 
 def chunks(log: RequestLog) -> Chunks:
-    """Return what is noted of chunks: tokens in them, and events before the first token that are not content."""
+    """Return the notes on chunks.
+
+    They are the tokens in chunks, and events before the first token that are not content.
+    """
     return Chunks(
         single_token_ratio=finite(single_token_ratio(log)),
         role_only_first=int(log.role_only_first.sum()),
@@ -214,8 +225,9 @@ def chunks(log: RequestLog) -> Chunks:
 
 
 def first_reads(log: RequestLog) -> tuple[Ints, Floats]:
-    """Return how many chunks [n] the read of each first token brought, and how long the later ones took for as many,
-    ms [n]; NaN where none came later.
+    """Return the number of chunks [n] that each first token's read brought.
+
+    With it comes the time that as many later chunks took, ms [n]; NaN without later chunks.
     """
     row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))
     together = np.bincount(row[log.chunk_ns == log.first_token_ns[row]], minlength=len(log))
@@ -226,7 +238,7 @@ def first_reads(log: RequestLog) -> tuple[Ints, Floats]:
 
 
 def delivery(log: RequestLog) -> Delivery:
-    """Return how the replies of a log were delivered.
+    """Describe the delivery of a log's replies.
 
     `tokens_per_chunk` has one value a reply, `characters_per_chunk` one a chunk.
     """
@@ -260,7 +272,7 @@ def delivery(log: RequestLog) -> Delivery:
 
 
 def contradicted_usage(ok: RequestLog, start_ns: int | None, end_ns: int | None) -> ContradictedUsage | UnsetType:
-    """Return what the usage of replies stated that they contradict; UNSET where none is contradicted."""
+    """Summarise the usage that replies contradict; UNSET if no usage is contradicted."""
     doubted = take(ok, ok.usage_contradiction != "")
     if not len(doubted):
         return UNSET

@@ -53,7 +53,9 @@ class RequestMetrics:
 
 
 def refused_by_filter(log: RequestLog) -> Bools:
-    """Return which requests [n] a safety system refused, by the reason why a reply ended or the text of an error.
+    """Return a mask [n] of the requests that a safety system refused.
+
+    It goes by the reason for a reply's end or the text of an error.
 
     Other errors of the client's doing (HTTP 4xx), such as of a limit of rates, are none of it.
     """
@@ -63,7 +65,10 @@ def refused_by_filter(log: RequestLog) -> Bools:
 
 
 def in_one_read(log: RequestLog) -> Bools:
-    """Return which replies [n] came in one read, though they have LEAST_TOKENS tokens and took LEAST_WAIT_NS."""
+    """Return a mask [n] of the replies that came in one read.
+
+    Only replies with at least LEAST_TOKENS tokens that took at least LEAST_WAIT_NS count.
+    """
     tokens = np.maximum(log.output_tokens, np.diff(log.chunk_start))
     at_once = (log.first_token_ns >= 0) & (log.first_output_ns == log.first_token_ns)
     waited = (log.submit_ns >= 0) & (log.first_token_ns - log.submit_ns >= LEAST_WAIT_NS)
@@ -105,13 +110,14 @@ def later_tokens(log: RequestLog) -> Floats:
 
 
 def output_span_ms(log: RequestLog) -> Floats:
-    """Return the time from the first output to the last, float64[n], of several choices added up."""
+    """Return the time from the first output to the last, float64[n]. The times of several choices are added up."""
     return np.where(log.choices > 1, log.output_span_ns / 1e6, span_ms(log.first_output_ns, log.last_output_ns))
 
 
 def schedule_lateness_ms(log: RequestLog) -> Floats:
-    """Return how late each request was dispatched, float64[n], but for what a cap held it back: the generator's own
-    error; NaN in a closed loop.
+    """Return the lateness of each request's dispatch, float64[n], NaN in a closed loop.
+
+    The time that a cap held a request back is not in it: this is the generator's own error.
     """
     return span_ms(log.scheduled_ns + log.held_ns, log.dispatch_ns)
 
@@ -177,7 +183,10 @@ def content_gaps(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Int
 
 
 def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:
-    """Return mean, deviation and maximum of each request's gaps, float64[requests], NaN where there are too few."""
+    """Return mean, deviation and maximum of each request's gaps, float64[requests].
+
+    NaN where there are too few gaps.
+    """
     count = np.bincount(row, minlength=requests)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean_ms = np.where(count > 0, np.bincount(row, gaps_ms, requests) / count, np.nan)

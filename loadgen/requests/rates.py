@@ -71,7 +71,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What was served while a load was steady: without its first tenth, and without the drain."""
+    """Throughput while a load was steady: without its first tenth, and without the drain."""
 
     start_ns: Annotated[StampNs, doc("begin of the steady window: a tenth of the load after its start", "ns")]
     end_ns: Annotated[StampNs, doc("its end: the last dispatch", "ns")]
@@ -140,7 +140,7 @@ def failed_share(log: RequestLog) -> float:
 
 
 def errors_by_kind(log: RequestLog) -> dict[str, int]:
-    """Return the number of requests that did not succeed by the kind of error, most frequent first."""
+    """Return the number of unsuccessful requests by the kind of error, most frequent first."""
     texts = log.error[(log.status != "ok") & (log.error != "")]
     kinds, numbers = np.unique([str(text).partition(":")[0] for text in texts], return_counts=True)
     ranked = sorted(zip(kinds.tolist(), numbers.tolist(), strict=True), key=lambda pair: (-pair[1], pair[0]))
@@ -148,7 +148,7 @@ def errors_by_kind(log: RequestLog) -> dict[str, int]:
 
 
 def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:
-    """Return the rates of the requests of `log`, whose window ends at `end_ns`; what is not known has a reason."""
+    """Return the rates of the requests of `log`; unknown ones have a reason. The window ends at `end_ns`."""
     sent = np.flatnonzero(log.dispatch_ns >= 0)
     if len(sent) < 2:
         unknown = dict.fromkeys(NUMBERS)
@@ -190,7 +190,9 @@ def rates(log: RequestLog, *, end_ns: int | None, open_loop: bool) -> Rates:
 
 
 def ramp(arrived_s: Floats, ended_s: Floats) -> float:
-    """Return for how long, in s from the first arrival, requests in flight are still rising to their usual number.
+    """Return the length of the ramp-up, in s from the first arrival.
+
+    In it the requests in flight are still rising to their usual number.
 
     arrived_s [n > 0], and when each ended, inf of one that did not: it counts up to the last moment that is known.
     """
@@ -201,7 +203,7 @@ def ramp(arrived_s: Floats, ended_s: Floats) -> float:
 
 
 def _rate(stamps_ns: Ints) -> float | None:
-    """Return how many came a second after the first."""
+    """Return the rate of the stamps per second, the first not counted; None if unknown."""
     known = stamps_ns[stamps_ns >= 0]
     span_s = (int(known.max()) - int(known.min())) / 1e9 if len(known) > 1 else 0.0
     return (len(known) - 1) / span_s if span_s > 0 else None

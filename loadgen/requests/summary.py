@@ -42,14 +42,14 @@ RATES = ("output_tokens_per_s", "input_tokens_per_s", "requests_per_s", "goodput
 
 
 class RateWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """What rates are over."""
+    """The time window of the rates."""
 
     start_ns: Annotated[StampNs | None, doc("its start", "ns")]
     end_ns: Annotated[StampNs | None, doc("its end", "ns")]
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of the measured phase by what became of them."""
+    """Requests of the measured phase by their outcome."""
 
     sent: Annotated[Count, doc("dispatched", "requests", source="draft `output-recording`")]
     ok: Annotated[Count, doc("a status of success and a complete reply", "requests")]
@@ -128,7 +128,7 @@ class OtherBenchmarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cap on requests in flight held back of a schedule."""
+    """The requests of a schedule that a cap on requests in flight held back."""
 
     cap: Annotated[Count, doc("Most requests in flight.", "requests")]
     requests: Annotated[Count, doc("Requests that were due while so many were in flight, and sent later.", "requests")]
@@ -142,7 +142,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client saw; statistics are over the requests that ended ok."""
+    """The client's measurements; statistics are over the requests that ended ok."""
 
     window: Annotated[RateWindow, doc("what rates are over: `start_ns`, `end_ns`", "ns")]
     requests: Annotated[
@@ -331,12 +331,18 @@ def client_summary(
 
 
 def too_many_failed(requests: RequestCounts) -> bool:
-    """Whether so many requests failed or were refused that nothing is concluded from the times of the others."""
+    """Return whether too many requests failed or were refused.
+
+    Then nothing is concluded from the times of the others.
+    """
     return requests.failed + requests.refused >= TOO_MANY_FAILED * max(requests.sent, 1)
 
 
 def held_back(log: RequestLog, *, cap: int, planned: int | Missing) -> HeldBack:
-    """Return what a cap held back of the requests of `log`; `planned` is how many requests, or sessions, were due."""
+    """Summarise the requests of `log` that a cap held back.
+
+    `planned` is the number of requests, or sessions, that were due.
+    """
     held_ns = log.held_ns[log.held_ns > 0]
     return HeldBack(
         cap=cap,
@@ -392,7 +398,7 @@ def by_input_tokens(ok: RequestLog, metrics: RequestMetrics) -> ByInputTokens:
 
 
 def _window(log: RequestLog, start_ns: int | None, end_ns: int | None) -> tuple[int | None, int | None]:
-    """Return what throughput is counted over: as given, else from the first submission to the last response."""
+    """Return the window of the throughput. It is as given, else from the first submission to the last response."""
     starts, ends = log.submit_ns[log.submit_ns >= 0], log.end_ns[log.end_ns >= 0]
     if start_ns is None and len(starts):
         start_ns = int(starts.min())
@@ -450,7 +456,7 @@ def _sum(ok: RequestLog, tokens: Ints) -> int | Missing:
 
 
 def _good(ok: RequestLog, metrics: RequestMetrics, within: Bools, slo: Slo | None) -> int | Missing:
-    """Return how many requests within the window met the objectives."""
+    """Count the requests within the window that met the objectives."""
     if slo is None:
         return Missing(reason="no service level objective was given")
     good = goodput(slo, ok, metrics)

@@ -144,7 +144,7 @@ class RequestLog:
 
 
 def unknown_requests(size: int) -> RequestLog:
-    """Return so many requests of which nothing is known, without chunks."""
+    """Return a table of `size` unknown requests, without chunks."""
     missing = {"Ints": -1, "Floats": np.nan, "Texts": "", "Bools": False}
     columns: dict[str, Any] = {
         column.name: np.full(0 if column.metadata else size, missing[str(column.type)], _DTYPES[str(column.type)])
@@ -155,7 +155,7 @@ def unknown_requests(size: int) -> RequestLog:
 
 
 class FirstToken(msgspec.Struct, frozen=True, gc=False):
-    """A request whose first token has come while its reply goes on."""
+    """A request in flight, with the time of its first token."""
 
     phase: str
     index: int
@@ -211,7 +211,7 @@ class RequestFold:
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests have been sent and have not ended."""
+        """Return the number of requests that have been sent and have not ended."""
         return len(self._parts)
 
     def plan(self, first: PlannedRequest) -> None:
@@ -228,11 +228,11 @@ class RequestFold:
             self._planned[request.index] = msgspec.structs.replace(request, body=b"", turns=())
 
     def is_planned(self, index: int) -> bool:
-        """Tell whether the plan of a request is known, as long as the request has not ended."""
+        """Return whether the plan of a request that has not ended is known."""
         return index in self._planned
 
     def add(self, part: RequestPart) -> None:
-        """Add what a request did; with its last missing part it is read.
+        """Add a part of a request. Once all its parts are there, the request is read.
 
         Raises ValueError for a part that no worker has written, as `reply.unpack` does.
         """
@@ -257,7 +257,7 @@ class RequestFold:
             self._unread[part.index] = None
 
     def first_tokens(self) -> list[FirstToken]:
-        """Return the requests in flight whose first token has come since the last call; bring `streamed` up to date.
+        """Return the requests in flight with a first token since the last call. Brings `streamed` up to date.
 
         Where much came before the first token, it is known with the end of the request.
         """
@@ -298,7 +298,7 @@ class RequestFold:
         return FirstToken(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
 
     def ended(self) -> RequestLog:
-        """Return the requests that have ended since the last call, in the order in which they did."""
+        """Return the requests that have ended since the last call, in order. The order is that in which they ended."""
         self._lay_out()
         tables, self._returned = self._tables[self._returned :], len(self._tables)
         return concat([_columns([], self._run_id), *tables])
@@ -324,7 +324,7 @@ class RequestFold:
 def assemble(
     plan: Iterable[PlannedRequest], parts: Iterable[RequestPart], *, run_id: str, protocol: str = "chat"
 ) -> RequestLog:
-    """Return the table of requests that are all there, by their plan and their parts in any order."""
+    """Assemble the table of complete requests from their plan and their parts. The parts may come in any order."""
     fold = RequestFold(run_id=run_id, protocol=protocol)
     for first in plan:
         fold.plan(first)
@@ -397,7 +397,7 @@ def _status(row: _Row) -> tuple[str, str]:
 
 
 def _end_ns(row: _Row) -> int:
-    """Return when a request ended. What was cut off behind its [DONE] ended with that."""
+    """Return the time of a request's end. A reply that was cut off behind its [DONE] ended with that."""
     part, reply = row.last, row.reply
     return reply.done_ns if part.last and part.error and reply.done_ns >= 0 else part.end_ns
 

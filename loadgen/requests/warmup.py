@@ -40,7 +40,7 @@ class Warmup:
 
 
 class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the report says of the warm-up."""
+    """The report's statement of the warm-up."""
 
     policy: Annotated[
         Kind,
@@ -110,7 +110,9 @@ def parse_warmup(text: str) -> Warmup:
 
 
 def more_requests(policy: Warmup, log: RequestLog) -> int:
-    """Return how many more requests a warm-up needs, 0 when it is done; `log` holds what it has sent so far, drained.
+    """Return the number of further requests a warm-up needs, 0 when it is done.
+
+    `log` holds the requests that it has sent so far, drained.
 
     By the draft, 100 requests or 10,000 output tokens, whichever is greater: both are reached. Only requests that ended
     ok count. A reply without usage counts one token a content chunk, which is the least it can hold. By the tokens, the
@@ -135,7 +137,9 @@ def warmed(log: RequestLog) -> tuple[int, int]:
 
 
 def variation(probe_ttfts_ms: Sequence[float]) -> float:
-    """Return the greatest change between consecutive probes of the last three, as a ratio of the earlier one of a pair.
+    """Return the greatest change between consecutive probes of the last three.
+
+    It is a ratio of the earlier probe of a pair.
 
     NaN when there are fewer than three; infinite when one of them failed (NaN, or not above zero).
     """
@@ -148,7 +152,10 @@ def variation(probe_ttfts_ms: Sequence[float]) -> float:
 
 
 def stable(probe_ttfts_ms: Sequence[float]) -> bool:
-    """Return whether the latency has settled: under 10 % variation in the last three probes (warmup-verification)."""
+    """Return whether the latency has settled.
+
+    It has settled with under 10 % variation in the last three probes (warmup-verification).
+    """
     return variation(probe_ttfts_ms) < PROBE_VARIATION
 
 
@@ -160,7 +167,7 @@ def statement(
     before_ms: Sequence[float] = (),
     after_ms: Sequence[float] = (),
 ) -> WarmupStatement:
-    """Return what the report says of the warm-up.
+    """Return the report's statement of the warm-up.
 
     before_ms, after_ms   TTFT of the probes sent before and after it, in order; NaN for a probe that failed
     """

@@ -46,7 +46,10 @@ class Wire(Protocol):
         """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
 
     def look(self) -> None:
-        """Read what is there; `received`, `ended_by_peer` or `lost` follows where the event loop says nothing of it."""
+        """Read the available data.
+
+        `received`, `ended_by_peer` or `lost` follows where the event loop does not report it.
+        """
 
     def abort(self) -> None:
         """Close at once and tell nothing more; may be called again."""
@@ -140,18 +143,22 @@ class Connection:
             self._catch_up()
 
     def _is_much(self, size: int) -> bool:
-        """Count a large read, and tell whether with it more has come than should be looked at in one go."""
+        """Count a large read, and return whether the unprocessed bytes exceed their limit.
+
+        More should not be looked at in one go.
+        """
         self._large_bytes += size
         return self._large_bytes > _MOST_LARGE_BYTES
 
     def ended_by_peer(self) -> None:
-        """End what is under way: the peer will send nothing more."""
+        """End the exchange under way: the peer will send nothing more."""
         self._catch_up()
         self._closed()
 
     def lost(self, error: Exception | None) -> None:
-        """End what is under way: the wire is gone; without an error it was closed, by the peer where that ends what is
-        under way.
+        """End the exchange under way: the connection is gone.
+
+        Without an error it was closed, by the peer where that ends an exchange.
         """
         self._catch_up()
         if error is None:
@@ -164,13 +171,13 @@ class Connection:
     # What was read
 
     def _look(self) -> None:
-        """Look for what is there, and at what was read."""
+        """Read the available data and process all reads."""
         if self._wire is not None:
             self._wire.look()
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Look at what was read since the last time; a stamp lies behind the submission and the stamp before."""
+        """Process the reads since the last time. A stamp lies behind the submission and the stamp before."""
         if not self._pieces:
             return
         pieces, self._pieces = self._pieces, []

@@ -185,7 +185,7 @@ async def _connected(channel: aio.Channel) -> bool:
 
 
 def _reason(details: str) -> str:
-    """Return why a connection could not be made, without grpcio's own words and the addresses around it."""
+    """Return the reason for a failed connection. It is without grpcio's own words and the addresses around it."""
     if tls_reason := _TLS_REASON.search(details):
         return f"tls: {tls_reason[1]}"
     unresolved = "lookup failed" in details or "DNS" in details

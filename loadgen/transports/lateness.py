@@ -38,7 +38,7 @@ def bucket_index(late_ns: int) -> int:
 
 
 def bucket_bounds(index: int) -> tuple[int, float]:
-    """Return the lateness in nanoseconds that a bucket begins with, and the first that is too late for it."""
+    """Return the bounds of a bucket of lateness, ns: the first inclusive, the second exclusive."""
     if index == 0:
         return 0, 1 << _SMALLEST_BITS
     if index == BUCKETS - 1:
@@ -108,7 +108,9 @@ class GcPauses:
 
 
 class ReceiveStamps:
-    """Moves the kernel's receive stamps to the run's clock, and counts how late each read came behind its stamp.
+    """Converter of the kernel's receive stamps to the run's clock.
+
+    It also counts the lateness of each read behind its stamp.
 
     The kernel stamps by the wall clock. Its distance from the run's clock is measured anew several times a second, the
     tightest of a few readings. Stamps are moved up to a second after the read, in batches, so that the hot path need
@@ -132,7 +134,7 @@ class ReceiveStamps:
         self._offset_ns = self._settled[1]
 
     def moved(self, stamps: bytes | bytearray, reads_ns: Sequence[int], *, floor_ns: int = -1) -> list[int]:
-        """Return the kernel's stamps of reads (a TIMESPEC each, NO_STAMP where there is none) by the run's clock.
+        """Convert the kernel's stamps of reads to the run's clock. Each stamp is a TIMESPEC, NO_STAMP where missing.
 
         `reads_ns` is when each read returned: no stamp is later than that. None is earlier than the one before it, nor
         than `floor_ns`, which has precedence.
@@ -160,7 +162,10 @@ class ReceiveStamps:
         return moved
 
     def _look_for_steps(self, stamps: bytes | bytearray, reads_ns: Sequence[int]) -> None:
-        """Measure anew where that is due, or the last read seems to have been so late that a step may be the reason."""
+        """Measure the clock offset anew if due, or if a step is suspected.
+
+        It is suspected if the last read seems to have been very late.
+        """
         now_ns = self._clock.now_ns()
         if now_ns - self._anchored_ns <= self._ANCHOR_NS:
             seconds, nanoseconds = TIMESPEC.unpack_from(stamps, len(stamps) - TIMESPEC.size)
@@ -180,7 +185,7 @@ class ReceiveStamps:
         self._offset_ns = offset_ns
 
     def _measure(self) -> tuple[int, int]:
-        """Return how long the tightest reading took, and the run's clock minus the wall clock by it, ns."""
+        """Return the tightest reading's duration, and its run clock minus wall clock, ns."""
         readings = []
         for _ in range(self._TRIES):
             before = self._clock.now_ns()

@@ -21,7 +21,7 @@ _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 1, 14, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """The three fields of a RequestPart that hold what was read, and how."""
+    """The three fields of a RequestPart that hold its reads, and their packing."""
 
     reads_ns: bytes
     read_ends: bytes
@@ -33,7 +33,10 @@ NOTHING = Packed(reads_ns=b"", read_ends=b"", body=b"", packing=COMPACT)
 
 
 def pack(reads_ns: array[int], read_ends: array[int], body: bytes | bytearray) -> Packed:
-    """Pack what was read; compactly unless a stamp lies before its predecessor or more than 4 s behind it."""
+    """Pack the reads of a part.
+
+    The packing is compact unless a stamp lies before its predecessor or more than 4 s behind it.
+    """
     if not reads_ns:
         return NOTHING
     try:

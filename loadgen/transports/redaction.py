@@ -56,7 +56,9 @@ _HIDDEN_KINDS = {
 
 
 def hidden_reply(head: bytes, body: bytes | bytearray) -> bytes:
-    """Return the whole body of a reply, as long and with as many characters in each text, which are all the same.
+    """Return a reply's body with every character of its texts replaced.
+
+    It is as long and has as many characters in each text, which are all the same.
 
     head  the raw response head: it says whether there is the framing of chunks, which may begin anywhere in a text
     """
@@ -72,7 +74,10 @@ def hidden_reply(head: bytes, body: bytes | bytearray) -> bytes:
 
 
 def _without_framing(head: bytes, body: bytes) -> tuple[bytes, list[int], list[int]]:
-    """Return the data of a body, as far as its framing is sound, where its pieces begin in the body and their sizes."""
+    """Return the data of a body, its pieces' positions in the body and their sizes.
+
+    They go as far as the framing is sound.
+    """
     try:
         read = parse_head(head)
         if not is_chunked(read):
@@ -94,7 +99,7 @@ def _hidden_json(data: bytes) -> bytes:
 
 
 def _substituted(pattern: re.Pattern[bytes], new: Callable[[re.Match[bytes]], bytes], data: bytes) -> bytes:
-    """Return what `pattern.sub` does, which takes some 100 bytes for each match."""
+    """Substitute matches like `pattern.sub`, with less memory. `pattern.sub` takes some 100 bytes for each match."""
     changed, at = bytearray(), 0
     for match in pattern.finditer(data):
         changed += data[at : match.start()]
@@ -110,7 +115,7 @@ def hidden_text(text: bytes) -> bytes:
 
 
 def hidden_request(planned: PlannedRequest) -> PlannedRequest:
-    """Return a planned request, and its later turns, with the length and the hash of a body in its place."""
+    """Return a planned request with its body replaced by length and hash. Its later turns are treated alike."""
     about = {"sha256": hashlib.sha256(planned.body).hexdigest(), "bytes": len(planned.body)}
     turns = tuple(map(hidden_request, planned.turns))
     return msgspec.structs.replace(planned, body=msgspec.json.encode(about), turns=turns)

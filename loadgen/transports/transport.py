@@ -1,4 +1,6 @@
-"""What every transport shares: a worker's specification, one exchange with its stamps, and why an exchange failed.
+"""The common parts of every transport: specification, exchange and reasons of failures.
+
+The specification is a worker's; an exchange has its stamps.
 
 Nothing here needs numpy or aiohttp, so that a load worker starts fast.
 """
@@ -65,7 +67,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One request and what came back so far; filled in place, since the hot path can afford no copy.
+    """One request and its reply so far. It is filled in place, since the hot path can afford no copy.
 
     Stamps are -1 until known. `retried` says that it was sent once more on a new connection. `held_ns` is for how long
     a cap held the request back. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
@@ -101,12 +103,12 @@ class Exchange:
 
     @property
     def received_bytes(self) -> int:
-        """Return how much of the body has come, what has been logged included."""
+        """Return the length of the body so far, including the logged part."""
         return self.body_bytes + len(self.body)
 
     @property
     def excess(self) -> str:
-        """Return why the exchange cannot go on: its body is too large; "" while it is not."""
+        """Return an error if the body is too large, else "". The exchange cannot go on then."""
         return too_large(self.most_bytes) if self.received_bytes > self.most_bytes else ""
 
     def take(self, message: bytes, at_ns: int) -> None:
@@ -118,7 +120,7 @@ class Exchange:
             self.flush()
 
     def send_again(self) -> None:
-        """Forget what became of the first sending, of which no byte came back."""
+        """Reset the results of the first sending, which got no byte of a reply."""
         self.connected_ns = self.submit_ns = self.end_ns = -1
         self.error, self.reused, self.retried = "", False, True
 
@@ -144,7 +146,7 @@ def too_large(most_bytes: int) -> str:
 
 
 def waiting_for(exchange: Exchange) -> str:
-    """Return what had not come yet of an exchange that took too long."""
+    """Return the missing step of an exchange that took too long."""
     if exchange.connected_ns < 0:
         return "no connection"
     if exchange.submit_ns < 0:

@@ -115,7 +115,7 @@ class WebSocketTransport:
             _cut(connection)
 
     def _message(self, planned: PlannedRequest) -> bytes:
-        """Return the planned body, a JSON object, with the ids that tie it to a span and a server's log."""
+        """Return the planned body with its ids, a JSON object. The ids tie it to a span and a server's log."""
         run_id, index = self._spec.run_id, planned.index
         ids = b',"id":"%b","traceparent":"%b"}' % (
             request_id(run_id, index).encode(),
@@ -177,7 +177,9 @@ def _kind(data: bytes) -> _Kind:
 
 
 async def _is_quiet(connection: aiohttp.ClientWebSocketResponse) -> bool:
-    """Tell whether an idle connection is open and has no message, which would be read as the next reply; pings aside.
+    """Return whether an idle connection is open and has no message; pings aside.
+
+    A message would be read as the next reply.
 
     A close that has come shows only to who receives.
     """
@@ -192,7 +194,7 @@ async def _is_quiet(connection: aiohttp.ClientWebSocketResponse) -> bool:
 
 
 def _cut(connection: aiohttp.ClientWebSocketResponse) -> None:
-    """End a connection at once, without the closing handshake, which would have to be waited for."""
+    """End a connection at once, without the closing handshake. The handshake would have to be waited for."""
     sock = connection.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return

@@ -1,4 +1,4 @@
-"""Requests and workloads: the common output of every workload module."""
+"""The requests and turns that every workload produces."""
 
 from __future__ import annotations
 

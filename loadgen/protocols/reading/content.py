@@ -1,4 +1,4 @@
-"""What of a reply's content counts: what shows, and calls of tools that say something."""
+"""The parts of a reply's content that count: visible text, and non-empty calls of tools."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def is_blank(text: str) -> bool:
-    """Tell whether a text has no character that shows."""
+    """Return whether a text has no visible character."""
     return _VISIBLE.search(text) is None
 
 
 def is_unseen(text: str) -> bool:
-    """Tell whether a text has characters, and not even white space among them."""
+    """Return whether a text has characters, but neither visible ones nor white space."""
     return text != "" and is_blank(text) and not any(map(str.isspace, text))
 
 
 def calls_tool(call: msgspec.Raw) -> bool:
-    """Tell whether a tool call, or a piece of one, has a name or arguments."""
+    """Return whether a tool call, or a piece of one, has a name or arguments."""
     members = [call]
     for _ in range(2):  # the call's own fields, and those of its function
         members = [value for member in members for value in _values(member)]

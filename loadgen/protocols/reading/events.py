@@ -28,7 +28,7 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
-    """Give the events of a stream that may be torn anywhere, from the one that begins at `at`.
+    """Yield the events of a stream from position `at` on. An event begins at `at`; the stream may be torn anywhere.
 
     - lines end with CRLF, LF or CR; a byte order mark at the start is skipped
     - comments (keep-alives) and the fields id and retry are ignored; several data lines are joined by a newline
@@ -72,7 +72,7 @@ def events(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
 
 
 def lines(stream: bytes, at: int = 0) -> Iterator[SseEvent]:
-    """Give the lines of a stream that may be torn anywhere, from `at` on, as events without a name.
+    """Yield the lines of a stream from `at` on, as events without a name. The stream may be torn anywhere.
 
     A line ends with LF, or CRLF; blank ones are left out; one without its end was not received, and is not used.
     """

@@ -1,4 +1,4 @@
-"""What a server says when it cannot do what it was asked, in whatever form it says it."""
+"""Error messages of servers, in every form in which servers state them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def stated(error: msgspec.Raw) -> str | None:
 
 
 def states_nothing(value: msgspec.Raw) -> bool:
-    """Tell whether a field's value is null, false or empty."""
+    """Return whether a field's value is null, false or empty."""
     return value is NULL or bytes(value) in _NOTHING
 
 
 def _states_only_an_error(payload: Payload) -> bool:
-    """Tell whether a payload has a field of an error, even one without a value, and no other."""
+    """Return whether a payload consists of error fields only. There is one at least, even without a value."""
     if payload.message is None and payload.error is payload.errors is payload.detail is NULL:
         return False  # nearly all
     fields = {name: getattr(payload, name) for name in ("error", "errors", "detail", "message", "type")}
@@ -79,7 +79,7 @@ def _states_only_an_error(payload: Payload) -> bool:
 
 
 def server_message(data: bytes) -> str:
-    """Return what the body of an HTTP error says, in one line."""
+    """Return the message in the body of an HTTP error, in one line."""
     try:
         said = failure_of(_decode(data), data)
     except UNREADABLE:

@@ -1,4 +1,4 @@
-"""What a reply said and when, whatever protocol it came by."""
+"""Contents and times of a reply, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JOINED_BYTES = 1024 * 1024
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """What one reply said and when; stamps and counts are -1 where missing.
+    """Contents and times of one reply; stamps and counts are -1 where missing.
 
     first_output_ns     the first event the model generated something for, if only blanks or nothing visible; the first
                         content where there are as many as tokens
@@ -88,8 +88,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """What came of a reply, or of a part of it: when each read returned, the body's length after each (both int64), and
-    the body on the wire.
+    """The reads of a reply, or of a part of it, with the body.
+
+    These are the time at which each read returned, the body's length after each (both int64), and the body on the wire.
     """
 
     stamps_ns: Ints
@@ -103,7 +104,7 @@ def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns:
 
 
 def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
-    """Read a reply from the bytes on the wire and the stamps of the reads that brought them.
+    """Read a reply from its bytes on the wire and the stamps of its reads.
 
     head   the raw response head; empty when none came, and of transports that deliver messages
     parts  the wire body, chunk framing included, whole or torn anywhere; or messages, one a read. One part after
@@ -156,7 +157,9 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
 
 
 def _contents(seen: Seen, times: _Times) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
-    """Return stamps, characters and choice of each content, and the first and last output of each choice.
+    """Return the columns of the contents, and each choice's first and last output.
+
+    The columns are stamps, characters and choice of each content.
 
     Where the contents that show, white space included, are as many as the tokens, or those were not counted, nothing
     else was generated: a role, a finish reason or a zero-width space, as of a heartbeat, has no part in the times.
@@ -173,7 +176,10 @@ def _contents(seen: Seen, times: _Times) -> tuple[Ints, Ints, Ints, list[tuple[i
 
 
 def first_token_ns(form: Form, http_status: int, head: bytes, beginning: Reads) -> int:
-    """Return when the first token of a reply that may go on was read, -1 before it; arguments as of `read_reply`."""
+    """Return the time at which the first token was read, -1 before it.
+
+    The reply may go on; arguments as of `read_reply`.
+    """
     seen, times = Seen(), _Times()
     if http_status if form.messages else head:
         for _ in reading(seen, form, http_status, head, times.watch([beginning])):
@@ -192,7 +198,7 @@ def _output_span_ns(outputs_ns: Sequence[tuple[int, int]], chunk_choice: Ints) -
 
 
 class _Times:
-    """When what was read of a reply had come, segment by segment: positions in its data become stamps."""
+    """Times of a reply's contents, found segment by segment. Positions in the reply's data become stamps."""
 
     def __init__(self) -> None:
         self.chunk_ns: list[Ints] = []
@@ -212,7 +218,10 @@ class _Times:
             yield part.body, map(int, part.ends)
 
     def settle(self, seen: Seen) -> None:
-        """Take the times of what was seen in a segment that has been read, and all else that counts by event."""
+        """Record the times of the events in a segment that has been read.
+
+        All else that counts by event is recorded too.
+        """
         bounds = list(chain.from_iterable(seen.outputs.values()))
         count = len(seen.ends)
         stamps = self.stamps_at(seen, [*seen.ends, *bounds, seen.done_end])
@@ -227,7 +236,9 @@ class _Times:
         seen.ends, seen.chars, seen.texts, seen.choice_of, seen.outputs = [], [], [], [], {}
 
     def stamps_at(self, seen: Seen, ends: Sequence[int]) -> Ints:
-        """Return when the byte before each position in the segment was read, int64[len(ends)]; once a segment.
+        """Return the read time of the byte before each position, int64[len(ends)].
+
+        Positions are in the segment; call it once a segment.
 
         -1 where no read reached that far, and for positions that are not behind any byte.
         """
@@ -243,7 +254,10 @@ class _Times:
 
 
 def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
-    """Return how much of a piece's data had come when so much of it was on the wire, int64[len(read_ends)]."""
+    """Return the length of a piece's data at each read, int64[len(read_ends)].
+
+    `read_ends` are the lengths on the wire.
+    """
     if not piece.wire_starts:
         return np.zeros(len(read_ends), np.int64)
     data_starts = np.array([*piece.data_starts, len(piece.data)], np.int64)
@@ -255,7 +269,7 @@ def _data_ends(piece: Dechunked, read_ends: Ints) -> Ints:
 
 
 def _concatenated(arrays: Sequence[Ints]) -> Ints:
-    """Return arrays one behind the other, without a copy where there is but one that is not empty."""
+    """Concatenate arrays, without a copy if only one is not empty."""
     full = [array for array in arrays if len(array)]
     return full[0] if len(full) == 1 else np.concatenate(full or [_NONE])
 
@@ -288,12 +302,12 @@ def head_of(known: Sequence[RequestPart]) -> bytes:
 
 
 def reads_in(part: RequestPart) -> int:
-    """Return how many reads a part is of, without unpacking it."""
+    """Return the number of reads of a part, without unpacking it."""
     return len(part.reads_ns) // 8 if part.packing == PLAIN else max(0, len(part.reads_ns) // 4 - 1)
 
 
 def joined(known: Sequence[RequestPart], least_bytes: int = _JOINED_BYTES) -> Iterator[Reads]:
-    """Give the reads of parts that follow one another, of so many bytes at a time or some more.
+    """Yield the reads of successive parts, joined to at least `least_bytes` at a time.
 
     Raises ValueError as `unpack` does.
     """

@@ -1,4 +1,6 @@
-"""Runs of events that differ in one text alone, as nearly all of a stream's do: read at once, not event by event.
+"""Runs of events that differ in one text alone: read at once, not event by event.
+
+Nearly all events of a stream are in such runs.
 
 A stream repeats an event's JSON around the text that is new. Where that frame is known from one event, splitting the
 body by it gives the texts of all that follow. What does not fit ends the run and is read like any other event, so that
@@ -31,7 +33,7 @@ _decode = msgspec.json.Decoder(list[str]).decode
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """An event's bytes before its text, from the field's name on, and behind it, with the blank line.
+    """The bytes of an event before and after its text. They begin with the field's name and end with the blank line.
 
     `at` is where the next event of the stream begins, which has the same frame.
     """
@@ -54,7 +56,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 
 
 def frame_of(stream: bytes, event: SseEvent) -> Frame | None:
-    """Return the frame of an event's text where the next event of the stream has the same, else None."""
+    """Return the frame of an event's text if the next event shares it, else None."""
     raw, at = event.data, event.end + 1
     line = _FIELD + raw + _BLANK
     if event.name or stream[at - len(line) : at] != line or (text := _TEXT.search(raw)) is None:

@@ -1,4 +1,4 @@
-"""A reply's body in segments that can be read one by one, so that no reply need be in memory as a whole."""
+"""Segments of a reply's body, read one by one. So no reply need be in memory as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_BODY = Dechunked(data=b"", data_starts=[0], wire_starts=[0])
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is read in one go: `data`, which begins at `begin` in the reply.
+    """A piece of data to read at once: `data`, which begins at `begin` in the reply.
 
     piece    what of the reply came new; of it the segment may leave the rest to the next one, and begin before it
     is_last  nothing follows
@@ -29,13 +29,14 @@ NOTHING = Segment(data=b"", begin=0, piece=NO_BODY, is_last=True)
 
 
 def plain(wire: bytes) -> Dechunked:
-    """Return a piece without chunk framing as what it is."""
+    """Wrap a piece that has no chunk framing."""
     return Dechunked(data=wire, data_starts=[0], wire_starts=[0])
 
 
 def unframing(head: Head) -> Callable[[bytes], Dechunked]:
-    """Return what takes the framing off the pieces of a body, in their order; it raises ProtocolError where that is
-    malformed. Raises ProtocolError on a coding that was not requested.
+    """Return a function that removes the framing from a body's pieces, in order.
+
+    It raises ProtocolError where the framing is malformed. Raises ProtocolError on a coding that was not requested.
     """
     encoding = head.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":

@@ -51,7 +51,7 @@ EMPTY = "the stream ended without any output"
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What the events of one reply have said so far; `texts` is the visible content of choice 0.
+    """The state of one reply's events so far; `texts` is the visible content of choice 0.
 
     streamed  false of a reply that came whole: its content has no times
     generated whether an event of generated output came, even one without content
@@ -102,7 +102,7 @@ class Seen:
     timings: ServerTimings | None = None
 
     def content(self, end: int, text: str, reasoning: str = "", *, tools: bool = False, choice: int = 0) -> None:
-        """Add an event whose data ends at `end`; one that brought nothing is generated output all the same."""
+        """Add an event; one without content is generated output too. Its data ends at `end`."""
         if not self.streamed:
             return
         number = self._output(choice, end, end)
@@ -199,7 +199,7 @@ class Seen:
 
     @property
     def failure(self) -> str:
-        """Return why the reply failed as `Reply.error`, "" where it did not, or goes on."""
+        """Return the reason for a failed reply as `Reply.error`, else "". It is "" too while the reply goes on."""
         if self.error or not self._has_ended:
             return self.error
         if self._is_aborted:
@@ -273,8 +273,9 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
 def reading(
     seen: Seen, form: Form, http_status: int, head: bytes, pieces: Iterable[tuple[bytes, Iterable[int]]]
 ) -> Iterator[bool]:
-    """Read a reply into `seen` from pieces of its body on the wire, each with the reads that it is of: its length after
-    each. Of a transport that delivers messages, each read is one.
+    """Read a reply into `seen` from pieces of its body on the wire.
+
+    Each piece comes with its reads: its length after each. Of a transport that delivers messages, each read is one.
 
     Pauses behind each event of a stream, False, and when all of `seen.segment` has been read, True. Ends where the
     framing is off, and where an event is too large.
@@ -387,7 +388,7 @@ def _take(seen: Seen, form: Form, event: SseEvent) -> None:
 
 
 def _kind(text: str, reasoning: str, *, tools: bool) -> str:
-    """Return what kind of content this is; "" when it is blank."""
+    """Return the kind of a content; "" when it is blank."""
     if not is_blank(text):
         return "content"
     if not is_blank(reasoning):

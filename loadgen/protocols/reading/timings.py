@@ -1,4 +1,4 @@
-"""Times and token counts that servers report of a request inside its reply, in one vocabulary.
+"""Times and token counts that servers report inside a reply, in one vocabulary. They are of the reply's own request.
 
 Only what a server states, or what follows from it by the server's own definition. What cannot be read is left out: a
 reply is not wrong because its extras are. Names and moments: docs/reference/protocols.md.
@@ -32,7 +32,7 @@ _Extra = TypeVar("_Extra", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """What the server reported of this very request inside its reply; NaN and -1 where it did not.
+    """The server's own timings of a request, from its reply; NaN and -1 if missing.
 
     source             which server reported them: vllm, llamacpp, sglang, dynamo, tgi, ollama, exo, websocket
     queue_ms           waiting before the engine began with the prompt
@@ -246,7 +246,10 @@ def _ms_between(begin_s: float | None, end_s: float | None) -> float:
 
 
 def _not_negative(time_ms: float) -> float:
-    """Return a time between stamps of two processes, 0 where they overlap by less than those are sure."""
+    """Return a time between stamps of two processes, 0 for a small overlap.
+
+    An overlap is small if it is within the uncertainty of the stamps; a greater one gives NaN.
+    """
     return max(time_ms, 0.0) if time_ms >= -_OVERLAP_MS else math.nan
 
 
@@ -285,7 +288,7 @@ def counts_of(usage: Any) -> Counts:
 
 
 def is_count(value: Any) -> bool:
-    """Tell whether a JSON value is a number of tokens; 20.0 is one."""
+    """Return whether a JSON value is a number of tokens; 20.0 is one."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 <= value <= _MOST_TOKENS and value == int(value)
 

@@ -1,4 +1,4 @@
-"""Token counts as a server states them, and what contradicts them: a usage is a witness, not the judge.
+"""Token counts stated by a server, and evidence against them. A usage is a witness, not the judge.
 
 A count is doubted, and then not used, where what came with it cannot be so. Bounds are wide, since tokens may show no
 text, gateways may cut chunks anew, and templates and gateways add to prompts.
@@ -23,7 +23,7 @@ _LEAST_STATEMENTS = 3
 
 
 class Contradictions(NamedTuple):
-    """What contradicts the counts of a reply, as `kind: numbers`; "" of a count that nothing contradicts.
+    """Evidence against the counts of a reply, as `kind: numbers`; "" where there is none.
 
     `total` takes no count away: hidden reasoning may stand in it alone.
     """
@@ -35,7 +35,10 @@ class Contradictions(NamedTuple):
 
 
 def contradictions(reply: Reply, asked: PlannedRequest, *, sent_bytes: int, received_bytes: int) -> Contradictions:
-    """Return what contradicts the usage of a whole reply; `sent_bytes` of its request's body, -1 where not known."""
+    """Return the evidence against the usage of a whole reply.
+
+    `sent_bytes` is the size of its request's body, -1 where not known.
+    """
     return Contradictions(
         output=reply.doubts.get("output_tokens") or _of_output(reply, asked.max_tokens, received_bytes),
         input=reply.doubts.get("input_tokens") or _of_input(reply, asked.input_tokens, sent_bytes),

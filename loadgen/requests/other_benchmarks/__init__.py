@@ -1,1 +1,1 @@
-"""The metrics of other benchmarks, by their own definitions, so that their numbers and ours can stand side by side."""
+"""The metrics of other benchmarks, by their own definitions. So their numbers and ours can stand side by side."""

@@ -51,7 +51,7 @@ class TotalIsSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Invariants(msgspec.Struct, frozen=True, kw_only=True):
-    """What must hold between the metrics of a request."""
+    """The invariants between the metrics of a request."""
 
     total_at_least_ttft: Annotated[TotalAtLeastTtft, doc("M3 >= M2, always.")]
     total_is_ttft_plus_generation: Annotated[TotalIsSum, doc("M3 = M2 + M5.")]
@@ -198,7 +198,9 @@ def asiai(ok: RequestLog, *, power_watts: float | Missing) -> Asiai:
 
 
 def invariants(columns: AsiaiColumns) -> Invariants:
-    """Return whether total >= ttft, always, and total = ttft + generation, of each request that has all three.
+    """Check the invariants: total >= ttft, always, and total = ttft + generation.
+
+    Each is checked for the requests that have its values.
 
     The second holds exactly by the client's clock; Ollama's total has its load time and other work besides, which
     `greatest_residual_ms` shows.

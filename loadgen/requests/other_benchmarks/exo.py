@@ -20,7 +20,7 @@ from rundir.stats import Statistics, describe
 
 
 class RateSources(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by what a rate of theirs is from."""
+    """Requests by the source of a rate."""
 
     server_rate: Annotated[Count, doc("The rate that the server reported.", "requests")]
     server_duration: Annotated[Count, doc("Tokens over the duration that the server reported.", "requests")]
@@ -28,7 +28,7 @@ class RateSources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExoSources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rates are from."""
+    """The sources of the rates."""
 
     prefill_tps: Annotated[RateSources, doc("of `prefill_tps`", "requests")]
     generation_tps: Annotated[RateSources, doc("of `generation_tps`", "requests")]
@@ -70,8 +70,9 @@ class Exo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prefill_tps(log: RequestLog) -> tuple[Floats, Floats]:
-    """Return prompt tokens per second of each request, float64[n], and its source, by position in RateSources; NaN if
-    missing.
+    """Return prompt tokens per second of each request, float64[n], and its source.
+
+    The source is a position in RateSources; NaN if missing.
     """
     tokens = counts(log.input_tokens)
     return _first_known(

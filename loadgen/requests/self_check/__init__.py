@@ -45,7 +45,7 @@ NOT_TRUSTED = "may have added more to latencies than its limits allow"
 
 
 class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The load generator's own error, and what stood around it: the clock, the network, the machine."""
+    """The load generator's own error, and its environment: clock, network and machine."""
 
     verdict: Annotated[str, doc("whether the load generator measured within its limits, in words")]
     trusted: Annotated[

@@ -20,7 +20,7 @@ LEAST_MS = 1.0
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the arrival process that was sent is from the one that was asked for."""
+    """The deviation of the sent arrival process from the requested one."""
 
     late_ms: Annotated[
         Spread, doc("How late requests left: from scheduled time to submission, without connecting and any cap.", "ms")
@@ -38,7 +38,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrivals(log: RequestLog) -> Arrivals:
-    """Return how late the requests of an open loop left."""
+    """Return the lateness of the requests of an open loop."""
     late = spread(known(_late_ms(log)), "nothing was submitted")
     due_ns = log.scheduled_ns[log.scheduled_ns >= 0]
     gap_ms = float(due_ns.max() - due_ns.min()) / 1e6 / (len(due_ns) - 1) if len(due_ns) > 1 else None
@@ -59,6 +59,9 @@ def arrivals(log: RequestLog) -> Arrivals:
 
 
 def _late_ms(log: RequestLog) -> Floats:
-    """Return how late each request was dispatched, and how long it took from then, or its connection, to leave."""
+    """Return each request's dispatch lateness plus the time it took to leave, ms.
+
+    That time counts from the dispatch, or from its connection.
+    """
     began_ns = np.maximum(log.dispatch_ns, log.connected_ns)
     return schedule_lateness_ms(log) + span_ms(began_ns, log.submit_ns)

@@ -1,4 +1,4 @@
-"""Why a load generator was late, by what is known, and what helps."""
+"""The likely cause of a load generator's lateness, and its remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOLEN = 0.02
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the load generator was late, and what helps."""
+    """The cause of the load generator's lateness, and its remedy."""
 
     kind: Annotated[
         Literal["worker", "steal", "machine", "unknown"],
@@ -31,7 +31,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cause(busiest_worker: float | None, machine: MachineLoad | None) -> Cause:
-    """Return the cause of lateness, from the busiest worker's share of a core and what used the machine meanwhile."""
+    """Return the cause of lateness.
+
+    It follows from the busiest worker's share of a core and the machine's load meanwhile.
+    """
     worker = 0.0 if busiest_worker is None else busiest_worker
     busy = machine.busy_ratio if machine is not None else None
     stolen = machine.steal_ratio if machine is not None else None

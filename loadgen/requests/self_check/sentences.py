@@ -11,19 +11,22 @@ _TIMES = 2  # medians: from there on a percentage is hard to read
 
 
 def excesses(error: StatedError) -> list[str]:
-    """Return for each metric whose error is over its limit by how much it may be wrong."""
+    """Return a sentence for each metric with an error over its limit. It states by how much the metric may be wrong."""
     return [_capitalised(f"{subject} may be wrong {extent}") for subject, extent in _exceeded(error)]
 
 
 def distrust(error: StatedError, cause: Cause) -> str:
-    """Return in a sentence each which metrics may be too wrong to use, by how much and why, and what helps."""
+    """Return the sentences on metrics that may be too wrong to use. They state by how much and why, and what helps."""
     (subject, extent), *others = _exceeded(error)
     extents = ", ".join([f"{subject} may be wrong {extent}", *(f"{other} {by}" for other, by in others)])
     return f"{_capitalised(extents)}: {cause.text}. {cause.cure}"
 
 
 def statement(error: StatedError) -> str:
-    """Return how far off each metric is at most whose error is within its limit; "" where none is."""
+    """Return a sentence on the error of each metric within its limit.
+
+    It states the most by which each may be off; "" if there are none.
+    """
     if error.ttft.p99 is None:
         return UNREPORTED
     within = [
@@ -45,7 +48,7 @@ def ms(value_ms: float) -> str:
 
 
 def _exceeded(error: StatedError) -> list[tuple[str, str]]:
-    """Return the metrics whose error is over its limit, each with its extent."""
+    """Return the metrics with an error over the limit, each with its extent."""
     return [
         (subject, f"by up to {_error(bound, whose, exactly=True)}")
         for subject, _, whose, bound in _metrics(error)
@@ -54,7 +57,7 @@ def _exceeded(error: StatedError) -> list[tuple[str, str]]:
 
 
 def _metrics(error: StatedError) -> tuple[tuple[str, str, str, ErrorBound], ...]:
-    """Return how sentences speak of each metric, and its error."""
+    """Return each metric's name and grammar for sentences, and its error."""
     return ("TTFT", "is", "its", error.ttft), ("gaps between chunks", "are", "their", error.itl)
 
 

@@ -1,4 +1,4 @@
-"""By how much a single reported latency may be off, and how much is too much."""
+"""The error of a single reported latency, and its limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LATER_TICKS = 6
 
 
 class ErrorParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an error is made of."""
+    """The parts of an error."""
 
     stamp: Annotated[float, doc("Uncertainty of two stamps.", "ms")]
     read: Annotated[float, doc("Reads that were stamped late, or together.", "ms")]
@@ -59,7 +59,7 @@ class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unusable(self) -> bool:
-        """Whether the bound is so large beside the metric that nothing can be decided by it."""
+        """Return whether the bound is too large beside the metric for any decision."""
         return self.exceeded and (self.p99 or 0.0) > UNUSABLE_RATIO * (self.median or 0.0)
 
 
@@ -71,7 +71,9 @@ class StatedError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
-    """Return by how much, in ms, 99 of 100 reported TTFT and ITL values are off at most, and what that is made of.
+    """Return bounds in ms on the error of TTFT and ITL, and their parts.
+
+    99 of 100 reported values are off by no more than the bound.
 
     stamp    of two stamps, STAMP_MS each
     read     stamps of ours: how late the loop came to its reads, of which its timer is a sample. The kernel's: nothing,
@@ -137,7 +139,9 @@ def _median(values: Floats) -> float | None:
 
 
 def _waited_ms(log: RequestLog, metrics: RequestMetrics, stats: Sequence[WorkerStat]) -> tuple[Floats, Floats]:
-    """Return by how much each TTFT and each gap may be off, ms, because chunks that came apart were read together.
+    """Return each TTFT's and each gap's possible error from joint reads, ms.
+
+    Chunks that came apart may have been read together.
 
     The kernel gives a read the stamp of the last bytes in it. Those before them came after the stamp before, so neither
     the time that led to such a read nor the gaps of 0 in it are off by more than the time that led to it; nor by more
@@ -164,7 +168,7 @@ def _waited_ms(log: RequestLog, metrics: RequestMetrics, stats: Sequence[WorkerS
 
 
 def _away_ms(read_ns: Ints, worker: Ints, stats: Sequence[WorkerStat]) -> Floats:
-    """Return for reads the longest for which their worker's loop was seen not to look about then, ms.
+    """Return the longest absence of each read's worker loop around the read, ms.
 
     Seen by its timer and by other reads, in the tick that covers the read and the next ones; of a worker without a
     tick, by all.

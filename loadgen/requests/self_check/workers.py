@@ -1,4 +1,4 @@
-"""What load workers reported of themselves: how late they were, and what they used."""
+"""Reports of load workers on themselves: lateness and use of resources."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CpuRatio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spread(values: Floats, why_empty: str) -> Spread:
-    """Return how late something was, from its values in ms."""
+    """Return the spread of a lateness, from its values in ms."""
     if not len(values):
         return absent(why_empty)
     p50, p99 = np.quantile(values, [0.5, 0.99])
@@ -50,17 +50,20 @@ def spread(values: Floats, why_empty: str) -> Spread:
 
 
 def absent(reason: str) -> Spread:
-    """Return that nothing was measured, and why."""
+    """Return a spread without values, with the reason."""
     return Spread(p50=None, p99=None, max=None, missing=reason)
 
 
 def loop_delays_ms(stats: Sequence[WorkerStat]) -> Floats:
-    """Return how late the workers' timers fired, ms, one value a tick."""
+    """Return the lateness of the workers' timers, ms, one value a tick."""
     return np.array([stat.loop_delay_ns for stat in stats], dtype=np.float64) / 1e6
 
 
 def read_lateness(stats: Sequence[WorkerStat]) -> Spread:
-    """Return how long bytes lay in the kernel before they were read, of all workers between first and last tick."""
+    """Return the time that bytes lay in the kernel before they were read.
+
+    It is of all workers between first and last tick.
+    """
     counts, most_ns = read_counts(stats)
     total = sum(counts)
     if not total:
@@ -70,8 +73,9 @@ def read_lateness(stats: Sequence[WorkerStat]) -> Spread:
 
 
 def read_counts(stats: Sequence[WorkerStat]) -> tuple[list[int], int]:
-    """Return the histogram of read lateness between the first and the last tick of all workers, and a bound on its
-    largest.
+    """Return the histogram of read lateness, and a bound on its largest value.
+
+    It is of all workers, between the first and the last tick.
 
     Workers count from their start on, so what they had counted at the first tick is taken off; with one tick nothing
     is, and their warm-up is in it.
@@ -86,7 +90,7 @@ def read_counts(stats: Sequence[WorkerStat]) -> tuple[list[int], int]:
 
 
 def counted_between(before: Sequence[int], tick: WorkerStat) -> tuple[list[int], float]:
-    """Return the histogram that a worker has counted since it had `before`, and a bound on its largest, ns."""
+    """Return a worker's histogram since `before`, and a bound on its largest value, ns."""
     after = tick.read_late_counts
     before = before or (0,) * len(after)
     new = [late - early for late, early in zip(after, before, strict=True)]
@@ -105,7 +109,10 @@ def cpu_ratio(stats: Sequence[WorkerStat]) -> CpuRatio:
 
 
 def gc_pauses(stats: Sequence[WorkerStat]) -> GcPauses:
-    """Return, since the workers started, the longest pause, and all pauses of the worker that paused most, together."""
+    """Return the longest pause and the greatest total of pauses of a worker.
+
+    Both count since the workers started; the total is of the worker that paused most.
+    """
     last = [stat for stat in last_ticks(stats) if stat.gc_pause_max_ns >= 0]
     if not last:
         return GcPauses(max=None, total=None, missing="no worker reported")
@@ -115,7 +122,7 @@ def gc_pauses(stats: Sequence[WorkerStat]) -> GcPauses:
 
 
 def kernel_stamped(stats: Sequence[WorkerStat]) -> bool | None:
-    """Tell whether the reads of all workers bear the kernel's stamps; None where no worker reported."""
+    """Return whether all workers' reads bear the kernel's stamps; None without a report."""
     return all(stat.kernel_stamps for stat in last_ticks(stats)) if stats else None
 
 

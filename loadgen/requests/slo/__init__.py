@@ -57,7 +57,10 @@ _THROUGHPUT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Which requests met all objectives, bool[n], and of which that is not known, bool[n] (they count as not met)."""
+    """Masks of the requests that met all objectives, and of the undetermined ones.
+
+    Both are bool[n]; undetermined requests count as not met.
+    """
 
     met: Bools
     unknown: Bools
@@ -65,8 +68,9 @@ class Goodput:
 
 @dataclass(slots=True)
 class _Sample:
-    """What requests have of a latency that is bound: the values, how many requests they are of, and how many requests
-    count as infinite.
+    """A sample of a bound latency: its values and the numbers of requests.
+
+    `valued` requests have values; `lost` requests count as infinite.
     """
 
     values_ms: array[float] = field(default_factory=lambda: array("d"))
@@ -108,7 +112,7 @@ class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return what is bound, as `--slo` writes it: `ttft_p99`, `error_rate`."""
+        """Return the name of the bounded metric, as `--slo` writes it: `ttft_p99`, `error_rate`."""
         return subject_of(self.metric, self.statistic)
 
 
@@ -125,7 +129,9 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def goodput(slo: Slo, log: RequestLog, metrics: RequestMetrics) -> Goodput:
-    """Return which requests of a log met all objectives of latencies; `metrics` are those of the same log.
+    """Return masks of the requests that met all latency objectives, and of undetermined ones.
+
+    `metrics` are those of the same log.
 
     - status other than ok: not met
     - one token, or one chunk: there is no interval that could be too long, tpot or itl is met
@@ -148,7 +154,7 @@ def slo_result(
     *,
     stopped: bool = False,
 ) -> SloResult:
-    """Return whether a run met each objective, and how many of its requests met all of them.
+    """Judge a run by each objective, and count the requests that met all.
 
     log       all requests of the measured phase; `metrics` are theirs, whatever became of them
     rates     those of `throughput`, by name
@@ -163,7 +169,9 @@ def slo_result(
 
 @dataclass(slots=True)
 class SloTally:
-    """What the objectives need of the requests of a phase, added up batch by batch: no batch is kept.
+    """Running totals that the objectives need of a phase's requests.
+
+    They are added up batch by batch: no batch is kept.
 
     `stopped` as for `slo_result`. `good` requests met every objective of a latency, of `undetermined` ones that ended
     ok that is not known.
@@ -199,7 +207,7 @@ class SloTally:
             sample.values_ms.frombytes(known(values_ms).tobytes())
 
     def result(self, rates: Mapping[str, float | Missing]) -> SloResult:
-        """Return whether the requests so far met each objective; `rates` as for `slo_result`."""
+        """Judge the requests so far by each objective; `rates` as for `slo_result`."""
         results = [
             self._of_latency(objective) if objective.of_latency else self._of_run(objective, rates)
             for objective in self.slo.objectives
@@ -270,7 +278,10 @@ class SloTally:
 
 
 def _overdue(objective: Objective, log: RequestLog) -> Bools:
-    """Return which requests had waited for longer than the bound when the run was stopped, bool[n]."""
+    """Return a mask of requests overdue when the run was stopped, bool[n].
+
+    They had waited for longer than the bound.
+    """
     if objective.metric == "ttft":
         waited_ms = span_ms(log.submit_ns, np.where(log.first_token_ns >= 0, log.first_token_ns, log.end_ns))
     elif objective.metric == "e2e":
@@ -281,7 +292,7 @@ def _overdue(objective: Objective, log: RequestLog) -> Bools:
 
 
 def _value_ms(objective: Objective, sample: Floats, infinite: int) -> float | None:
-    """Return a statistic of a sample and so many infinite values more; None where there are neither."""
+    """Return a statistic of a sample and `infinite` further infinite values. None where there are neither."""
     if not len(sample) and not infinite:
         return None
     if objective.quantile is None:
@@ -295,7 +306,10 @@ def _value_ms(objective: Objective, sample: Floats, infinite: int) -> float | No
 
 
 def _of_request(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> tuple[Floats, Bools]:
-    """Return what an objective bounds of each request, float64[n], and where there is nothing to bound, bool[n]."""
+    """Return each request's bounded value, float64[n], and a mask of vacuous ones, bool[n].
+
+    A vacuous request has nothing to bound.
+    """
     if objective.metric == "itl":
         values = metrics.max_pause_ms if objective.statistic in (EVERY, "max") else metrics.itl_mean_ms
         return values, np.isnan(values) & (np.diff(log.chunk_start) > 0) & (log.first_token_ns >= 0) & ~in_one_read(log)

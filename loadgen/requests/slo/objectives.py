@@ -33,7 +33,7 @@ WHOLE_RUN = "run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunMetric:
-    """A metric that a run has one of, and an objective of it as an example."""
+    """A metric with one value per run, with an example of its objective."""
 
     unit: Unit
     from_below: bool
@@ -80,7 +80,7 @@ class Objective:
         return self.statistic != WHOLE_RUN
 
     def holds(self, value: float) -> bool:
-        """Tell whether a value keeps the bound; NaN does not."""
+        """Return whether a value keeps the bound; NaN does not."""
         if self.inclusive and value == self.bound:
             return True
         return value > self.bound if self.from_below else value < self.bound
@@ -88,7 +88,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What `--slo` asks for."""
+    """The service level objectives of `--slo`."""
 
     text: str
     objectives: tuple[Objective, ...]
@@ -197,7 +197,7 @@ def _of_run(term: str, name: str, sign: str, number: str, unit: str) -> Objectiv
 
 
 def _number(text: str) -> float:
-    """Return a number, NaN for what is none."""
+    """Parse a number, NaN for any other text."""
     try:
         return float(text)
     except ValueError:
@@ -205,7 +205,7 @@ def _number(text: str) -> float:
 
 
 def subject_of(metric: str, statistic: str) -> str:
-    """Return what an objective bounds, as it is written."""
+    """Return the name of an objective's subject, as it is written."""
     return metric if statistic in (EVERY, WHOLE_RUN) else f"{metric}_{statistic}"
 
 
