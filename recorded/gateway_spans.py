@@ -215,8 +215,6 @@ def note_body(bodies: dict[bytes, int], received: ReceivedSpan) -> bool:
     """Record the start of a reply's earliest part; return whether the span is a part.
 
     It is kept by the id of the span that served the reply.
-
-    It is kept by the id of the span that served the reply.
     """
     if not sends_body(received.span):
         return False

@@ -2,9 +2,6 @@
 
 A run that ends lists its logs and their ends in the manifest. A writer that is killed leaves no end: it is then unknown
 whether the file holds all that it had written.
-
-A run that ends lists its logs and their ends in the manifest. A writer that is killed leaves no end: nothing tells
-then whether what is there is all that it had written.
 """
 
 from __future__ import annotations

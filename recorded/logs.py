@@ -182,8 +182,6 @@ class RunLogs:
         """Return the counts stated by a run that ended by itself, and its unsent requests.
 
         Unsent requests were planned and not sent.
-
-        Unsent requests were planned and not sent.
         """
         if manifest.get("status") not in ("complete", "interrupted"):
             return [], msgspec.UNSET

@@ -68,8 +68,6 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Paths of PEM files, "" for none.
 
-    Paths of PEM files, "" for none.
-
     cert, key  our certificate and its key: the port speaks TLS
     ca         the authority of the clients' certificates, which are asked for
     """
