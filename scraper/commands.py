@@ -1,5 +1,6 @@
-"""What the conductor sends to the processes that scrape and receive spans, one JSON line each: a specification first,
-then commands.
+"""Commands from the conductor to the processes that scrape and receive spans.
+
+One JSON line each: a specification first, then commands.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class LogSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Spec(LogSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to scrape, and into which logs.
+    """Specification of a scraper: its targets and its logs.
 
     targets        resolved URLs; one that is listed twice is scraped once
     interval_s     seconds between scrapes of a target
@@ -62,7 +63,7 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="se
 
 
 class SettleSpans(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle", forbid_unknown_fields=True):
-    """Whose spans to wait for: those of the requests of these traces (hex ids).
+    """Command to wait for the spans of the requests of these traces (hex ids).
 
     They are waited for SETTLE_S at most; where none has ever come, for `first_span_s` at most, which is how long the
     first one may still be on its way.
@@ -73,7 +74,7 @@ class SettleSpans(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", ta
 
 
 class SetTargets(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="scrape", forbid_unknown_fields=True):
-    """What to scrape from now on, as in Spec."""
+    """Command to replace the targets, with fields as in Spec."""
 
     targets: list[str]
     interval_s: Annotated[float, msgspec.Meta(ge=MIN_INTERVAL_S, le=MAX_INTERVAL_S)]

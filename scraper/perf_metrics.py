@@ -123,18 +123,18 @@ def record_of(scrape: Scrape) -> ReplyRecord:
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[ReplyRecord]:
-    """Give the replies of a log, but for what is damaged. Raises msgspec.DecodeError as `decode` does."""
+    """Yield the undamaged replies of a log. Raises msgspec.DecodeError as `decode` does."""
     yield from map(decode, read_frames(path))
 
 
 def decode(payload: bytes) -> ReplyRecord:
-    """Return what one payload of the log says. Raises msgspec.DecodeError on what `TimingLog` has not written."""
+    """Return the record of one payload of the log. Raises msgspec.DecodeError on what `TimingLog` has not written."""
     return _record.decode(payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyClock:
-    """What to add to a steady clock for ours, and by how much that may be off, ns."""
+    """Offset from a steady clock to ours, and its largest error, ns."""
 
     offset_ns: int
     error_ns: int
@@ -142,7 +142,7 @@ class SteadyClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Columns of n requests that an engine reported, from any client, in the order they were read.
+    """Columns of n requests reported by an engine, in the order read, from any client.
 
     url                                  of the page, masked
     arrival_ns, first_token_ns, last_token_ns  int64 ns Unix by our clock, each off by up to error_ns; arrival is that
@@ -175,7 +175,7 @@ class Timings:
 
 
 def timings(records: Iterable[ReplyRecord]) -> Timings:
-    """Read what a log of timings holds.
+    """Return the timings in a log's records.
 
     - a page whose clock is not known: its records are refused, since nothing joins them to requests
     - a record of disaggregated serving, or one that was never scheduled or has no token: refused

@@ -68,7 +68,7 @@ class Engine:
 
 
 def detect(series: Iterable[Series]) -> Engine | None:
-    """Recognise an engine by a canonical metric of its own among the series of a page; none if there is none.
+    """Return the engine of a page, by a canonical metric of its own, else None.
 
     - Its name's prefix alone would not do: an engine's sidecars use it too.
     - A Dynamo worker's page holds its engine's metrics: it is of that engine, and Dynamo's only where it holds none.
@@ -87,14 +87,17 @@ def detect(series: Iterable[Series]) -> Engine | None:
 
 
 def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSource | Missing]:
-    """Return for each of `QUANTITIES` which columns of a page (or matrix) provide it, or why none does."""
+    """Return the source of each of `QUANTITIES`, or why it is missing.
+
+    A source is the columns of a page (or matrix) that provide it.
+    """
     known = catalogue(engine)
     page = PageNames(series, known)
     return {name: _source(known.quantities[name], page) for name in QUANTITIES}
 
 
 def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSource | Missing]]]) -> Engine | None:
-    """Return the engine that a run is of, by the engines of its pages and what each page shows of `QUANTITIES`.
+    """Return the engine of a run, by its pages' engines and their `QUANTITIES`.
 
     It is the first that shows queue times, else the first that shows how many requests wait, else the first. A frontend
     comes after all engines: Dynamo's shows how many wait too, those being prefilled included.

@@ -53,7 +53,7 @@ class PageNames:
             self.groups.setdefault(family, []).append(group)
 
     def find(self, entry: Entry, quantity: Quantity) -> CanonicalSource | None:
-        """Return where this page has a quantity by an entry, None where the page does not show all of it."""
+        """Return the source of a quantity on this page by an entry, None if incomplete."""
         if entry.beside and entry.beside not in self.exposed:
             return None
         replaced: dict[str, Any] = dict(entry.replaces)
@@ -88,7 +88,7 @@ class PageNames:
         return tuple(_counted_once(groups, lambda group: group.labels, self.known))
 
     def _differences(self, entry: Entry) -> tuple[HistogramColumns, ...]:
-        """Return the first histogram without buckets, for label sets of which the second has a sum as well."""
+        """Return the first histogram without buckets, for label sets with a sum in the second."""
         others = {group.labels: group.sum for group in self._histograms(entry, 1)}
         return tuple(
             replace(group, bounds=(), le=(), buckets=(), less=others[group.labels])
@@ -115,7 +115,7 @@ class PageNames:
 
 
 def _typed(series: tuple[Series, ...]) -> tuple[Series, ...]:
-    """Give the histograms of a page their type where its TYPE lines name other names than its samples do.
+    """Set the type of histograms with TYPE lines under other names than their samples.
 
     vLLM's `/metrics/` says `vllm:x` in the one and `vllm_x` in the other.
     """
@@ -153,7 +153,7 @@ def _keeps(labels: LabelSet, where: Labels, where_not: Labels) -> bool:
 
 
 def _counted_once(items: Sequence[Item], labels_of: Callable[[Item], LabelSet], known: Names) -> list[Item]:
-    """Leave out label sets of which another one already holds the observations: see `Names`."""
+    """Return the items without label sets that repeat another's observations: see `Names`."""
     if len(items) < 2 or not (known.ranks or known.totals):
         return list(items)
     counted = list(items)

@@ -56,7 +56,7 @@ class Entry:
     replaces: tuple[tuple[str, str], ...]
 
     def text(self, exposed: dict[str, str] | None = None) -> str:
-        """Return the entry as a formula, with the names as a page exposes them where they are given."""
+        """Return the entry as a formula, with the page's own names where `exposed` has them."""
         shown = [
             (exposed or {}).get(name, name) + _selector(where, self.where_not)
             for name, where in zip(self.names, self.where, strict=True)
@@ -84,8 +84,9 @@ class Quantity:
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A way in which an engine tells the times of single requests, and what switches it on; not that of a version whose
-    text holds `not_of`.
+    """A way in which an engine reports single requests' times, and its switch.
+
+    It does not apply to a version with `not_of` in its text.
     """
 
     name: str
@@ -95,8 +96,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells a span: its name, how the name of its scope begins, its kind, attributes it has, attributes with their
-    values. Empty says nothing of it; all that is said must hold.
+    """Conditions that identify a span; an empty field sets none, and all set must hold.
+
+    They are the span's name, the beginning of its scope's name, its kind, attributes it has, attributes with their
+    values.
     """
 
     name: str = ""
@@ -142,7 +145,7 @@ class Spans(msgspec.Struct, frozen=True, kw_only=True):
     times: dict[str, tuple[SpanTime, ...]] = {}
 
     def request_of_step(self, text: str) -> str:
-        """Return the id of the request whose step has this id, "" where it is not of a step."""
+        """Return the request's id from a step's id, "" if it is not a step's."""
         match = _steps(self.step_id).fullmatch(text) if self.step_id else None
         return match["request"] if match else ""
 
@@ -154,7 +157,7 @@ def _steps(form: str) -> re.Pattern[str]:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's options that bound how many requests run at once, and how much memory its KV cache has."""
+    """The engine's options that bound its running requests and its KV cache's memory."""
 
     running: str = ""
     kv_cache: str = ""
@@ -183,7 +186,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Catalogue(Names, frozen=True, kw_only=True):
-    """What is known of one engine.
+    """The catalogue entry of one engine.
 
     - `order`: a page or a span is tried for engines of a lower one first.
     - `shared` are names that servers of other engines show as well.
@@ -240,7 +243,9 @@ def engine_names() -> tuple[str, ...]:
 
 
 def metrics_paths() -> tuple[str, ...]:
-    """Return the paths of the engines' metrics pages in the order in which an unknown server is asked for them.
+    """Return the paths of the engines' metrics pages, in the order of trial.
+
+    It is the order in which an unknown server is asked for them.
 
     The longest first: `/metrics` of trtllm-serve hands out its iterations once, to its first reader.
     """
@@ -255,7 +260,7 @@ def version_paths() -> tuple[str, ...]:
 
 
 def catalogue(engine: str) -> Catalogue:
-    """Return what an engine's YAML says. Raises ValueError for one not in `engine_names`."""
+    """Return the catalogue entry of an engine, from its YAML. Raises ValueError for one not in `engine_names`."""
     if engine not in engine_names():
         raise ValueError(f"no engine {engine}; known: {', '.join(engine_names())}")
     return _read(engine)
@@ -267,7 +272,7 @@ def _read(engine: str) -> Catalogue:
 
 
 def names_in(package: str) -> list[str]:
-    """Return what the YAML files in a package are of."""
+    """Return the names of the YAML files in a package, without their suffix."""
     files = (path.name for path in resources.files(package).iterdir())
     return [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
 
@@ -275,7 +280,7 @@ def names_in(package: str) -> list[str]:
 def read_yaml(
     package: str, name: str, kind: type[Known], common: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> Known:
-    """Return what a YAML file in a package says, as its Struct; `common` is what holds of a quantity in all files."""
+    """Return a YAML file of a package as its Struct. `common` is what holds of a quantity in all files."""
     import yaml  # noqa: PLC0415  15 ms, before a run may begin
 
     text = resources.files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
@@ -292,8 +297,10 @@ def read_yaml(
 
 @cache
 def own_names(engine: str) -> dict[str, str]:
-    """Return the names by which an engine is recognised, each with the kind of page that it is of (empty: its usual
-    one): every name in an entry of its quantities but those that other servers show too.
+    """Return the names that identify an engine, each with its kind of page.
+
+    The kind is empty for the usual page. The names are all those in an entry of its quantities but those that other
+    servers show too.
     """
     known = catalogue(engine)
     entries = [entry for quantity in known.quantities.values() for entry in quantity.metrics]

@@ -40,7 +40,7 @@ _SUFFIXES = {
 
 @dataclass(slots=True)
 class Declarations:
-    """What a page's HELP and TYPE lines say, by metric name."""
+    """The contents of a page's HELP and TYPE lines, by metric name."""
 
     types: dict[str, str] = field(default_factory=dict)
     helps: dict[str, str] = field(default_factory=dict)
@@ -112,12 +112,12 @@ def _declared_as(name: str, declared: Declarations) -> tuple[str, str, str] | No
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a text is a metric's name that needs no quotes."""
+    """Return whether a text is a metric's name that needs no quotes."""
     return _NAME_RE.fullmatch(text) is not None
 
 
 def split_sample(line: str) -> tuple[str, str, int, str]:
-    """Split a sample line into its name, its labels with their braces, where its number begins, and the number's text.
+    """Return a sample line's name, labels with braces, offset of its number, and number's text.
 
     The name is empty where it stands among the labels, as in text 1.0.0. Raises `ValueError` where it is not a sample.
     """
@@ -135,7 +135,7 @@ def split_sample(line: str) -> tuple[str, str, int, str]:
 
 
 def number_of(tail: str) -> float:
-    """Read what follows a series text: a number, and perhaps a time stamp and an exemplar. Raises `ValueError`."""
+    """Return the number after a series text. A time stamp and an exemplar may follow it. Raises `ValueError`."""
     match = _TAIL_RE.fullmatch(tail.rstrip("\r"))
     if not match:
         raise ValueError(UNREADABLE)
@@ -153,7 +153,9 @@ def number(text: str) -> float:
 
 
 def plain_labels(text: str, shapes: dict[str, tuple[str, ...] | None]) -> Labels | None:
-    """Read labels with their braces where no string has an escape and no name is quoted; None where that is not so.
+    """Return labels read from their braces, None if any needs unescaping or unquoting.
+
+    They are read where no string has an escape and no name is quoted.
 
     `shapes` remembers the names by what stands between the strings; a page has far fewer shapes than label texts.
     """

@@ -41,7 +41,10 @@ class Page:
 
 
 class MalformedPage(ValueError):
-    """A page that is broken or cut off, at a line (from 1) and a byte (from 0: where it starts, or the page ends)."""
+    """A page that is broken or cut off, with the place of the fault.
+
+    That is a line (from 1) and a byte (from 0: where the line starts, or the page ends).
+    """
 
     def __init__(self, reason: str, *, line: int, byte: int) -> None:
         super().__init__(f"{reason} (line {line}, byte {byte})")

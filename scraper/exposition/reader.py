@@ -100,7 +100,10 @@ def _layout(read: Lines, *, openmetrics: bool, characters: int) -> _Layout:
 
 
 def _fill(layout: _Layout, lines: list[str]) -> bool:
-    """Take over the numbers of a page with as many lines, if it is of this layout and each number can be read."""
+    """Update a layout's numbers from a page, and return whether the page fits it.
+
+    It fits if it has as many lines, is of this layout, and each number can be read.
+    """
     changed = list(compress(range(len(lines)), map(ne, lines, layout.lines)))
     new = [lines[index] for index in changed]
     heads = [layout.heads[index] for index in changed]

@@ -1,6 +1,7 @@
-"""A page of Prometheus text (0.0.4, 1.0.0) or OpenMetrics text, read into a tuple of series and an array of values.
+"""Parser of Prometheus text (0.0.4, 1.0.0) and OpenMetrics pages.
 
-What one line may look like is left to `grammar`; pages of one target that follow each other, to `reader`.
+A page is read into a tuple of series and an array of values. The grammar of one line is left to `grammar`; pages of one
+target that follow each other, to `reader`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def read_lines(text: str, *, openmetrics: bool) -> Lines:
 
 
 class _Known:
-    """What the lines of one page read so far have in common, by their texts."""
+    """Names and labels of the lines of one page read so far, by their texts."""
 
     def __init__(self, declared: grammar.Declarations) -> None:
         self.declared = declared
@@ -102,7 +103,9 @@ class _Known:
         self.shapes: dict[str, tuple[str, ...] | None] = {}
 
     def learn(self, line: str, name: str, text: str, tail: str) -> tuple[str, str, str, str] | None:
-        """Read a line whose name or labels are new: its name, the key of its labels, its head and its number.
+        """Return a new line's name, the key of its labels, its head and its number.
+
+        New are its name or its labels.
 
         `name`, `text` (the labels) and `tail` are what the last space and the first brace divide the line into,
         mostly right. None where the line is blank or an indented comment. Raises `ValueError` where it is not a sample.
@@ -127,7 +130,7 @@ class _Known:
         return name, text, head, number
 
     def check_le(self, text: str) -> None:
-        """Refuse the labels of a bucket whose bound cannot be read."""
+        """Raise ValueError for a bucket's labels with an unreadable bound."""
         if math.isnan(bound(self.labels[text])):
             raise ValueError("a histogram's bucket without a readable le")
         self.with_le.add(text)
@@ -220,7 +223,10 @@ def _check_after_end(lines: list[str]) -> None:
 
 
 def _cut_histogram(series: tuple[Series, ...]) -> str:
-    """Say what the last histogram lacks, if a page that ends in one lacks anything: only a cut leaves that behind."""
+    """Return the missing parts of a page's last histogram as a message, "" if complete.
+
+    The page ends in that histogram; only a cut leaves that behind.
+    """
     if not series or series[-1].type != "histogram":
         return ""
     last = series[-1]

@@ -1,4 +1,4 @@
-"""What the pages and spans of gateways say, one YAML a gateway; and which gateway a page is of.
+"""Catalogue of gateways' pages and spans, one YAML each; recognition of a page's gateway.
 
 A gateway without a file is recognised all the same (`recorded.gateway_spans`): a file adds what no convention says.
 """
@@ -42,13 +42,16 @@ UNITS_S = {"seconds": 1.0, "milliseconds": 1e-3}
 
 
 class FirstOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The attribute of a gateway's own span that states the time to its first output, a number or a text."""
+    """The attribute of a gateway's own span with the time to its first output.
+
+    It is a number or a text.
+    """
 
     attribute: str
     unit: Literal["seconds", "milliseconds"]
 
     def seconds(self, stated: str | float | None) -> float | None:
-        """Return the time that is stated, None where none is."""
+        """Return the stated time in seconds, None if it is missing or not a number."""
         try:
             return None if stated is None else float(stated) * UNITS_S[self.unit]
         except ValueError:
@@ -56,9 +59,10 @@ class FirstOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spans(msgspec.Struct, frozen=True, kw_only=True):
-    """Which spans are a gateway's own (`serving` the request) and which its call of the next server, where kinds and
-    attributes do not say so by convention. `any_service`: those of a sidecar, which bears the service
-    name of the client or the engine that it stands beside.
+    """Conditions for a gateway's own spans and for its calls of the next server.
+
+    Its own are those `serving` the request. They are for gateways that kinds and attributes do not show by convention.
+    `any_service`: those of a sidecar, which bears the service name of the client or the engine that it stands beside.
     """
 
     serving: tuple[SpanMatch, ...] = msgspec.field(name="own")
@@ -76,7 +80,7 @@ class NotTtft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that make a gateway send spans, pass on the trace and show its page, and `where` they go."""
+    """The settings for a gateway's spans, trace context and page, and `where` they go."""
 
     where: str
     language: str
@@ -84,7 +88,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the gateway so configured and its page are, and which options `doctor` and `run` need (the page alone)."""
+    """URLs of a gateway so configured and its page, with options of `doctor` and `run`.
+
+    `page_options` are those for the page alone.
+    """
 
     url: str
     page: str
@@ -93,7 +100,9 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Switches(msgspec.Struct, frozen=True, kw_only=True):
-    """The setting that mends what is missing: "" where there is none, or where no gateway's is special.
+    """Settings that supply something missing.
+
+    "" where there is none, or where no gateway's is special.
 
     trace         the trace header does not reach the engine
     spans         no span of its own comes
@@ -108,7 +117,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
-    """How what a file says is known: seen live, in a recording, or in the source and documentation alone."""
+    """The evidence for a file's statements: a live gateway, a recording, or source and documentation alone."""
 
     page: Seen
     spans: Seen
@@ -116,14 +125,17 @@ class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """What `recent_queue_time` is: an exponential mean over so many requests, rounded up to a multiple of `step_s`."""
+    """Parameters of `recent_queue_time`: an exponential mean over `requests` requests.
+
+    It is rounded up to a multiple of `step_s`.
+    """
 
     requests: int
     step_s: float
 
 
 class Gateway(Names, frozen=True, kw_only=True):
-    """What is known of one gateway.
+    """The catalogue entry of one gateway.
 
     - `order`: a page or a span is tried for gateways of a lower one first.
     - `signs` are names by which its page is recognised too, such as those of an idle one.
@@ -159,7 +171,7 @@ class Gateway(Names, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recognised:
-    """The gateway that a page or a reply is of, and the metric or header that says so."""
+    """The gateway of a page or a reply, and the metric or header identifying it."""
 
     name: str
     detected_by: str
@@ -173,19 +185,24 @@ def gateway_names() -> tuple[str, ...]:
 
 @cache
 def gateway(name: str) -> Gateway:
-    """Return what a gateway's YAML says."""
+    """Return the catalogue entry of a gateway, from its YAML."""
     return read_yaml("scraper.gateways", name, Gateway, QUANTITIES)
 
 
 def can_state_more(name: str | None) -> bool:
-    """Tell whether those who run a gateway can make its spans state more: one of their own, with or without a framework
-    (no name, or a generic one), not a program of others.
+    """Return whether a gateway's operators can make its spans state more.
+
+    They can with a gateway of their own, with or without a framework (no name, or a generic one), not with a program of
+    others.
     """
     return not name or gateway(name).generic
 
 
 def detect(series: Iterable[Series], *, beside_engine: bool = False) -> Recognised | None:
-    """Recognise a gateway by a metric of its own among the series of a page, of which an engine may be as well."""
+    """Return the gateway of a page by a metric of its own, else None.
+
+    With `beside_engine` the page is an engine's as well, and generic gateways are passed over.
+    """
     shown = dict.fromkeys(name for labelled in series for name in (labelled.family, labelled.name))
     for name in gateway_names():
         known = gateway(name)
@@ -199,7 +216,7 @@ def detect(series: Iterable[Series], *, beside_engine: bool = False) -> Recognis
 
 
 def detect_reply(headers: Mapping[str, str]) -> Recognised | None:
-    """Recognise a gateway by the headers of a reply, whose names are in lower case."""
+    """Return the gateway of a reply by its headers, else None. Names of headers are in lower case."""
     for name in gateway_names():
         for sign in gateway(name).reply_headers:
             header, _, begin = sign.partition(":")
@@ -209,7 +226,10 @@ def detect_reply(headers: Mapping[str, str]) -> Recognised | None:
 
 
 def canonical(series: tuple[Series, ...], name: str) -> dict[str, CanonicalSource | Missing]:
-    """Return for each of `QUANTITIES` which columns of a gateway's page (or matrix) provide it, or why none does."""
+    """Return the source of each of `QUANTITIES`, or why it is missing.
+
+    A source is the columns of a gateway's page (or matrix) that provide it.
+    """
     known = gateway(name)
     page = PageNames(series, known)
     return {quantity: _source(known, page, quantity) for quantity in QUANTITIES}

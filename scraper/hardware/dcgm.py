@@ -67,7 +67,7 @@ def _gpu(device: str, name: str, columns: Mapping[str, Sequence[int]], at_ns: In
 
 
 def _known(metric: str, columns: Sequence[int], values: Floats) -> Floats:
-    """Return a quantity [T] from the first of its columns that has a number at each scrape."""
+    """Return a quantity [T], at each scrape from its first column with a number."""
     quantity = np.full(len(values), np.nan)
     for column in columns:
         exposed = values[:, column]

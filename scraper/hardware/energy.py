@@ -1,4 +1,4 @@
-"""Energy over a measured window, from power samples or energy counters, and what a token cost.
+"""Energy over a measured window, from power samples or energy counters, and per token.
 
 Between two readings the energy is the counter's difference where the device has a counter, else the trapezoid under
 the line between the two powers (the trapezoidal rule); at the window's edges the part of it that lies inside. Where
@@ -24,7 +24,7 @@ GAP_INTERVALS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What one device used in the `covered_s` seconds of a window that its readings cover.
+    """Energy of one device in the `covered_s` seconds of a window with readings.
 
     `peak_power_w`: the highest power read in the window; of a device with a counter alone, the highest mean between two
     of its readings. `gaps` and `gap_s`: pieces of the window between readings too far apart, and their length.
@@ -44,7 +44,7 @@ class Energy:
 
 
 def energy(samples: DeviceSamples, window: Window) -> Energy | Missing:
-    """Return what a device used in the window: by its counter if it has one that moves, else by its power."""
+    """Return a device's energy in the window, by its moving counter, else by its power."""
     by_counter = counter_energy(
         samples.at_ns,
         samples.energy_j,
@@ -61,7 +61,9 @@ def energy(samples: DeviceSamples, window: Window) -> Energy | Missing:
 
 
 def trapezoid_energy(at_ns: Ints, power_w: Floats, window: Window, *, interval_s: float) -> Energy | Missing:
-    """Integrate power [T] in W, read at int64[T] ns, over the window by the trapezoidal rule; NaN is not a reading.
+    """Return the energy over the window from power samples, by the trapezoidal rule.
+
+    Power [T] is in W, read at int64[T] ns; NaN is not a reading.
 
     Exact where power changes linearly between readings; the energies of adjacent windows add up.
     """
@@ -100,7 +102,7 @@ def counter_energy(
 
 
 def inside(samples: DeviceSamples, column: Floats, window: Window) -> Floats:
-    """Return what was read in the window, without NaN."""
+    """Return the readings in the window, without NaN."""
     return column[window.holds(samples.at_ns) & np.isfinite(column)]
 
 

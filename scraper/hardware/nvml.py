@@ -1,4 +1,6 @@
-"""NVIDIA GPUs of this machine through NVML, where the driver and `nvidia-ml-py` (the extra `nvidia`) are there.
+"""NVIDIA GPUs of this machine, read through NVML.
+
+Available where the driver and `nvidia-ml-py` (the extra `nvidia`) are there.
 
 Power is what the driver reports: since Ampere the mean over the last second, before it the moment's. Source:
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html

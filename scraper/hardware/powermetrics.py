@@ -173,7 +173,7 @@ def start(command: Sequence[str]) -> Powermetrics | Missing:
 
 
 def _parts(watts: dict[str, float], package_w: float) -> dict[str, float]:
-    """Return the power of what is known. The package's is taken only where the CPU's is unknown: it contains it."""
+    """Return the power of the known parts. The package's is taken only where the CPU's is unknown: it contains it."""
     known = {part: power_w for part, power_w in watts.items() if not math.isnan(power_w)}
     if "cpu" in known or math.isnan(package_w):
         return known

@@ -1,4 +1,4 @@
-"""What the hardware said: the records of the hardware log, and the same by device in columns.
+"""Records of the hardware log, and the same by device in columns.
 
 Where a reading comes from is left to the sources (`nvml`, `rapl`, `powermetrics`, `dcgm`), what it means to `energy`.
 """
@@ -92,7 +92,7 @@ def decode(payload: bytes) -> HardwareLogRecord:
 
 
 def by_device(records: Iterable[HardwareLogRecord]) -> tuple[DeviceSamples, ...]:
-    """Lay the readings of each device in columns, devices in the order in which they first appear."""
+    """Return the readings of each device in columns, devices in order of first appearance."""
     groups: dict[tuple[str, str], list[HardwareRecord]] = {}
     for record in records:
         if isinstance(record, HardwareRecord):

@@ -45,7 +45,9 @@ class Source(Protocol):
 
 
 def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
-    """Open what this machine has; `sample` closes it. Beside it, by source, why the others are absent.
+    """Open this machine's sources, and return them with the reasons of absent ones.
+
+    The reasons are by source. `sample` closes what is opened.
 
     May take a second where a driver has to be started: call it in a thread.
     """
@@ -65,8 +67,9 @@ async def record(
     stopping: asyncio.Event,
     unwritten: Unwritten,
 ) -> None:
-    """Sample what this machine has into a hardware log until `stopping` is set; `unwritten` counts the readings that
-    cannot be written. Raises OSError where there can be no such log.
+    """Sample this machine's hardware into a hardware log until `stopping` is set.
+
+    `unwritten` counts the readings that cannot be written. Raises OSError where there can be no such log.
     """
     with FrameLog(path) as log:
 
@@ -92,8 +95,9 @@ async def sample(
     interval_s: float = INTERVAL_S,
     absent: Mapping[str, Missing] | None = None,
 ) -> None:
-    """Record what is absent, then every source's readings until `stopping` is set: one at once, one a tick, one at
-    the end. Closes the sources.
+    """Record absent sources, then every source's readings until `stopping` is set.
+
+    One reading at once, one a tick, one at the end. Closes the sources.
 
     A source that fails is recorded as absent from then on; the others go on. Ends at once without a source.
     Raises what `append` raises, in an exception group.

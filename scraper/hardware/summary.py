@@ -1,4 +1,6 @@
-"""What the hardware used while the load ran: the `hardware` object of a summary, devices, totals and tokens per joule.
+"""Hardware use during the load: the `hardware` object of a summary.
+
+It has devices, totals and tokens per joule.
 
 Tokens per second per watt is the output token rate of the window over the mean power of what is counted; tokens per
 joule is the same number by its other name.
@@ -76,7 +78,7 @@ class DevicesTotal(Struct, frozen=True, kw_only=True):
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
-    """What the hardware used over the measured window."""
+    """Hardware use over the measured window."""
 
     devices: Annotated[list[Device], doc("Every device that was read, counted in a total or not.")]
     gpu: Annotated[DevicesTotal, doc("All GPUs.")]

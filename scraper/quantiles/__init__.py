@@ -1,4 +1,4 @@
-"""Percentiles of what a scraped histogram observed, from its buckets and sums, and how far they can be known.
+"""Percentiles of scraped histograms, from buckets and sums, with their uncertainty.
 
 `estimate` answers in one step. `fit` keeps what one run of one target says, so that `read` can put several together,
 tell how sure it is, and `read_rows` look at timeslices. The steps are in
@@ -29,7 +29,9 @@ NORMAL_95 = 1.64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimates:
-    """Quantiles [Q] with low and high, their 90 % interval, and lowest and highest, which pages cannot contradict.
+    """Quantiles [Q] with 90 % intervals (low, high) and certain bounds (lowest, highest).
+
+    Pages cannot contradict the bounds.
 
     An order statistic of what was observed lies between lowest and highest unless a page was read half written. NaN
     without an answer; lowest may be -inf and highest inf.
@@ -133,7 +135,7 @@ def _with_bars(fits: Sequence[Fit], points: RepresentativePoints, qs: Floats) ->
 
 
 def _between(bounds: Floats, share: Floats) -> Floats:
-    """Interpolate between the bounds of two order statistics, [2Q] and [Q] -> [Q], where one may be infinite."""
+    """Interpolate between the bounds of two order statistics, [2Q] and [Q] -> [Q]. One may be infinite."""
     before, after = np.split(bounds, 2)
     return np.where(share == 0, before, np.where(np.isinf(before), before, before + share * (after - before)))
 

@@ -1,4 +1,4 @@
-"""Between which values an order statistic must lie, by the buckets and sums of all rows.
+"""Certain bounds of an order statistic, by the buckets and sums of all rows.
 
 A row cannot hold many values near the upper edge of a bucket: its sum has only so much to spare over the lower edges.
 """
@@ -71,7 +71,7 @@ def _side(fit: Fit, lower: Floats, upper: Floats, counts: Floats, slack: Floats)
 
 
 def _greatest(sides: Sequence[_Side], needed: Floats) -> Floats:
-    """Return the largest x of which as many values as needed can be at or above it, to 40 bisections: [K] -> [K]."""
+    """Return the largest x with `needed` values possible at or above it: [K] -> [K]. Found by 40 bisections."""
     lower = np.concatenate([side.lower for side in sides])
     held = np.concatenate([side.held for side in sides])
     low = _reached(lower, held, needed)
@@ -103,8 +103,9 @@ def _reached(edges: Floats, held: Floats, needed: Floats) -> Floats:
 
 
 def _opening(side: _Side) -> tuple[float, float]:
-    """Return the largest value that the open bucket's rows with a known sum have room for, and how many observations
-    nothing bounds from above.
+    """Return the open bucket's largest possible value and its number of unbounded observations.
+
+    The value is the largest that its rows with a known sum have room for.
     """
     if not len(side.upper) or side.upper[-1] < np.inf:
         return -np.inf, 0.0
@@ -114,7 +115,7 @@ def _opening(side: _Side) -> tuple[float, float]:
 
 
 def _possible(sides: Sequence[_Side], at: Floats) -> Floats:
-    """Return how many values can be at or above each of some points at once: [K] -> [K]."""
+    """Return the number of values possible at or above each point at once: [K] -> [K]."""
     result = np.zeros_like(at)
     for side in sides:
         bucket: Indices = np.searchsorted(side.upper, at)

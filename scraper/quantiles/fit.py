@@ -132,7 +132,9 @@ def _stacked(counts: Floats, sums: Floats, first: Indices, sizes: Indices) -> _S
 
 
 def _regress(rows: _Stack, lower: Floats, upper: Floats, held: Bools, guess: Prior) -> tuple[Floats, Floats, Floats]:
-    """Regress sums on counts for the means, squared errors on counts for the variances, in turns: [S, J] each.
+    """Estimate bucket means from sums and variances from squared errors, in turns: [S, J] each.
+
+    Both are regressed on counts.
 
     The spreads of the priors are estimated as well, from how far the closed buckets are from them (empirical Bayes).
     """

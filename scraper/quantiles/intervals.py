@@ -45,7 +45,7 @@ class Rows:
 
 
 def sound(counts: ArrayLike, buckets: int) -> tuple[Floats, Indices, float]:
-    """Return the rows whose counts are all finite and not negative, which these are, and their scale: [T, B], [T].
+    """Return the rows with finite, non-negative counts, their indices and scale: [T, B], [T].
 
     Absurdly many observations are scaled down, by a power of two; counts below 1e-9 are treated as zero.
     """
@@ -142,7 +142,7 @@ def segments(counts: Floats) -> Indices:
 
 
 def _unit(upper: Floats, counts: Floats, sums: Floats) -> float:
-    """Return a power of two near the largest bound or, where no bound says how large values are, near their mean."""
+    """Return a power of two near the largest bound, else near the values' mean."""
     finite = np.abs(upper[np.isfinite(upper)])
     size = float(finite.max(initial=0.0))
     if size == 0:

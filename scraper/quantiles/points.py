@@ -126,7 +126,10 @@ def _pinned(
 def _rest(
     fit: Fit, weight: Floats, total: Floats, place: tuple[Indices, Indices], pinned: Floats
 ) -> tuple[Floats, Floats, Indices]:
-    """Represent what is not pinned, by [S, J] weights and totals: values, weights, flat index of segment and bucket."""
+    """Return representative points of the unpinned values: values, weights, flat index of segment and bucket.
+
+    They are given by [S, J] weights and totals.
+    """
     where = np.flatnonzero(weight.ravel() > 1e-9)
     bucket = where % len(fit.lower)
     weight, width = weight.ravel()[where], fit.width.ravel()[where]
@@ -161,7 +164,7 @@ def _rest(
 
 
 def _seen(pinned: Floats, chance: Floats) -> Floats:
-    """Return the quantiles of a bucket's pinned values, shifted and scaled to mean 0 and variance 1."""
+    """Return the quantiles of a bucket's pinned values, standardised to mean 0 and variance 1."""
     values = np.interp(chance * len(pinned), np.arange(len(pinned)) + 0.5, np.sort(pinned))
     return np.asarray((values - pinned.mean()) / max(float(pinned.std()), 1e-300), dtype=np.float64)
 

@@ -31,7 +31,10 @@ class Prior:
 
 
 def prior(lower: Floats, upper: Floats, counts: Floats, known: Floats, sums: Floats) -> Prior:
-    """Guess from counts[S, B] of whole segments, and known[S, B], sums[S] of their rows with a known sum."""
+    """Return a first estimate of each bucket's mean, variance and width.
+
+    From counts[S, B] of whole segments, and known[S, B], sums[S] of their rows with a known sum.
+    """
     mean, variance, width = _closed(lower, upper, counts)
     width = np.tile(width, (len(counts), 1))
     spread = SPREAD * width
@@ -87,7 +90,7 @@ def _edge(lower: float, upper: float, total: float) -> tuple[float, float]:
 
 
 def _excess(width: Floats, counts: Floats, bucket: int, edge: float) -> float:
-    """Return the mean excess of the exponential tail that goes on from the next occupied bucket."""
+    """Return the mean excess of the exponential tail beyond the next occupied bucket."""
     occupied = np.flatnonzero(counts > 0)
     inner = occupied[occupied < bucket][-1:] if bucket else occupied[occupied > bucket][:1]
     if len(inner) and counts[bucket] > 0 and 0 < width[inner[0]] < np.inf:

@@ -101,7 +101,10 @@ class _Written:
 
 
 class ScrapeLog:
-    """Owns an append-only file of scrapes, or several, each of which can be read without the others."""
+    """Writer of an append-only log of scrapes, in one file or several independent ones.
+
+    Owns the file. Each can be read without the others.
+    """
 
     def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
         self._frames = FrameLog(path, rotation)
@@ -135,7 +138,7 @@ class Encoder:
         self._next_layout = 0
 
     def encode(self, scrape: Scrape) -> tuple[list[bytes], str]:
-        """Return the payloads of one scrape, and why its page cannot be used (empty if it can)."""
+        """Return the payloads of one scrape, and the fault of its page (empty if usable)."""
         target = self._targets.setdefault(scrape.url, _Written())
         error = scrape.error
         if not error:
@@ -183,7 +186,7 @@ class Encoder:
 
 
 class SeriesLimit:
-    """Takes so many different series, and leaves out what pages that invent labels bring beyond them."""
+    """Limit of different series, against pages that invent labels. Series beyond `most` are left out."""
 
     def __init__(self, most: int = MOST_SERIES) -> None:
         self._most = most
@@ -308,7 +311,7 @@ def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:
 
 
 def _delta(values: Floats, before: Floats) -> bytes:
-    """Return what differs from the row before: bits, so that NaN and -0 come back as they were."""
+    """Return the difference from the row before. It is of bits, so that NaN and -0 come back as they were."""
     bits = values.view(np.uint64) ^ before.view(np.uint64)
     if not bits.any():
         return b""

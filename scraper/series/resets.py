@@ -29,7 +29,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarts:
-    """What an endpoint's pages state about beginning anew.
+    """Restarts that an endpoint's pages state.
 
     `process` (bool[T]) are the scrapes by which the process had restarted, `created` the columns of `_created` by the
     family's name (without `_total`) and labels.
@@ -41,7 +41,10 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rising:
-    """A counter as if it had never been reset (float64[T], never falling), and the scrapes (bool[T]) of its resets."""
+    """A counter without its resets, and the scrapes (bool[T]) of the resets.
+
+    Its values are float64[T], never falling.
+    """
 
     values: Floats
     resets: Bools
@@ -49,7 +52,7 @@ class Rising:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RisingHistogram:
-    """A histogram as if it had never been reset, and the scrapes (bool[T]) of its resets.
+    """A histogram without its resets, and the scrapes (bool[T]) of the resets.
 
     `count` (float64[T]) and `buckets` (float64[T, B], cumulative over buckets) never fall. `sum` (float64[T]) is NaN
     where the page has none, or one that falls between resets (`sum_falls`); what a formula takes off
@@ -109,14 +112,14 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
 
 
 def _falls(total: Floats) -> bool:
-    """Tell whether a sum (float64[T]) falls, as none of times or of tokens does."""
+    """Return whether a sum (float64[T]) falls. No sum of times or of tokens does."""
     known = total[np.isfinite(total)]
     with np.errstate(over="ignore"):
         return bool((np.diff(known) < -MOST_FALL - ROUNDING * np.abs(known[:-1])).any())
 
 
 def alternates(endpoint: EndpointSeries) -> bool:
-    """Tell whether pages come from several processes in turn: their start time goes back."""
+    """Return whether pages come from several processes in turn. Their start time then goes back."""
     moments = _start_times(endpoint)
     if moments is None:
         return False
@@ -167,7 +170,7 @@ def _held(values: Floats) -> Floats:
 
 
 def reset_rows(values: Floats, *restarts: Bools) -> Bools:
-    """Return the rows (bool[T]) at which cumulative columns (float64[T, K]) that are reset together began at zero.
+    """Return the rows (bool[T]) at which cumulative columns (float64[T, K]) were reset together.
 
     They did where one of them fell, and at the rows of `restarts`: an engine that restarts under load may have counted
     further by its first page than it had by its last.
@@ -187,7 +190,7 @@ def _resets(endpoint: EndpointSeries, values: Floats, name: tuple[str, Labels], 
 
 
 def _filled(values: Floats, resets: Bools) -> Floats:
-    """Put the last known value since the last reset where a value is absent, zero where there was none."""
+    """Replace absent values by the last known one since a reset, else by zero."""
     row = np.arange(len(values))[:, None]
     # Twice the row of the last known value, or an odd number where a reset came after it.
     absent = np.where(resets[:, None], 2 * row + 1, -1)
@@ -209,9 +212,10 @@ def _process_restarts(endpoint: EndpointSeries) -> Bools:
 
 
 def _common_resets(endpoint: EndpointSeries) -> Bools:
-    """Return the rows (bool[T]) at which most of the counters on the page, each histogram counted once, were below
-    their last value since the last such row: SGLang and TensorRT-LLM state no start time, and a counter that has
-    already passed its last value does not show the restart that the others show.
+    """Return the rows (bool[T]) at which most counters of the page fell.
+
+    They fell below their last value since the last such row; each histogram counts once. SGLang and TensorRT-LLM state
+    no start time, and a counter that has already passed its last value does not show the restart that the others show.
     """
     columns = _counting_columns(endpoint.series)
     values = endpoint.values[:, columns]

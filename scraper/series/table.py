@@ -111,7 +111,7 @@ class SeriesTable:
         )
 
     def _most_columns(self, rows: int) -> int:
-        """Return how many series there may be: of pages that bring new ones again and again the first."""
+        """Return the maximum number of series. If pages bring new ones again and again, the first are kept."""
         largest = max((len(chunk.series) for chunk in self._chunks), default=0)
         return max(2 * largest, MOST_VALUES // max(rows, 1))
 
@@ -152,7 +152,7 @@ class _Chunk:
 
 
 def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
-    """Lay scrapes out as one `EndpointSeries` a URL, in the order in which the URLs first appear.
+    """Return scrapes as one `EndpointSeries` a URL, in order of the URLs' first appearance.
 
     An endpoint whose scrapes all failed has T = 0 and its failures.
     """
@@ -165,7 +165,10 @@ def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
 
 
 def union_columns(layouts: list[tuple[Series, ...]]) -> tuple[tuple[Series, ...], dict[int, Indices]]:
-    """Return the union of the layouts' series, and for each layout (by identity) the columns of its series."""
+    """Return the union of the layouts' series, and each layout's columns in it.
+
+    The columns are by the layout's identity.
+    """
     columns: dict[_Key, int] = {}
     series: list[Series] = []
     places: dict[int, Indices] = {}

@@ -89,13 +89,13 @@ def unauthorized() -> Refusal:
 
 
 def no_memory(most_bytes: int) -> Refusal:
-    """Return the refusal of an export that may be sent again once there is memory for it."""
+    """Return the refusal of an export for lack of memory. It may be sent again once there is memory for it."""
     text = f"more than {most_bytes / 1e6:.0f} MB of memory are in use"
     return Refusal("no_memory", text, 503, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def packing(body: bytes) -> int | None:
-    """Return how a message of gRPC is packed, None where it is plain; grpcio does not say which encoding it has."""
+    """Return the compression of a gRPC message, None if plain. grpcio does not say which encoding it has."""
     return _BEGINNINGS.get(body[:2])
 
 
@@ -142,8 +142,10 @@ def checked(body: bytes, of: str) -> Iterator[None]:
 
 
 def _most_records(body: bytes) -> int:
-    """Return a number that is not exceeded by how many spans, logs or metrics an export has: as many as fit into it, or
-    the bytes with which a field 2 may begin, also where its tag is written longer than it need be.
+    """Return an upper bound of an export's number of spans, logs or metrics.
+
+    It is as many as fit into it, or the bytes with which a field 2 may begin, also where its tag is written longer than
+    it need be.
 
     Of usual exports that is enough, and costs a hundredth of counting them. That they are well-formed is the parser's.
     """
@@ -198,13 +200,15 @@ def _few_messages(body: bytes) -> Iterator[None]:
 
 
 def _beginnings(body: bytes) -> int:
-    """Return how many bytes are there with which messages may begin."""
+    """Return the number of bytes with which messages may begin."""
     return len(body) - len(body.translate(None, _TAGS))
 
 
 def _field(body: bytes, at: int) -> tuple[int, int, int]:
-    """Return a field's number, where its content begins if it has a length, else where it ends; and that length, below
-    zero without one: _GROUP where a group begins, _GROUP_END where it ends. Raises IndexError.
+    """Return a field's number, the offset of its content or end, and its length.
+
+    The offset is that of its content if it has a length, else of its end. The length is below zero without one: _GROUP
+    where a group begins, _GROUP_END where it ends. Raises IndexError.
     """
     tag, at = _varint(body, at)
     kind = tag & 7
@@ -229,8 +233,9 @@ def _no_export(of: str) -> Refusal:
 
 
 def _records(body: bytes) -> Iterator[tuple[int, int] | None]:
-    """Give where the spans, logs or metrics of an export are, field 2 of field 2 of its field 1 in all three, and None
-    between two steps.
+    """Yield the places of an export's spans, logs or metrics, and None between two steps.
+
+    They are field 2 of field 2 of its field 1 in all three.
 
     Raises IndexError if it is cut off.
     """
@@ -246,8 +251,10 @@ def _records(body: bytes) -> Iterator[tuple[int, int] | None]:
 
 
 def _fields(body: bytes, at: int, end: int, number: int) -> Iterator[tuple[int, int] | None]:
-    """Give the begin and end of each length-delimited field of a number, and None whenever so many fields were looked
-    at; others are passed over, and so are groups with all that is in them.
+    """Yield the begin and end of each length-delimited field of a number.
+
+    None comes whenever `_LOOKS` fields were looked at. Others are passed over, and so are groups with all that is in
+    them.
 
     Raises IndexError for what cannot be a message, or is cut off.
     """

@@ -1,4 +1,4 @@
-"""Passing exports on to another OTLP collector, so that the receiver can stand in an existing pipeline.
+"""Forwarding of exports to another OTLP collector, for a receiver in an existing pipeline.
 
 What is passed on is what came, byte for byte. An unavailable collector is tried again at growing intervals, while
 exports wait in a bounded queue in memory; what does not fit there is dropped and counted, and nothing else waits.
@@ -74,7 +74,7 @@ async def again_while_away(
     patience_s: float = math.inf,
     on_away: Callable[[Unavailable], object] = lambda _: None,
 ) -> T:
-    """Await `send()` again as long as it raises Unavailable, and return what it returns.
+    """Return the result of `send()`, awaited again as long as it raises Unavailable.
 
     After each attempt that failed `on_away` is called, and a pause follows: twice as long each time, or what a
     Retry-After states. Raises Unavailable when the next attempt would come after `patience_s`.
@@ -207,7 +207,9 @@ class Wire:
 
 
 class Forwarder:
-    """Owns what waits in memory for the next collector and the connection to it; an async context manager.
+    """Sender of exports to the next collector, with a bounded queue in memory.
+
+    Owns the queue and the connection; an async context manager.
 
     Exports go out in the order of their signal, and no signal waits for another. Beyond `queue_bytes` of them, packed,
     the oldest of the signal that takes most are dropped; so is what waits at the end.
@@ -235,7 +237,7 @@ class Forwarder:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send what waits within FLUSH_S seconds; the rest is dropped."""
+        """Send the queued exports within FLUSH_S seconds; the rest is dropped."""
         try:
             async with asyncio.timeout(FLUSH_S):
                 for queue in self._queues.values():
@@ -252,7 +254,7 @@ class Forwarder:
 
     @property
     def queue(self) -> ForwardQueue:
-        """Return what waits now."""
+        """Return the state of the queue."""
         return ForwardQueue(exports=self._exports.total(), size_bytes=self._sizes.total(), limit_bytes=self._most_bytes)
 
     def offer(self, packed: bytes, signal: str) -> None:
@@ -315,7 +317,7 @@ def http_url(url: str, signal: str = TRACES) -> str:
 
 
 def _reason(kind: str, body: bytes) -> str:
-    """Return what a refusal says, after a colon; empty for none, and for a page."""
+    """Return the reason in a refusal, after a colon; empty for none, and for a page."""
     text = body.decode(errors="replace") if kind in ("text/plain", "application/json") else ""
     if kind == PROTOBUF:
         with suppress(DecodeError):  # a google.rpc.Status, whose text stands in the same field

@@ -26,7 +26,7 @@ BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB
 
 
 class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What a receiver has done since it began.
+    """Counts of a receiver since its start.
 
     exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
                     when they came that another clock has stamped them (`received.fault`): neither are used
@@ -66,7 +66,7 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class ForwardQueue(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What waits for the next collector: exports, their bytes, and the most bytes that may wait (0: none forwarded)."""
+    """Queue for the next collector: exports, their bytes, and the limit of bytes (0: no forwarding)."""
 
     exports: int = 0
     size_bytes: int = 0
@@ -101,7 +101,10 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
 
 
 class MovedExport(ExportRecord, frozen=True, kw_only=True):
-    """An export whose stamp was moved by so much (ns), because the clock was set after it had come; in no log."""
+    """An export with its stamp moved by `moved_ns`; in no log.
+
+    The clock was set after it had come.
+    """
 
     moved_ns: int
 
@@ -158,7 +161,7 @@ def compressed(body: bytes) -> bytes:
 
 
 def decode(payload: bytes) -> SpanLogRecord:
-    """Return what one payload of the log says. Raises msgspec.DecodeError on what `SpanLog` has not written."""
+    """Return the record of one payload of the log. Raises msgspec.DecodeError on what `SpanLog` has not written."""
     return _decoder.decode(payload)
 
 
@@ -169,13 +172,16 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
 
 @dataclass(slots=True)
 class ReceiverLife:
-    """A receiver as it last stated itself in its log, and the exports that it has logged since."""
+    """The last state that a receiver logged, and the number of exports logged since."""
 
     state: StateRecord
     exports: int = 0
 
     def counts(self) -> Counts:
-        """Return what it counted, with all exports that are logged; of one that died, how many may be forwarded."""
+        """Return the receiver's counts, with all exports that are logged.
+
+        Of a receiver that died, the number of exports that may have been forwarded is among them.
+        """
         stated = self.state.counts
         exports = stated.exports + self.exports
         if self.state.state == "ended" or not self.state.queue.limit_bytes:
@@ -185,7 +191,7 @@ class ReceiverLife:
 
 
 def follow(lives: list[ReceiverLife], record: SpanLogRecord) -> None:
-    """Let the last receiver of a log go on by its next record, or another begin."""
+    """Continue the last receiver of a log by its next record, or begin another."""
     if not isinstance(record, StateRecord):
         for life in lives[-1:]:
             life.exports += 1

@@ -38,7 +38,7 @@ _NO_SPAN = bytes(8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanKind:
-    """What a span is.
+    """The kind of a span.
 
     role          an engine's `request`; a `stage` of one; the own span of a `gateway` that the catalogue knows, or its
                   call of the next server (`gateway_call`); another `call` of a model; a health `probe` that an engine
@@ -88,7 +88,10 @@ class ReceivedSpan:
 
     @property
     def off_clock_s(self) -> float:
-        """Return how far ahead of ours its clock is, s, as far as its end and when it came show: within seconds."""
+        """Return the lead of the sender's clock over ours, s, accurate to seconds.
+
+        It is derived from the span's end and its arrival.
+        """
         return (self.span.end_time_unix_nano - self.received_ns) / 1e9
 
     @property
@@ -123,14 +126,17 @@ def received(
 
 
 def service_of(resource: Resource) -> str:
-    """Return the name of the service that sent spans, "" where it states none, or what SDKs write for none."""
+    """Return the service name of a span's sender, "" if unstated or an SDK's default."""
     names = (attribute.value.string_value for attribute in resource.attributes if attribute.key == "service.name")
     name = next(names, "")[:_LONGEST_NAME]
     return "" if name.startswith("unknown_service") else name
 
 
 def sends_body(span: Span) -> bool:
-    """Tell whether a span is that of a server's sending of a part of a reply, as ASGI's instrumentation makes them."""
+    """Return whether a span is a server's sending of a reply's part.
+
+    ASGI's instrumentation makes them.
+    """
     return span.name.endswith("http send") and any(
         attribute.key == _EVENT and attribute.value.string_value == "http.response.body"
         for attribute in span.attributes
@@ -138,8 +144,10 @@ def sends_body(span: Span) -> bool:
 
 
 def classify(span: Span, scope: str) -> SpanKind:
-    """Return what a span is: an engine's by its catalogue, else a stage by name, else a gateway's by its catalogue,
-    else a call by what its attributes say of it.
+    """Return the kind of a span.
+
+    It is an engine's by its catalogue, else a stage by name, else a gateway's by its catalogue, else a call by its
+    attributes.
     """
     for matches, kind in _requests():
         if any(_matches(span, scope, match) for match in matches):
@@ -156,7 +164,9 @@ def classify(span: Span, scope: str) -> SpanKind:
 
 
 def fault(span: Span, received_ns: int, moved_ns: int = 0) -> str:
-    """Return why a span that came at `received_ns` is not used, '' if it is: it is counted, but not read.
+    """Return the reason why a span cannot be used, '' if it can.
+
+    It came at `received_ns`. A span with a fault is counted, but not read.
 
     - ids that are not 16 and 8 bytes, or all zero
     - an end before the start, or no stamps at all
@@ -203,7 +213,7 @@ def attributes_of(span: Span, wanted: Collection[str] | None = None) -> dict[str
 
 @cache
 def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
-    """Return what the catalogues say, read once."""
+    """Return the span conditions and kinds of the engines' catalogues, read once."""
     kinds = []
     for name in engine_names():
         spans = catalogue(name).spans
@@ -216,8 +226,9 @@ def _requests() -> tuple[tuple[tuple[SpanMatch, ...], SpanKind], ...]:
 
 @cache
 def _gateways() -> tuple[Mapping[str, Sequence[_Matched]], Sequence[_Matched]]:
-    """Return what the gateways' catalogues say, own spans before calls: by a span's name, and of any name. With each
-    are the kinds of a span that does not call a model and of one that does.
+    """Return the span conditions of the gateways' catalogues, by span name and of any name.
+
+    Own spans come before calls. With each are the kinds of a span that does not call a model and of one that does.
     """
     by_name: dict[str, list[_Matched]] = {}
     by_scope: list[_Matched] = []
@@ -269,7 +280,10 @@ def _is_call(span: Span) -> bool:
 
 
 def _calls_model(span: Span, paths: tuple[str, ...]) -> bool | None:
-    """Tell whether a span is of a call of a model, by its operation, else its path; None where it states neither."""
+    """Return whether a span is a call of a model, by its operation, else path.
+
+    None where it states neither.
+    """
     shown = {
         attribute.key: str(plain(attribute.value))
         for attribute in span.attributes

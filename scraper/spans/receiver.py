@@ -134,7 +134,7 @@ class Receiver:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop listening, pass on what is queued, within a few seconds; the log then says that it ended."""
+        """Stop listening, forward the queue within a few seconds, and log the end."""
         self._is_ending = True
         try:
             await self._stack.aclose()
@@ -143,7 +143,7 @@ class Receiver:
                 self._write_state("ended")
 
     def counts(self) -> Counts:
-        """Return what was done so far."""
+        """Return the receiver's counts so far."""
         self._totals["cut_connections"] = self._connections.cut if self._connections else 0
         forwarder = self._forwarder
         if forwarder is None:
@@ -310,7 +310,10 @@ class Receiver:
             raise
 
     def _departure(self, *, is_cut: bool) -> Refusal:
-        """Return why an export is dropped whose call or connection is gone: by us, or by its sender."""
+        """Return the refusal of an export with a lost call or connection.
+
+        It tells whether the receiver or the sender ended it.
+        """
         if is_cut:
             return turned_away("its connection had to give way")
         return turned_away("the receiver ends") if self._is_ending else incomplete()
@@ -375,7 +378,7 @@ class Receiver:
         return reply.SerializeToString()
 
     async def _pass_on(self, signal: str, body: bytes) -> bytes:
-        """Count and queue an export of what is not read here; return the empty reply that all was taken."""
+        """Count and queue an export of an unread signal; return the empty reply of full acceptance."""
         await self._turns.in_slices(checked(body, signal))
         if self._forwarder:
             self._forwarder.offer(await self._packed(body), signal)
@@ -383,7 +386,7 @@ class Receiver:
         return b""
 
     def _count_spans(self, via: str, looked: Looked) -> None:
-        """Count the spans of an export, say what is wrong with some, and note those that a run waits for."""
+        """Count the spans of an export, and report the faults of some."""
         self._totals["spans"] += looked.spans
         for fault, first in looked.first.items():
             self._totals["off_clock" if fault == OFF_CLOCK else "bad_spans"] += looked.faults[fault]
@@ -399,7 +402,10 @@ class Receiver:
             self._say_once(fault, f"{whose} are not used: {why}")
 
     def _whose_clock(self, off_s: float) -> str:
-        """Return whose clock is to be set right: the sender's only where it is not off by what ours was set."""
+        """Return a message about the clock that is wrong: ours, the sender's, or neither.
+
+        The sender's is wrong only where its offset is not the step of our own clock.
+        """
         moved_ns = step_ns(self._begun, self._wall_ns)
         if moved_ns and abs(off_s - moved_ns / 1e9) < OFF_CLOCK_S:
             return (
@@ -412,7 +418,7 @@ class Receiver:
         return f"their clock is {abs(off_s):.0f} s {where} ours; set it right on that machine (NTP)"
 
     async def _packed(self, body: bytes) -> bytes:
-        """Return what is kept of an export."""
+        """Return an export compressed for the log and the queue."""
         return compressed(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(compressed, body)
 
     def _keep(self, record: ExportRecord) -> None:
@@ -427,7 +433,10 @@ class Receiver:
             self._forwarder.offer(record.packed, TRACES)
 
     def _noise(self, record: logging.LogRecord) -> bool:
-        """Take what aiohttp reports: a peer that does not speak HTTP is worth one line, not a traceback each time."""
+        """Filter aiohttp's log records: one line for a peer that does not speak HTTP.
+
+        It replaces a traceback each time.
+        """
         error = record.exc_info[1] if record.exc_info else None
         text = " ".join(f"{record.getMessage()}: {error!r}".split())[:200]
         self._totals["malformed"] += 1
@@ -446,7 +455,10 @@ class Receiver:
                     written = counted
 
     async def _spare_memory(self) -> None:
-        """Let messages give way that gRPC still reads, of which we see nothing, while there is no memory for them."""
+        """Refuse messages that gRPC still reads while the limit of memory is reached.
+
+        Nothing of them is visible before they are whole.
+        """
         while True:
             await asyncio.sleep(_SPARE_EVERY_S)
             if self._grpc.are_any_read and self._memory.is_reached():

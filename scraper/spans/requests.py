@@ -150,7 +150,7 @@ class RequestSpans:
             self._refused[PROBE] += 1
 
     def _differs(self, key: Key, received: ReceivedSpan) -> bool:
-        """Tell whether a span that came again says something else; by way of another sender it does not."""
+        """Return whether a span that came again has other contents. By way of another sender it has not."""
         before, stage, spans = self._requests.get(key), self._stages.get(key), received.kind.spans
         if before is None and spans is None:
             return stage is not None and stage != _stage(received.span)
@@ -159,7 +159,7 @@ class RequestSpans:
         return not before.fault and _request(received, spans) != replace(before, clock=_clock(received.resource))
 
     def table(self) -> EngineSpans:
-        """Return what came so far as columns."""
+        """Return the spans so far as columns."""
         under = _under(self._requests, self._stages, self._parents)
         rows = [(request, _times(request, under.get(key, ()))) for key, request in self._requests.items()]
         impossible = Counter({IMPOSSIBLE: sum(times is None for _, times in rows)})
@@ -203,12 +203,12 @@ def _stage(span: Span) -> _Stage:
 
 
 def _why(received: ReceivedSpan, reason: str) -> str:
-    """Return why a span's times are not used, in words."""
+    """Return the reason why a span's times are not used, in words."""
     return _WHY[reason].format(minutes=abs(received.off_clock_s) / 60)
 
 
 def _clock(resource: Resource) -> str:
-    """Return what identifies a process, or at least its machine: its clock may differ from that of others."""
+    """Return an identifier of a process, or at least its machine. Its clock may differ from that of others."""
     stated = {
         attribute.key: _text(plain(attribute.value))
         for attribute in resource.attributes
@@ -309,7 +309,7 @@ def _columns(rows: Sequence[tuple[_Request, Mapping[str, float]]], refused: Mapp
 
 
 def _tokens(request: _Request, names: Sequence[str]) -> int:
-    """Return a count of tokens by the first of its names that is stated, -1 for none."""
+    """Return the count of tokens under its first stated name, -1 if missing."""
     stated = next((request.attributes[name] for name in names if name in request.attributes), -1.0)
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
 

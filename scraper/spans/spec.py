@@ -59,7 +59,10 @@ class CannotListen(Exception):
 
 
 def most_connections() -> int:
-    """Return how many connections may be open at one port for spans: logs and forwarding need descriptors too."""
+    """Return the maximum number of open connections at one port for spans.
+
+    Logs and forwarding need descriptors too.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -76,7 +79,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def require_free(address: str) -> None:
-    """Raise CannotListen where an address is not free now, ValueError where it is not an address."""
+    """Raise CannotListen for an address that is in use, ValueError for an invalid one."""
     host, port = host_and_port(address)
     try:
         for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):

@@ -1,1 +1,1 @@
-"""What is scraped, and how each target is asked."""
+"""Targets to scrape, and the requests to them."""

@@ -37,7 +37,7 @@ _WEB_PAGE = (b"<!doctype html", b"<html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one scrape may cost: seconds until its body is complete, and bytes of its body after decompression."""
+    """Limits of one scrape: seconds until its body is complete, and bytes after decompression."""
 
     timeout_s: float = 5.0
     body_bytes: int = LIMIT_BYTES
@@ -80,7 +80,9 @@ async def scrape(
     access: Access = ANONYMOUS,
     any_json: bool = False,
 ) -> Scrape:
-    """Fetch one page, stamped before sending and when its body is complete or the attempt has failed.
+    """Fetch one page, with stamps of its sending and of its end.
+
+    It ends when its body is complete or the attempt has failed.
 
     Never raises for what a server or the network does: the scrape's `error` says it, and its body is then empty. A page
     must be an exposition, but with `any_json`.
@@ -139,7 +141,7 @@ async def discover(
 
 
 def _candidates(parts: SplitResult, paths: Sequence[str]) -> tuple[str, ...]:
-    """Return the URLs at which the metrics of a server at this base URL may be, the likeliest first."""
+    """Return the possible metrics URLs of a server at a base URL, the likeliest first."""
     if "metrics" in parts.path:
         return (urlunsplit(parts._replace(fragment="")),)
     prefix = root_url(parts.path)
@@ -150,10 +152,11 @@ def _candidates(parts: SplitResult, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def not_an_exposition(status: int, content_type: str, body: bytes, *, iterations_too: bool = True) -> str:
-    """Return why a response is not a metrics exposition (HTTP error, JSON, web page, binary), or "" if it may be one.
+    """Return the reason why a response cannot be a metrics exposition, else "".
 
-    With `iterations_too`, a JSON list may be one: the iterations of TensorRT-LLM. A JSON string may be a page in quotes
-    (llama.cpp, issue 17384); the parser tells.
+    The reason is an HTTP error, JSON, a web page or binary data. With `iterations_too`, a JSON list may be an
+    exposition: the iterations of TensorRT-LLM. A JSON string may be a page in quotes (llama.cpp, issue 17384); the
+    parser tells.
     """
     if status != 200:
         return _not_200(status)
@@ -183,7 +186,9 @@ def _headers(url: str, access: Access) -> dict[str, str]:
 
 
 async def _problem(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits, *, asked_for: bool) -> str:
-    """Return why there is no metrics page at a URL, or "". Only one that was asked for by its whole URL may be JSON."""
+    """Return the reason for a missing metrics page at a URL, or "". Only one that was asked for by its whole URL may be
+    JSON.
+    """
     reply, error = await _attempt(session, url, access, limits)
     if reply is None or error:
         return error
@@ -201,7 +206,10 @@ async def _problem(session: aiohttp.ClientSession, url: str, access: Access, lim
 
 
 async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits) -> bool:
-    """Tell whether a URL is that of TensorRT-LLM's iterations without reading it: by the model list beside it."""
+    """Return whether a URL is TensorRT-LLM's iterations, without reading it.
+
+    It is known by the model list beside it.
+    """
     parts = urlsplit(url)
     prefix = parts.path.removesuffix("/metrics")
     if prefix == parts.path or prefix.endswith("/prometheus"):

@@ -14,7 +14,7 @@ _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 
 
 class ScrapePool:
-    """Owns the targets that are scraped now and the tasks that do it, which `set_targets` exchanges for others.
+    """Targets scraped now and their tasks, exchanged by `set_targets`.
 
     Replies of a TensorRT-LLM `/perf_metrics`, and of its clock whenever all targets are scraped, go to `timings`.
     """
@@ -53,7 +53,7 @@ class ScrapePool:
         return first
 
     def stop_schedule(self) -> None:
-        """Scrape at no more ticks, and give up what is under way, of earlier targets too."""
+        """Stop scraping, and cancel scrapes under way, those of earlier targets too."""
         for task in (*self._ticking, *self._leaving):
             task.cancel()
 
@@ -84,7 +84,7 @@ class ScrapePool:
         self._timings.append(await self._config.scrape(url, tick_ns, limits, any_json=True))
 
     def counts(self) -> dict[str, int]:
-        """Return how their scrapes ended, and how many of them do not answer."""
+        """Return the targets' numbers of scrapes by outcome, and of targets that do not answer."""
         return {
             "ok": sum(target.ok for target in self._targets),
             "failed": sum(target.failed for target in self._targets),

@@ -95,7 +95,7 @@ class Target:
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether a scrape is under way."""
+        """Return whether a scrape is under way."""
         return self._busy.locked()
 
     def stop(self) -> None:
@@ -196,13 +196,13 @@ def next_tick(now_ns: int, interval_ns: int) -> int:
 
 
 def offset_ns(url: str, interval_ns: int) -> int:
-    """Return how long after a tick a URL is scraped, in [0, interval): the same in every process."""
+    """Return a URL's delay after a tick, in [0, interval), the same in every process."""
     digest = hashlib.blake2b(url.encode(errors="replace"), digest_size=8).digest()
     return int.from_bytes(digest, "big") * interval_ns >> 64
 
 
 def wait_ticks(failures: int, interval_ns: int, jitter: random.Random) -> int:
-    """Return after how many ticks to try again when so many scrapes have failed in a row.
+    """Return the number of ticks to the next try after `failures` failures in a row.
 
     - None or one failed: the next tick.
     - Then twice as long each time, to at most 10 intervals and 30 s, but never less than one.

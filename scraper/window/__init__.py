@@ -1,1 +1,1 @@
-"""What happened in the measured window: increases, rates, statistics and their summary."""
+"""Contents of the measured window: increases, rates, statistics and their summary."""

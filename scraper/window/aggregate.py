@@ -38,7 +38,7 @@ class Part:
 
 
 def share_slices(parts: Sequence[Part]) -> bool:
-    """Tell whether the slices of all parts are the same periods, so that they may be added."""
+    """Return whether all parts' slices are the same periods, so that they may be added."""
     first = parts[0].selection.edges_ns
     return all(np.array_equal(part.selection.edges_ns, first) for part in parts[1:])
 
@@ -63,7 +63,9 @@ def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
 
 
 def counter_rates(parts: Sequence[Part], total: CounterIncrease) -> tuple[float, Floats]:
-    """Return the rate per second of what `counters` found, over the window and over each slice (float64[S]).
+    """Return a counter's rate per second, over the window and each slice (float64[S]).
+
+    The counter's increase is from `counters`.
 
     Where scrapes of an endpoint ended early its own rate is over what they cover, and the rates add up.
     """
@@ -106,7 +108,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
 
 
 def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
-    """Combine every label set of every endpoint at the same tick, by sum or maximum as the quantity says.
+    """Return label sets and endpoints combined at each tick, by the quantity's sum or maximum.
 
     A value that is not finite, or cannot be, is none, and so is a sum that no number can hold. A tick at which one of
     the endpoints has no value is left out: part of a sum is not the sum. Missing: no tick is left.
@@ -146,7 +148,7 @@ def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
 
 
 def impossible_gauges(endpoint: EndpointSeries) -> dict[str, list[float]]:
-    """Return the finite values of an engine's gauges that are left out because they cannot be, by metric."""
+    """Return the finite but impossible values of an engine's gauges, left out, by metric."""
     engine = detect(endpoint.series)
     refused: dict[str, list[float]] = {}
     for source in canonical(endpoint.series, engine.name).values() if engine else ():
@@ -159,7 +161,7 @@ def impossible_gauges(endpoint: EndpointSeries) -> dict[str, list[float]]:
 
 
 def falling_sums(endpoint: EndpointSeries) -> list[str]:
-    """Return the metrics of an engine's histograms of which the sum is left out, since it falls."""
+    """Return the metrics of an engine's histograms with a falling sum, which is left out."""
     engine, restarts = detect(endpoint.series), restarts_of(endpoint)
     metrics = [
         source.metric

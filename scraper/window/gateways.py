@@ -1,4 +1,4 @@
-"""What the pages of gateways showed of the measured window: their own time, their queue, retries and errors."""
+"""Gateways' pages over the measured window: own time, queue, retries and errors."""
 
 from __future__ import annotations
 
@@ -56,15 +56,20 @@ def _page(endpoint: EndpointSeries, gateway: Recognised, window: Window, slice_n
 
 
 def _in_range(mean_s: float | Missing, error_s: float) -> tuple[float | Missing, float]:
-    """Return a mean and its error, or why there is none where one is more than a number holds in ms."""
+    """Return a mean and its error, or the reason for its absence if too large.
+
+    Too large is one that in ms is more than a number holds.
+    """
     if not isinstance(mean_s, Missing) and not math.isfinite(1e3 * (abs(mean_s) + error_s)):
         return Missing(TOO_LARGE), 0.0
     return mean_s, error_s
 
 
 def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | Missing, float]:
-    """Return what a request took in the gateway in the mean, its calls of the next server apart, and the error of that
-    where each time is rounded, evenly, by up to so much of itself.
+    """Return a request's mean time in the gateway itself, and its error.
+
+    Its calls of the next server are not in it. The error is that where each time is rounded, evenly, by up to `rounded`
+    of itself.
     """
     sums_s: list[float] = []
     for name in ("request_time", "upstream_time"):
@@ -94,8 +99,9 @@ def _queue_s(described: Mapping[str, Described], recent: Recent | None) -> tuple
 
 
 def _recent_s(means: Part, requests: Part, recent: Recent) -> tuple[float | Missing, float]:
-    """Return what requests waited in the mean by an exponential mean before and after them, and the error that its
-    steps leave. Label sets count by their requests.
+    """Return the requests' mean wait and its error, from a page's exponential mean.
+
+    It is taken before and after them; the error is that which its steps leave. Label sets count by their requests.
     """
     series, selection = means.endpoint.series, means.selection
     first, last = (means.endpoint.values[row] for row in (selection.reference, selection.last))

@@ -1,4 +1,4 @@
-"""From cumulative values to what happened in a window: increases of counters and histograms, and samples of gauges.
+"""Increases of counters and histograms in a window, from cumulative values; samples of gauges.
 
 Which scrapes count, and what a slice is, is decided by `window`; where a series was reset, by `series.resets`.
 A series absent at the reference counts from zero; one seen before, and absent for a while, goes on from where it was.
@@ -42,7 +42,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """What percentiles are read from: R scrape intervals of one histogram while its bounds were the same.
+    """Data for percentiles: R scrape intervals of one histogram with the same bounds.
 
     `counts` (float64[R, B]) are observations by bucket, not cumulative over buckets, `sums` (float64[R]) what they add
     up to (NaN where the page shows no sum), `slices` (int[R]) the slice of each interval. `total` is the largest
@@ -78,7 +78,7 @@ class HistogramIncrease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeSamples:
-    """A gauge's finite values inside the window and when they were read (int64[n], float64[n], n > 0)."""
+    """A gauge's finite values inside the window, with their stamps (int64[n], float64[n], n > 0)."""
 
     at_ns: Ints
     values: Floats
@@ -147,7 +147,9 @@ def _buckets(
 def _intervals(
     buckets: Floats, series: RisingHistogram, columns: HistogramColumns, selection: ScrapeSelection
 ) -> tuple[Intervals, ...]:
-    """Gather the scrape intervals by the bounds that their pages show, both the page before and the page itself.
+    """Return the scrape intervals, grouped by the bounds of their two pages.
+
+    The bounds are those that both the page before and the page itself show.
 
     At a reset the page is the interval; intervals in which nothing was observed are left out.
     """

@@ -24,7 +24,10 @@ RATE = "unit of the quantity/s"
 
 
 class SampleStatistics(Struct, frozen=True, kw_only=True):
-    """Statistics over the window of a histogram's observations (percentiles are estimates) or of a gauge's scrapes."""
+    """Statistics over the window of a histogram's observations or of a gauge's scrapes.
+
+    Percentiles of observations are estimates.
+    """
 
     count: Annotated[int | float | UnsetType, doc("Number of observations, or of scrapes.", "observations")] = UNSET
     sum: Annotated[float | UnsetType, doc("Sum of a histogram's observations.", UNIT)] = UNSET
@@ -45,7 +48,7 @@ class SampleStatistics(Struct, frozen=True, kw_only=True):
 
 
 class CounterStatistics(Struct, frozen=True, kw_only=True):
-    """What a counter counted over the window."""
+    """Increase and rate of a counter over the window."""
 
     total: Annotated[float | UnsetType, doc("Increase over the window.", UNIT)] = UNSET
     rate_per_s: Annotated[float | UnsetType, doc("The same over the window's duration.", RATE)] = UNSET
@@ -73,7 +76,7 @@ class Slice(Struct, frozen=True, kw_only=True):
 
 
 class HistogramSlice(Slice, frozen=True, kw_only=True):
-    """What a histogram observed in a slice."""
+    """Observations of a histogram in a slice."""
 
     count: Annotated[int | float | UnsetType, doc("Number of observations.", "observations")] = UNSET
     sum: Annotated[float | UnsetType, doc("Their sum.", UNIT)] = UNSET
@@ -94,7 +97,7 @@ class GaugeSlice(Slice, frozen=True, kw_only=True):
 
 
 class CounterSlice(Slice, frozen=True, kw_only=True):
-    """What a counter counted in a slice."""
+    """Increase and rate of a counter in a slice."""
 
     total: Annotated[float | UnsetType, doc("Increase over the slice.", UNIT)] = UNSET
     rate_per_s: Annotated[float | UnsetType, doc("Increase per second.", RATE)] = UNSET
@@ -119,7 +122,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
 
 
 class Histogram(Quantity, frozen=True, kw_only=True):
-    """A quantity whose observations the engine counts in buckets."""
+    """A quantity that the engine observes in buckets."""
 
     stats: Annotated[SampleStatistics, doc("Over the window; percentiles are estimates from buckets and sums.")]
     intervals: Annotated[Ranges, doc("By percentile, the range that holds it nine times in ten.")] = UNSET
@@ -185,7 +188,7 @@ class Quantities(Struct, frozen=True, kw_only=True):
 
 
 class GatewayPage(Struct, frozen=True, kw_only=True):
-    """What the page of one gateway showed of the window; an absent quantity has its reason in `missing`."""
+    """Metrics of one gateway's page over the window; an absent quantity has its reason in `missing`."""
 
     url: Annotated[str, doc("The page that was scraped.")]
     gateway: Annotated[str, doc("The gateway, by its name in docs/reference/gateways.md.")]

@@ -47,7 +47,7 @@ Described = tuple[Part, Any]  # one endpoint's part of a quantity, and the descr
 
 
 def measure(parts: Sequence[Part]) -> Measurement | Missing:
-    """Return what the endpoints show of a quantity in the window, label sets and endpoints combined."""
+    """Return the measurement of a quantity in the window, label sets and endpoints combined."""
     kind = parts[0].source.quantity.kind
     if kind == "histogram":
         return aggregate.histograms(parts)
@@ -56,7 +56,7 @@ def measure(parts: Sequence[Part]) -> Measurement | Missing:
 
 @np.errstate(over="ignore", invalid="ignore")
 def describe(parts: Sequence[Part], measured: Measurement | Missing) -> Histogram | Gauge | Counter:
-    """Describe what `measure` returned: where it is from, its statistics and its timeslices."""
+    """Return the description of a measurement: its source, statistics and timeslices."""
     source = parts[0].source
     quantity = source.quantity
     about = {"metric": source.metric, "type": quantity.kind, "unit": quantity.unit, "observed": quantity.observed}
@@ -122,7 +122,7 @@ def _notes(part: Part) -> Iterator[str]:
 
 
 def gauge_stats(values: Floats) -> tuple[SampleStatistics, dict[str, str]]:
-    """Describe a gauge's samples (float64[n], n > 0), and say what is missing and why.
+    """Return statistics of a gauge's samples (float64[n], n > 0), and reasons for missing ones.
 
     Mean and percentiles (numpy's default) are over scrapes, not weighted by time; `std` has ddof 1.
     """
@@ -252,7 +252,7 @@ def _range(low: float, high: float) -> Range:
 
 
 def finite_only(numbers: dict[str, float]) -> dict[str, float]:
-    """Leave out what is not finite: a sum beyond the largest number, or what was computed from one."""
+    """Return the finite numbers. Left out are a sum beyond the largest number, and what was computed from one."""
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
@@ -266,7 +266,7 @@ def frames(selection: ScrapeSelection) -> list[dict[str, Any]]:
 
 
 def _why_absent(*numbers: float) -> str:
-    """Return why a slice has no numbers, or ''."""
+    """Return the reason for a slice without numbers, or ''."""
     if any(map(math.isnan, numbers)):
         return _NO_SCRAPE
     return "" if all(map(math.isfinite, numbers)) else TOO_LARGE

@@ -73,14 +73,14 @@ class Gap(Struct, frozen=True, kw_only=True):
 
 
 class _Totals(Quantities, frozen=True):
-    """What stands before the quantities: fields that are not by keyword alone come first."""
+    """Fields before the quantities. Fields that are not by keyword alone come first."""
 
     engine: Annotated[DetectedEngine | None, doc("The engine behind the pages; null where none is recognised.")]
     reason: Annotated[str | UnsetType, doc("Why there are no server metrics.")] = UNSET
 
 
 class Server(_Totals, frozen=True, kw_only=True):
-    """What the engine's metrics showed of the window, added up over label sets and endpoints."""
+    """The engine's metrics over the window, added up over label sets and endpoints."""
 
     missing: Annotated[dict[str, str], doc("Canonical quantities that are absent, and why.")]
     endpoints: Annotated[list[Endpoint], doc("Each scraped page alone.")]

@@ -35,7 +35,7 @@ class Window:
         return (self.end_ns - self.start_ns) / 1e9
 
     def holds(self, at_ns: Ints) -> Bools:
-        """Tell which moments lie in it."""
+        """Return a mask of the moments within the window."""
         return (at_ns >= self.start_ns) & (at_ns <= self.end_ns)
 
 
@@ -71,12 +71,12 @@ class ScrapeSelection:
 
     @property
     def rate_s(self) -> float:
-        """Return what a total over the window is divided by, for its rate."""
+        """Return the divisor of a total over the window for its rate."""
         return self.covered_s if self.early_s else self.window.duration_s
 
 
 def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> ScrapeSelection | Missing:
-    """Select the scrapes that a window uses and lay out its slices of `slice_ns` from its start.
+    """Return the scrapes for a window, and its slices of `slice_ns` from its start.
 
     The reference is the last scrape whose `response_ns` is at or before the start: one under way at that moment may
     already include requests of the window. Missing: no usable scrape, none after the reference, a window without
@@ -132,13 +132,16 @@ def select_scrapes(endpoint: EndpointSeries, window: Window, slice_ns: int) -> S
 
 
 def scrape_intervals(stamps: Ints, window: Window, reference: int) -> Indices:
-    """Return the rows of the scrapes at the edges of the scrape intervals that touch a window, one at least."""
+    """Return the rows of the scrapes bounding the scrape intervals that touch a window.
+
+    There is one interval at least.
+    """
     final = min(int(np.searchsorted(stamps, window.end_ns, side="left")), len(stamps) - 1)
     return np.arange(reference, max(final, reference + 1) + 1)
 
 
 def slice_edges(window: Window, slice_ns: int) -> tuple[Ints, Bools]:
-    """Return the edges (int64[S+1]) of slices laid from the window's start, and which are whole (bool[S])."""
+    """Return the edges (int64[S+1]) of slices from the window's start, and whole ones (bool[S])."""
     starts = np.arange(window.start_ns, window.end_ns, slice_ns, dtype=np.int64)
     edges_ns = np.append(starts, np.int64(window.end_ns))
     return edges_ns, np.diff(edges_ns) == slice_ns

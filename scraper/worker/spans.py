@@ -51,7 +51,7 @@ async def _settle(receiver: Receiver, wanted: SettleSpans) -> int:
 
 
 def _say_to_people(text: str) -> None:
-    """Write a line to standard error, which is a file of the same disk as the log, and may be full."""
+    """Write a line to standard error, and ignore errors. It is a file of the same disk as the log, and may be full."""
     with suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

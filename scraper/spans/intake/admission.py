@@ -1,4 +1,4 @@
-"""What a receiver has in hand: bodies that are being read, and whole ones that wait for their turn.
+"""Admission of bodies to a receiver: those being read, and whole ones awaiting their turn.
 
 A slow sender holds neither a turn nor a place for long: where there is no room, the body that has been read for longest
 gives way.
@@ -75,7 +75,7 @@ class Reading:
             self._readings.add(self, self.size_bytes)
 
     def grow(self, size_bytes: int) -> None:
-        """Count so many more bytes. Raises Refusal where nothing can give way to them."""
+        """Count more bytes of the body. Raises Refusal where nothing can give way to them."""
         self.size_bytes += size_bytes
         if self._task is not None:
             self._readings.add(self, size_bytes)
@@ -120,17 +120,17 @@ class Readings:
         self._look: asyncio.TimerHandle | None = None
 
     def reading(self) -> Reading:
-        """Return a body of which nothing has come yet."""
+        """Return a new, empty body."""
         return Reading(self)
 
     @property
     def are_any_read(self) -> bool:
-        """Tell whether there is a body that is not whole."""
+        """Return whether any body is incomplete."""
         return bool(self._read)
 
     @property
     def are_any_held(self) -> bool:
-        """Tell whether there is a body in hand that is waited for."""
+        """Return whether any body in hand is being waited for."""
         return bool(self._held)
 
     def hold(self, reading: Reading) -> None:
@@ -177,7 +177,7 @@ class Readings:
         self._look = asyncio.get_running_loop().call_at(due_s, self._look_through)
 
     def _look_through(self) -> None:
-        """End those that are over their time, and look again when the next one may be."""
+        """End the overdue bodies, and schedule the next check."""
         self._look = None
         now_s = asyncio.get_running_loop().time()
         for reading in [each for each in self._held if each.due_s <= now_s]:
@@ -197,7 +197,7 @@ class Turns:
         self._small, self._large = asyncio.Semaphore(_SMALL_AT_ONCE), asyncio.Semaphore(_LARGE_AT_ONCE)
 
     def of(self, size_bytes: int) -> asyncio.Semaphore:
-        """Return what is held during the turn of a body."""
+        """Return the semaphore to hold during the turn of a body."""
         return self._small if size_bytes <= _SMALL_BYTES else self._large
 
     async def in_slices(self, steps: Iterator[object]) -> None:

@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._behind.data_received(data)
 
     def _is_head_bounded(self, data: bytes) -> bool:
-        """Look for the end of a head, and return whether it is within its bounds so far."""
+        """Return whether a request's head is within its limits so far, looking for its end."""
         seen = self._tail + data if self._tail else data
         if _HEAD_END in seen:
             self.begin()
@@ -206,7 +206,7 @@ class Connections:
             self._loop.add_reader(listener, self._accept, server, listener)
 
     def _has_room(self) -> bool:
-        """Tell whether there is room for one more connection, or make it."""
+        """Return whether there is room for one more connection, made by cutting an idle one."""
         if len(self._new) + len(self._answered) < self._most:
             return True
         idle = next((each for each in chain(self._new, self._answered) if not each.is_busy), None)

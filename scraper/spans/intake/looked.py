@@ -1,4 +1,7 @@
-"""What is seen in an export before it is logged: how many spans, what is wrong with some, and which a run waits for."""
+"""Results of looking at an export before it is logged: spans, faults, awaited traces.
+
+They are the number of spans, the faults of some, and the spans that a run waits for.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def look_through(body: bytes, received_ns: int, looked: Looked, *, is_awaited: b
 
 
 class Awaited:
-    """Notes whose requests' spans have come, for a run that waits for those of its own at its end."""
+    """Register of complete traces, for a run that waits for its own at its end."""
 
     def __init__(self) -> None:
         self._traces: dict[bytes, None] = {}
@@ -58,7 +61,7 @@ class Awaited:
         self._news = asyncio.Event()
 
     def note(self, looked: Looked) -> None:
-        """Note what came with an export: whose request a span tells, or whose way to the engine."""
+        """Record an export's spans of requests, and of services on the way to the engine."""
         for received in looked.awaited:
             trace_id = received.span.trace_id
             if received.kind.tells_all or self._completes(received):
@@ -73,8 +76,9 @@ class Awaited:
         self._news.set()
 
     async def settle(self, seconds: float, trace_ids: Collection[bytes]) -> int:
-        """Wait until all of these traces are complete, for so many seconds at most, and for all of them where there are
-        none; return how many have no spans by then.
+        """Wait until these traces are complete, at most `seconds`; return the number without spans.
+
+        Without traces it waits the whole time.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -84,13 +88,16 @@ class Awaited:
         return len(set(trace_ids) - self._traces.keys())
 
     def _have_gateways(self, trace_ids: Collection[bytes]) -> bool:
-        """Tell whether each of these traces has the spans of every service that serves any of them."""
+        """Return whether each trace has spans of every service that serves any of them."""
         served = [self._serving.get(trace_id, set()) for trace_id in trace_ids]
         every = set().union(*served)
         return all(services == every for services in served)
 
     def _completes(self, received: ReceivedSpan) -> bool:
-        """Tell whether a span is the second of the two that tell a request by its stages: its own, and the last one."""
+        """Return whether a span is the second of the two that give a request's stages.
+
+        The two are its own, and the last stage's.
+        """
         if not _is_half(received):
             return False
         kind, trace_id = received.kind, received.span.trace_id
@@ -101,12 +108,12 @@ class Awaited:
 
 
 def _is_half(received: ReceivedSpan) -> bool:
-    """Tell whether a span is one of the two that tell a request by its stages."""
+    """Return whether a span is one of the two that give a request's stages."""
     return received.kind.role == "request" or received.kind.ends_prefill
 
 
 def _serves(received: ReceivedSpan) -> bool:
-    """Tell whether a span is of a service before the engine."""
+    """Return whether a span is of a service before the engine."""
     role = received.kind.role
     is_served = role in ("gateway_call", "call", "other") and received.span.kind == Span.SPAN_KIND_SERVER
     return role == "gateway" or is_served
