@@ -1,1 +1,1 @@
-"""An engine whose true queue and prefill times are known: the embedded default and the test bench."""
+"""An engine with known true queue and prefill times: the embedded default and the test bench."""

@@ -37,7 +37,7 @@ from simulator.settings import (
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simulator") -> int:
-    """Run with these command-line arguments (those of the process if None) and return the exit code."""
+    """Run with these command-line arguments and return the exit code. If None, with those of the process."""
     options = _parser(prog).parse_args(arguments)
     try:
         settings = _settings(options)
@@ -107,7 +107,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _add_behaviour(parser: argparse.ArgumentParser) -> None:
-    """Add how the engine schedules, fails and slows down, and what stands before it."""
+    """Add options for the engine's scheduling, failures and slowness, and for the gateway before it."""
     limits, gateway = EngineSettings(), GatewaySettings()
     add = parser.add_argument
     add("--prefix-caching", choices=("on", "off"), default="on", help="whether prompts are looked up in the cache")
@@ -138,12 +138,12 @@ def _gateway(options: argparse.Namespace) -> GatewaySettings:
 
 
 def _drift(text: str) -> float:
-    """Return what PERCENT/h says as a ratio. Raises SettingsError."""
+    """Return an option's PERCENT/h as a ratio. Raises SettingsError."""
     return _number("drift", text.removesuffix("/h").removesuffix("%"), "PERCENT/h, as in 5%/h") / 100
 
 
 def _number(field: str, text: str, form: str) -> float:
-    """Return what an option says in a number. Raises SettingsError, which says how it is written."""
+    """Return the number of an option. Raises SettingsError, which says how it is written."""
     try:
         number = float(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""The simulated engine as a server that a client cannot tell from vLLM's, but for the text.
+"""The simulated engine as a server with vLLM's behaviour, apart from the text.
 
-As SGLang or TensorRT-LLM it differs in what is asked before and beside a load: the metrics page and where it is, where
-the version stands, which endpoints exist. Replies keep vLLM's form, which the others share but for small things. What
-was recorded of SGLang is played: a reply's head comes with its first token, any model name is answered, /health
-generates a token (without the second that it takes there), a client that leaves is noticed with a later output, and
-`n` above 1 is a prefill and n requests.
+A client cannot tell it from vLLM's. As SGLang or TensorRT-LLM it differs in the requests before and beside a load: the
+metrics page and where it is, where the version stands, which endpoints exist. Replies keep vLLM's form, which the
+others share but for small things. What was recorded of SGLang is played: a reply's head comes with its first token, any
+model name is answered, /health generates a token (without the second that it takes there), a client that leaves is
+noticed with a later output, and `n` above 1 is a prefill and n requests.
 
 `running` starts one inside this process, `serve` runs one until it is cancelled; `python -m simulator` is a process
 around `serve`.
@@ -75,7 +75,9 @@ async def serve(settings: SimulatorSettings, on_ready: Callable[[str, str], None
 async def running(
     settings: SimulatorSettings, *, truth: TruthLog | None = None, on_grpc: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[str]:
-    """Run a simulator in this event loop for as long as the context lasts, and give its URL (no slash at the end).
+    """Run a simulator in this event loop during the context, and yield its URL.
+
+    The URL has no slash at the end.
 
     A caller that reads the true records in this process passes a TruthLog, which replaces `settings.truth`.
     `on_grpc` gets the URL of gRPC where the settings want one. Requests in flight at the end are aborted. Raises
@@ -236,7 +238,7 @@ async def _generate(request: web.Request, *, chat: bool) -> web.StreamResponse:
 
 
 def _stream_failed(message: str) -> bytes:
-    """Return how a stream ends when vLLM's engine dies."""
+    """Return the last events of a stream after the death of vLLM's engine."""
     return b"data: %b\n\n%b" % (_engine_stopped(message), DONE)
 
 

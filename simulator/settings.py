@@ -111,7 +111,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """What stands between clients and the engine: guardrails, and a limit.
+    """Settings of the gateway between clients and the engine: guardrails, and a limit.
 
     A request waits `input_s` and `input_token_s` a prompt token before the engine sees it; a share `refuse_ratio` of
     prompts is then refused, always the same ones. `hold_tokens` of a stream are held back until they were looked at,
@@ -126,7 +126,7 @@ class GatewaySettings:
     fail_above: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise SettingsError for what is out of bounds."""
+        """Raise SettingsError for a value out of bounds."""
         times = {"guard_input": (self.input_s, self.input_token_s), "guard_output": (self.hold_s,)}
         for name, seconds in ((name, seconds) for name, given in times.items() for seconds in given):
             if not 0 <= seconds <= 3600:
@@ -169,7 +169,10 @@ class SimulatorSettings:
     oom_exits: bool = False
 
     def __post_init__(self) -> None:
-        """Raise SettingsError for an engine that is not simulated, an impossible port or an empty name."""
+        """Raise SettingsError for invalid settings.
+
+        Invalid are, for example, an engine that is not simulated, an impossible port or an empty name.
+        """
         if self.engine not in ENGINES:
             raise SettingsError(f"engine: {_unknown(self.engine, ENGINES)}")
         for name in ("port", "grpc_port"):

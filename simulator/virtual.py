@@ -27,11 +27,11 @@ _REFUSAL_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent, and when.
+    """Requests to send, and their schedule.
 
     requests     in order; an endless iterator will do where something else ends the load
     offsets_ns   of an open loop: when each is sent, from the start, ascending; None: a closed loop
-    concurrency  of a closed loop: how many are in flight; the next is sent when one ends
+    concurrency  of a closed loop: number of requests in flight; the next is sent when one ends
     duration_s   nothing is sent from then on; None: until the requests or their offsets end
     """
 
@@ -73,7 +73,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What became of a load: its requests in the order of submission, its scrapes, and, where asked for, each step.
+    """Results of a load: its requests in order of submission, its scrapes, and requested steps.
 
     `end_ns` is the end of the load: the stated duration, else the last submission.
     """
@@ -86,7 +86,7 @@ class Played:
 
 
 class VirtualServer:
-    """Own one engine, its gateway, its page and its time, which goes on from load to load."""
+    """An engine, its gateway, its page and its time, which continues from load to load."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class VirtualServer:
         start_ns: int = EPOCH_NS,
         keep_steps: bool = False,
     ) -> None:
-        """`network_s` is how long a request and the first byte of its reply are on the way, together.
+        """Create the engine. `network_s` is the time on the way of a request and its reply's first byte, together.
 
         Without `shown` there is no page, and loads are played faster. `keep_steps` is that of the engine.
         """
@@ -146,7 +146,7 @@ class VirtualServer:
             self._rendered = None
 
     def _scrape(self, scrapes: _Scrapes, before_ns: int, *, last: bool = False) -> None:
-        """Render the pages that are due before a moment, and with `last` the first after it."""
+        """Render the pages due before a moment, and with `last` the first after it."""
         if self._page is None:
             return
         for at_ns in scrapes.due(before_ns, last=last):
@@ -165,7 +165,10 @@ class VirtualServer:
 
 
 class _Traffic:
-    """Own what was sent of a load, and what happens next between its clients and the engine, in order of time."""
+    """Sent requests of a load, and the events to come between clients and engine.
+
+    Events are in order of time.
+    """
 
     def __init__(self, load: Load, server: VirtualServer) -> None:
         self.start_ns = server.now_ns
@@ -182,22 +185,22 @@ class _Traffic:
 
     @property
     def end_ns(self) -> int:
-        """Return when the load ended: as stated, else with the last submission."""
+        """Return the end of the load: the stated one, else the last submission."""
         return self._until_ns or max((exchange.submit_ns for exchange in self.sent), default=self.start_ns)
 
     @property
     def next_ns(self) -> int | None:
-        """Return when something happens next, None when nothing does."""
+        """Return the time of the next event, None without any."""
         return self._events[0][0] if self._events else None
 
     def advance(self, now_ns: int) -> None:
-        """Let happen what does by now."""
+        """Run the events due by now."""
         while self._events and self._events[0][0] <= now_ns:
             at_ns, _, event = heappop(self._events)
             event(at_ns)
 
     def deliver(self, outcome: StepOutcome) -> None:
-        """Send the tokens of a step on their way, and end what it ended."""
+        """Send the tokens of a step, and end the requests it ended."""
         finished = iter(outcome.finished)
         for output in outcome.tokens:
             exchange = self._running[output.number]
@@ -212,7 +215,7 @@ class _Traffic:
             self._at(outcome.at_ns, partial(self._end, exchange))
 
     def _release(self, exchange: Exchange, at_ns: int, *, is_last: bool) -> None:
-        """Let a token go, or hold it back until as many as the guardrail looks at are there."""
+        """Release a token, or hold it back until the guardrail has enough to check."""
         way_ns, gateway = self._server.way_ns, self._server.gateway.settings
         exchange.held += 1
         if exchange.held >= gateway.hold_tokens or is_last:
@@ -222,7 +225,7 @@ class _Traffic:
             exchange.held = 0
 
     def _at(self, at_ns: int, event: Callable[[int], None]) -> None:
-        """Note what happens at a moment; what was noted first happens first."""
+        """Schedule an event. Events at the same moment run in the order of scheduling."""
         self._scheduled += 1
         heappush(self._events, (at_ns, self._scheduled, event))
 
@@ -279,7 +282,7 @@ class _Scrapes:
         self._every_ns = None if every_s is None else round(every_s * 1e9)
 
     def due(self, before_ns: int, *, last: bool) -> Iterator[int]:
-        """Give the moments that are due before another, and with `last` the first from there on."""
+        """Yield the moments due before another, and with `last` the first from there on."""
         while self._every_ns is not None and (self._next_ns < before_ns or last):
             last = last and self._next_ns < before_ns
             at_ns, self._next_ns = self._next_ns, self._next_ns + self._every_ns

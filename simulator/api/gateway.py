@@ -1,6 +1,6 @@
-"""What stands between clients and the engine: guardrails that take their time, refuse and hold back, and a limit.
+"""Gateway between clients and the engine: guardrails that delay, refuse and hold back, and a limit.
 
-The same in real and in virtual time: everything here says how long something takes, and nothing waits.
+The same in real and in virtual time: everything here returns durations, and nothing waits.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Gateway:
             self.leave()
 
     def input_s(self, prompt_tokens: int) -> float:
-        """Return how long the guardrail looks at a prompt."""
+        """Return the duration of the guardrail's check of a prompt."""
         return self.settings.input_s + self.settings.input_token_s * prompt_tokens
 
     def check(self, prompt_token_ids: Sequence[int]) -> None:
-        """Raise RefusedError (400) for a prompt that the guardrail does not let pass, as a content filter says it."""
+        """Raise RefusedError (400) for a prompt that the guardrail refuses, as a content filter does."""
         ratio = self.settings.refuse_ratio
         if ratio and reply_key(self._seed, prompt_token_ids) < ratio * _MOST_KEY:
             message = "The prompt was refused by the content filter. Please modify your prompt and retry."
             raise RefusedError(400, message, kind="content_filter", param="prompt")
 
     def hold(self, *, streamed: bool) -> tuple[int, float] | None:
-        """Return how many tokens are held back at a time, and for how long; of a reply in one piece all are."""
+        """Return the number of tokens held back at a time, and the duration. Of a reply in one piece all are."""
         tokens = self.settings.hold_tokens
         return (tokens if streamed else _ALL, self.settings.hold_s) if tokens else None
 

@@ -82,7 +82,7 @@ async def _infer(requests: AsyncIterator[bytes], context: Any, *, service: Servi
 
 
 def _read(request: Any, service: Service) -> Generation:
-    """Return what a request asks for. Raises RefusedError."""
+    """Return the generation that a request asks for. Raises RefusedError."""
     model = service.settings.model
     if request.model_name != model:
         raise RefusedError(404, f"Request for unknown model: '{request.model_name}' is not found")
@@ -96,7 +96,7 @@ def _read(request: Any, service: Service) -> Generation:
 
 
 def _inputs(request: Any) -> dict[str, object]:
-    """Return the first element of each input tensor, whichever of the two ways it was sent."""
+    """Return the first element of each input tensor, sent in either of the two ways."""
     raw = request.raw_input_contents
     return {
         tensor.name: _raw(tensor.datatype, raw[number]) if number < len(raw) else _typed(tensor.contents)

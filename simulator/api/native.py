@@ -1,4 +1,4 @@
-"""The engines' own endpoints over HTTP, each in its dialect, and where they say which model they have."""
+"""The engines' own HTTP endpoints, each in its dialect, and those that name the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def _answer(request: web.Request, dialect: Dialect) -> web.StreamResponse:
 
 
 async def _reply(request: web.Request, dialect: Dialect, asked: Generation, arrival_ns: int) -> web.StreamResponse:
-    """Answer what was asked. Raises RefusedError before there is a reply."""
+    """Send the reply to a generation request. Raises RefusedError before there is a reply."""
     service = request.app[SERVICE]
     client_id, traceparent = request.headers.get("X-Request-Id", ""), request.headers.get("traceparent", "")
     name = reply_id(service, dialect.prefix, client_id)

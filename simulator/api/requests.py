@@ -1,4 +1,4 @@
-"""Reading what a client asks of the OpenAI-compatible endpoints, and refusing it the way vLLM does.
+"""Parsing of requests to the OpenAI-compatible endpoints, with refusals as in vLLM.
 
 Sampling parameters are accepted and ignored: nothing is sampled here. `n` above 1 (but of SGLang's streams), more than
 one prompt in a request and `echo` are refused rather than answered wrongly.
@@ -33,7 +33,7 @@ class RefusedError(Exception):
 
 
 class StreamOptions(msgspec.Struct):
-    """What a stream says about usage: on one more chunk at the end, or on every chunk."""
+    """Options of a stream about usage: in one more chunk at the end, or in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -123,7 +123,7 @@ def read(body: bytes, shape: type[_Model]) -> _Model:
 
 
 def read_generation(body: bytes, *, chat: bool, settings: SimulatorSettings) -> Generation:
-    """Return what a chat or completions request asks for.
+    """Return the generation that a chat or completions request asks for.
 
     Raises RefusedError: 404 for another model, 400 for a malformed body, for what is not simulated, and for a
     prompt or a prompt with its output that exceeds the model's length.
@@ -210,7 +210,7 @@ def _prompt_token_ids(request: CompletionRequest) -> list[int]:
 
 
 def fitting_max_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
-    """Return how many tokens the reply may have: what was asked for, or else all that there is room for.
+    """Return the limit of a reply's tokens: the requested one, else all the room left.
 
     Raises RefusedError (400) when the model is too short for it.
     """

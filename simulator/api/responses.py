@@ -24,7 +24,7 @@ _TEXT = {END_OF_SEQUENCE: b""} | {token_id: word.encode() for token_id, word in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyInfo:
-    """What is the same in every event of a reply: its id, the model, when it was created, the length of its prompt."""
+    """Constants of a reply's events: id, model, creation time, prompt length."""
 
     response_id: str
     model: str
@@ -90,7 +90,7 @@ def token_event(template: EventTemplate, output: TokenOutput) -> bytes:
 
 
 def usage_event(template: EventTemplate, output_tokens: int, record: RequestRecord | None = None) -> bytes:
-    """Return the event without choices that states the usage, and the request's own times where they are wanted."""
+    """Return the usage event, without choices, and with the request's own times if wanted."""
     stated = usage(template.prompt_tokens, output_tokens, record)
     return template.head + b'],"usage":' + stated + _metrics(record) + b"}\n\n"
 
@@ -124,7 +124,7 @@ def _metrics(record: RequestRecord | None) -> bytes:
 def whole_reply(
     info: ReplyInfo, outputs: Sequence[TokenOutput], *, chat: bool, record: RequestRecord | None = None
 ) -> bytes:
-    """Return the body of a reply that is not streamed, with a record's times where they are wanted."""
+    """Return the body of an unstreamed reply, with a record's times if wanted."""
     text = b"".join(_TEXT[output.token_id] for output in outputs).decode()
     choice: dict[str, object] = {"index": 0}
     choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}

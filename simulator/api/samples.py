@@ -19,7 +19,7 @@ from simulator.engine.history import Role, TokenOutput
 async def several(
     request: web.Request, generation: Generation, arrival_ns: int, *, chat: bool, client_id: str, traceparent: str
 ) -> web.StreamResponse:
-    """Answer with the events of `generation.samples` replies as they come, each with an index and an id of its own.
+    """Answer with the interleaved events of `generation.samples` replies, each with its own index and id.
 
     Raises EngineStoppedError where the engine stops.
     """
@@ -55,7 +55,7 @@ async def several(
 
 
 async def _interleaved(streams: Sequence[TokenStream]) -> AsyncGenerator[tuple[int, list[TokenOutput]], None]:
-    """Give the tokens of streams as they come, with the stream's place, until all have ended."""
+    """Yield the tokens of streams as they come, with the stream's index, until all end."""
     waiting = {asyncio.ensure_future(stream.take()): index for index, stream in enumerate(streams)}
     try:
         while waiting:

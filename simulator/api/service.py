@@ -1,4 +1,4 @@
-"""What those who serve requests work with, whatever protocol they speak."""
+"""Objects shared by the request handlers of all protocols."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from simulator.telemetry.perf_metrics import PerfMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """The engine in real time, what stands before it, its page, its records of requests, its settings and its clock
-    (ns Unix).
+    """The engine in real time, with its gateway, page, request records, settings and clock.
+
+    The clock is in ns Unix.
     """
 
     settings: SimulatorSettings
@@ -121,11 +122,11 @@ async def streamed(
     failed: Callable[[str], bytes],
     late_head: bool = False,
 ) -> web.StreamResponse:
-    """Answer with what `events` makes of the tokens as they come; those that came together go out in one write.
+    """Stream a reply made by `events` from the tokens as they come.
 
-    Like vLLM, it says 200 before the request is scheduled; with `late_head`, once there is a first token. When the
-    engine stops, `failed` says so; before a late head EngineStoppedError is raised. A client that disconnects is not a
-    server error.
+    Tokens that came together go out in one write. Like vLLM, it says 200 before the request is scheduled; with
+    `late_head`, once there is a first token. When the engine stops, `failed` says so; before a late head
+    EngineStoppedError is raised. A client that disconnects is not a server error.
     """
     response = web.StreamResponse(headers={"Content-Type": content_type})
     outputs = await stream.take() if late_head else []

@@ -60,7 +60,7 @@ class BlockPool:
         return blocks
 
     def take(self, shared: Sequence[int], tokens: int) -> list[int] | None:
-        """Take the `shared` blocks of a match and as many new ones as `tokens` tokens need in all.
+        """Take a match's `shared` blocks and the new ones for `tokens` tokens in all.
 
         Returns the blocks in order, or None (and takes nothing) when there is too little room.
         """

@@ -105,7 +105,7 @@ class EngineDriver:
         return self._engine.reset_prefix_cache()
 
     def submit(self, request: EngineRequest, arrival_ns: int, hold: tuple[int, float] | None = None) -> TokenStream:
-        """Hand a request to the engine and return the stream of its tokens, held back as `hold` says.
+        """Submit a request to the engine and return its token stream, held back by `hold`.
 
         Raises EngineStoppedError when the engine does not run any more.
         """

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it, as plain records.
+"""Inputs and outputs of the engine, as plain records.
 
 All stamps are int64 nanoseconds of whatever clock drives the engine.
 """
@@ -19,10 +19,12 @@ Role = Literal["request", "probe", "prefix"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """What the engine is asked for; the prompt has at least one token, and `max_tokens` is at least 1. `traceparent` is
-    the header of that name as it came, empty for none; `client_id` the client's own id where replies do not carry it.
-    `samples` is how many replies to the prompt the client wants, of which this is one. The lower `priority`, the sooner
-    it is scheduled, where priorities count. Only requests of the same `cache_salt` share cached prefixes.
+    """A request to the engine, with a prompt of at least one token.
+
+    `max_tokens` is at least 1. `traceparent` is the header of that name as it came, empty for none; `client_id` the
+    client's own id where replies do not carry it. `samples` is the number of replies to the prompt that the client
+    wants, and this is one of them. The lower `priority`, the sooner it is scheduled, where priorities count. Only
+    requests of the same `cache_salt` share cached prefixes.
     """
 
     request_id: str
@@ -153,7 +155,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraction:
-    """A running request gave up its blocks, with so many output tokens made so far."""
+    """A running request that gave up its blocks, and its output tokens until then.
+
+    `output_tokens` is their number.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -161,7 +166,7 @@ class Retraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillWork:
-    """What a step did for prefills: in how many requests, tokens computed, and tokens found in the prefix cache.
+    """Prefill work of a step: requests, computed tokens, and tokens from the prefix cache.
 
     The `fresh` ones leave out what is done again after a retraction, so that over a run they add up to the prompts.
     """
@@ -175,7 +180,7 @@ class PrefillWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What one step did, and the state of the engine after it.
+    """The work of one step, and the state of the engine after it.
 
     `running` and `waiting` count requests (those not yet taken in are in neither). `intake_ns` is the time from arrival
     to the queue of each request taken in, `chunk_ns` the time of each chunk that left its prefill unfinished;
@@ -204,7 +209,7 @@ class StepOutcome:
 
     @property
     def kind(self) -> StepKind:
-        """Return what the step did."""
+        """Return the kind of the step."""
         if not self.prefill.requests:
             return "decode"
         return "mixed" if self.decode_requests else "prefill"

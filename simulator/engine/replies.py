@@ -1,4 +1,4 @@
-"""What the simulated model says: short words, drawn from the seed.
+"""Replies of the simulated model: short words, drawn from the seed.
 
 Token `index` of a reply is a pure function of the seed, the prompt's tokens and `index`. It does not depend on when
 a request ran or beside which others, so a run over real sockets repeats its texts and lengths exactly.

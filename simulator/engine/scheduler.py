@@ -72,20 +72,23 @@ class _Sequence:
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Return what priorities are compared by, the least first."""
+        """Return the sort key of priorities, the least first."""
         return self.request.priority, self.arrival_ns
 
     @property
     def brevity(self) -> tuple[int, int]:
-        """Return what prompts are compared by, the shortest first."""
+        """Return the sort key of prompt lengths, the shortest first."""
         return len(self.request.prompt_token_ids), self.arrival_ns
 
     def is_prefill(self, chunk_tokens: int) -> bool:
-        """Return whether a chunk of so many tokens is part of a prefill; anything else is one more output token."""
+        """Return whether a chunk of `chunk_tokens` is part of a prefill. Anything else is one more output token."""
         return chunk_tokens > 1 or self.first_token_ns < 0
 
     def reach(self, tokens: int) -> int:
-        """Note that so many tokens from the start are there; return how many of the prompt never were before."""
+        """Record the tokens present from the start; return the number of new prompt tokens.
+
+        New are those that never were there before.
+        """
         before = self.prefilled
         self.prefilled = max(before, min(tokens, len(self.request.prompt_token_ids)))
         return self.prefilled - before
@@ -182,7 +185,10 @@ class Engine:
         return self.pool.forget()
 
     def begin_step(self, now_ns: int) -> float | None:
-        """Take in what has arrived, schedule a step and return its duration in seconds; None when there is no work."""
+        """Schedule a step and return its duration in seconds; None without work.
+
+        Requests that have arrived are taken in first.
+        """
         if self._start_ns is None:
             self._start_ns = now_ns
         step = _Step(begin_ns=now_ns, budget=self.settings.max_num_batched_tokens)
@@ -200,9 +206,9 @@ class Engine:
         return self._duration_s(step)
 
     def finish_step(self, now_ns: int) -> StepOutcome:
-        """End the step in flight and return what it gave.
+        """End the step in flight and return its outcome.
 
-        Raises RuntimeError when none is.
+        Raises RuntimeError without a step in flight.
         """
         step = self._step
         if step is None:
@@ -319,7 +325,7 @@ class Engine:
             step.budget -= chunk_tokens
 
     def _victim(self) -> _Sequence:
-        """Return which running request gives up its blocks."""
+        """Return the running request that gives up its blocks."""
         if self.settings.policy == "priority":
             return max(self._running, key=lambda each: each.urgency)
         return self._running[-1]
@@ -361,7 +367,7 @@ class Engine:
         return self.settings.slow * duration_s * float(self._jitter.lognormal(-jitter * jitter / 2, jitter))
 
     def _store(self, sequence: _Sequence, chunk_tokens: int) -> None:
-        """Note that a chunk is in the KV cache, and make the blocks it filled findable."""
+        """Store a chunk in the KV cache, and register the blocks it filled."""
         block_size = self.pool.block_size
         first = sequence.computed // block_size
         sequence.computed += chunk_tokens
@@ -405,7 +411,10 @@ class Engine:
 
 
 def _work(step: _Step) -> tuple[PrefillWork, int]:
-    """Return what a step, before its tokens are stored, does for prefills, and the tokens its sequences then hold."""
+    """Return a step's prefill work, and the tokens that its sequences then hold.
+
+    The step's tokens are not stored yet.
+    """
     chunks = [(sequence, tokens) for sequence, tokens in step.chunks if sequence.is_prefill(tokens)]
     prefill = PrefillWork(
         requests=len(chunks),

@@ -1,1 +1,1 @@
-"""What the simulated engine exposes about itself: metrics pages, spans, per-request records, the truth."""
+"""Telemetry of the simulated engine: metrics pages, spans, per-request records, the truth."""

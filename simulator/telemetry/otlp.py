@@ -1,4 +1,4 @@
-"""Spans of a request as protobuf has them, with ids that are the same whenever they are computed again."""
+"""Spans of a request as protobuf messages, with reproducible ids."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def latencies(record: RequestRecord) -> dict[str, Value]:
 
 
 def identity(record: RequestRecord, what: str, size: int) -> bytes:
-    """Return so many bytes for something of a request."""
+    """Return `size` reproducible bytes as an identity for a part of a request."""
     text = f"{record.request_id}/{record.arrival_ns}/{what}"
     return blake2b(text.encode(), digest_size=size).digest()

@@ -1,4 +1,6 @@
-"""The spans of a request as SGLang 0.5.23 sends them at its default trace level, recorded from a real one.
+"""A request's spans as sent by SGLang 0.5.23 at its default trace level.
+
+They were recorded from a real one.
 
 Its span from arrival to end bears the attributes. Under it stand the threads that worked for it, of two processes with
 a service.instance.id each, and under these the stages:

@@ -1,4 +1,6 @@
-"""The spans of an engine's requests, sent to a collector by OTLP over gRPC in the form of the engine that is simulated.
+"""Exporter of the engine's request spans, by OTLP over gRPC.
+
+They have the form of the engine that is simulated.
 
 A span is sent of each request that finished, under the `traceparent` that it came with, unless that says that it is not
 sampled; a request without one begins a trace of its own, SGLang's with an id of 64 bits. Nothing is sent of one that
@@ -46,7 +48,10 @@ _SERVICES = {"vllm": "vllm-simulator", "sglang": "sglang", "trtllm": "trtllm-sim
 
 
 class SpanExporter:
-    """Owns the connection to a collector, and what is still to be sent there; an async context manager."""
+    """Exporter of spans to a collector, with a queue; an async context manager.
+
+    Owns the connection.
+    """
 
     def __init__(self, target: str, settings: SimulatorSettings) -> None:
         """`target` is HOST:PORT."""
@@ -68,7 +73,7 @@ class SpanExporter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send what is left, within END_WITHIN_S."""
+        """Send the remaining spans, within END_WITHIN_S."""
         self._ending.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._sending, END_WITHIN_S)
@@ -103,7 +108,7 @@ class SpanExporter:
 
 
 def _batches(records: tuple[RequestRecord, ...]) -> Iterator[tuple[RequestRecord, ...]]:
-    """Give records in their order, so many at once that a collector takes the spans of their steps in one message."""
+    """Yield records in order, in batches with spans that fit one message to a collector."""
     batch: list[RequestRecord] = []
     steps = 0
     for record in records:
@@ -137,7 +142,10 @@ def export(records: tuple[RequestRecord, ...], settings: SimulatorSettings) -> E
 
 
 def _context(record: RequestRecord, engine: str) -> tuple[bytes, bytes] | None:
-    """Return the ids of the trace and of the parent span (none in a trace of our own); None if it is not sampled."""
+    """Return the ids of the trace and the parent span, None if not sampled.
+
+    A trace of our own has no parent.
+    """
     match = _TRACEPARENT.fullmatch(record.traceparent)
     if match is None:
         size = 8 if engine == "sglang" else 16
@@ -148,7 +156,7 @@ def _context(record: RequestRecord, engine: str) -> tuple[bytes, bytes] | None:
 def _spans(
     record: RequestRecord, trace_id: bytes, parent_id: bytes, settings: SimulatorSettings
 ) -> Iterator[tuple[str, Span]]:
-    """Give the spans of a request, each with the service.instance.id of its process, empty for none."""
+    """Yield the spans of a request, each with its process's service.instance.id, empty for none."""
     if settings.engine == "sglang":
         yield from sglang_spans.spans_of(record, trace_id, parent_id, settings.model)
     else:

@@ -1,4 +1,4 @@
-"""The truth about every request and every step, kept in memory and written as JSON lines.
+"""True records of every request and step, kept in memory and written as JSON lines.
 
 One line a request, written when it finishes or is aborted, and in a file of its own one line a step of the engine;
 docs/reference/simulator.md has the fields.

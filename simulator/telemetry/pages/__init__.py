@@ -16,13 +16,13 @@ from simulator.telemetry.pages.vllm import VllmPage
 
 
 class EnginePage(Protocol):
-    """What an engine tells of itself to a scraper."""
+    """Metrics of an engine, as shown to a scraper."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take in what one step did."""
+        """Update the metrics with the outcome of a step."""
 
     def abort(self, record: RequestRecord) -> None:
-        """Take in that a request was aborted."""
+        """Update the metrics with an aborted request."""
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type for a request's Accept header."""

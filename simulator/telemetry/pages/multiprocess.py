@@ -1,4 +1,4 @@
-"""A page as prometheus_client shows it in multiprocess mode, from metrics that are kept in this process.
+"""A page in the form of prometheus_client's multiprocess mode, from metrics in this process.
 
 Multiprocess mode has no `_created` series and no process_ or python_ families, shows a family only once it has a
 series, and states a histogram's sum before its buckets. The reply's format is negotiated from the Accept header.
@@ -18,7 +18,7 @@ _ORDER = ("_sum", "_bucket", "_count")
 
 
 class MultiprocessView:
-    """What a registry shows in multiprocess mode; a collector in prometheus_client's sense."""
+    """View of a registry as in multiprocess mode; a collector in prometheus_client's sense."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

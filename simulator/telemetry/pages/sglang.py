@@ -108,10 +108,13 @@ _TOKENIZER_HISTOGRAMS = {
 
 
 class SglangPage:
-    """Own the metrics of one engine, in a registry of their own, and the time of the scheduler's last report."""
+    """Metrics of one SGLang engine, and the time of the scheduler's last report.
+
+    They are in a registry of their own.
+    """
 
     def __init__(self, model: str, settings: EngineSettings, clock: Callable[[], int]) -> None:
-        """Show what a server shows after its warm-up; `clock` gives ns, as in the outcomes."""
+        """Begin with the metrics of a server after its warm-up. `clock` gives ns, as in the outcomes."""
         self.registry = CollectorRegistry()
         self._block_size = settings.block_size
         self._tokens = settings.kv_blocks * settings.block_size

@@ -80,10 +80,10 @@ _LABELS = ("model_name", "engine_type")
 
 
 class TrtllmPage:
-    """Own the metrics of one engine, and the records of its iterations that no request has fetched yet."""
+    """Metrics of one TensorRT-LLM engine, and the iteration records not yet fetched."""
 
     def __init__(self, model: str, settings: EngineSettings) -> None:
-        """Show what a server shows before its first request."""
+        """Begin with the metrics of a server before its first request."""
         self.registry = CollectorRegistry()
         self._settings = settings
         self._labels = {"model_name": model, "engine_type": "trtllm"}

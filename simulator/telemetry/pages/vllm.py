@@ -1,4 +1,6 @@
-"""The engine's `/metrics` page, with the names, labels, buckets and moments of observation of vLLM 0.32.
+"""The engine's `/metrics` page, as in vLLM 0.32.
+
+It has the names, labels, buckets and moments of observation of that version.
 
 Moments: time to first token and prompt tokens when a prefill completes; inter-token latency and generation tokens at
 every output; queue, prefill, decode, inference and end-to-end time, sizes and reasons when a request finishes; gauges
@@ -99,7 +101,7 @@ _LABELS = ("model_name", "engine")
 
 
 def one_two_five_bounds(limit: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, 50 and so on, as far as they do not exceed `limit`."""
+    """Return the bounds 1, 2, 5, 10, 20, 50 and so on, up to `limit`."""
     bounds = (float(mantissa * 10**exponent) for exponent in range(len(str(limit))) for mantissa in (1, 2, 5))
     return tuple(bound for bound in bounds if bound <= limit)
 
@@ -202,7 +204,7 @@ class VllmPage:
             self._observe_finish(record)
 
     def abort(self, record: RequestRecord) -> None:
-        """Nothing of an aborted request is shown beyond what was observed before."""
+        """Ignore an aborted request: nothing of it is shown beyond its earlier observations."""
 
     def _observe_first_tokens(self, first_tokens: Sequence[FirstToken]) -> None:
         for first in first_tokens:
@@ -238,7 +240,7 @@ _value_of, _buckets_of, _created_of = attrgetter("_value"), attrgetter("_buckets
 
 
 def _numbers(family: Sequence[Any]) -> list[float]:
-    """Return what a family shows, in the order of the page; its `collect` would make an object of each number."""
+    """Return the numbers of a family, in the order of the page. Its `collect` would make an object of each number."""
     numbers: list[float] = []
     for series in family:
         if isinstance(series, Histogram):
