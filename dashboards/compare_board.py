@@ -19,12 +19,12 @@ OPEN_RUN = (
 
 
 def whole_parts(labels: str) -> dict[str, str]:
-    """Return the PromQL of each part's mean over all requests of a run that are broken down."""
+    """Return the PromQL of each part's mean over a run's requests with a breakdown."""
     return {LABELS[part]: last(TTFT_MEAN, f'{labels}, part="{part}"', "run_id") for part in TTFT_NAMES}
 
 
 def numbers(labels: str) -> dict[str, str]:
-    """Return the PromQL of what is compared of runs, by column."""
+    """Return the PromQL of the compared numbers of runs, by column."""
     return {
         "TTFT p50": client_quantile("ttft", 0.5, labels, "run_id"),
         "TTFT p90": client_quantile("ttft", 0.9, labels, "run_id"),
@@ -39,7 +39,7 @@ def numbers(labels: str) -> dict[str, str]:
 
 
 def change(expression: str, base: str) -> str:
-    """Return the PromQL of how much more a value is than that of the base run, as a ratio."""
+    """Return the PromQL of a value's relative difference to that of the base run."""
     return f"{expression} / on () group_left () (max ({base}) > 0) - 1"
 
 

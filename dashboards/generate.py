@@ -1,4 +1,6 @@
-"""Write the Grafana dashboards, and the alerts as Kubernetes wants them, the same bytes each time.
+"""Generator of the Grafana dashboards, and of the alerts as Kubernetes resources.
+
+The files have the same bytes each time.
 
     python dashboards/generate.py            write the files
     python dashboards/generate.py --check    exit 1 if one of them is not what would be written

@@ -1,4 +1,4 @@
-"""What a dashboard, a row and a panel are, and the PromQL that they are made of; `shapes` and `generate` write JSON.
+"""Types of dashboards, rows and panels, and their PromQL; `shapes` and `generate` write JSON.
 
 Rules kept throughout: quantiles of a run come from gauges, which are exact (the client's) or have an interval (the
 engine's); buckets only serve lines of the last seconds, and `watch`, whose requests are not kept. `> 0` stands on
@@ -114,7 +114,10 @@ bars = partial(Panel, "bars")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled row of panels, whose widths add up to 24 a line; collapsed where most runs have nothing to show."""
+    """A titled row of panels with widths that add up to 24 a line.
+
+    It is collapsed where most runs have nothing to show.
+    """
 
     title: str
     panels: tuple[Panel, ...]
@@ -123,7 +126,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What a user picks, of the values of a label; `newest_first` sorts run ids, which begin with their date."""
+    """A user's choice among the values of a label.
+
+    `newest_first` sorts run ids, which begin with their date.
+    """
 
     name: str
     label: str
@@ -166,12 +172,14 @@ def quantiles(metric: str, labels: str, side: str, qs: tuple[float, ...] = (0.5,
 
 
 def last(series: str, labels: str, by: str = "", fold: str = "max") -> str:
-    """Return the PromQL of the last value in the range shown, also of a run that ended long before its end."""
+    """Return the PromQL of the last value in the range shown. It also finds a run that ended long before the range's
+    end.
+    """
     return f"{fold}{f' by ({by})' if by else ''} (last_over_time({series}{{{labels}}}[$__range]))"
 
 
 def engines(labels: str) -> dict[str, str]:
-    """Return the PromQL of the engines of the range, with their versions where these are known."""
+    """Return the PromQL of the engines of the range, with their known versions."""
     known = last("sidelight_engine_info", labels, "engine, version", "group")
     return {"{{named}}": f'label_join({known}, "named", " ", "engine", "version")'}
 
@@ -193,12 +201,12 @@ def mean(metric: str, labels: str) -> str:
 
 
 def total(counter: str, labels: str, by: str = "", window: str = "$__rate_interval") -> str:
-    """Return the PromQL of a rate per second, added up over what `by` does not name."""
+    """Return the PromQL of a rate per second, summed over labels not in `by`."""
     return f"sum{f' by ({by})' if by else ''} (rate({counter}{{{labels}}}[{window}]))"
 
 
 def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_interval") -> str:
-    """Return the PromQL of what a counter gained, added up over what `by` does not name."""
+    """Return the PromQL of a counter's increase, summed over labels not in `by`."""
     return f"sum{f' by ({by})' if by else ''} (increase({counter}{{{labels}}}[{window}]))"
 
 
@@ -217,7 +225,7 @@ def heatmap(title: str, metric: str, labels: str, description: str, width: int =
 
 
 def of_parts(metric: str, labels: str, parts: tuple[str, ...], window: str = "$__rate_interval") -> dict[str, str]:
-    """Return the PromQL of each part's mean over the requests that are broken down, by what people read for it.
+    """Return the PromQL of each part's mean over requests with a breakdown, by display name.
 
     Every such request has an observation of the part `other`, of others only where they are known.
     """

@@ -36,7 +36,7 @@ COUNTED = f"({last('sidelight_requests_total', RUN, fold='sum')} + {PENDING})"
 
 
 def rate(of: str, by: str = "", labels: str = RUN) -> str:
-    """Return the PromQL of a rate of a run's measured phase, as its report has it."""
+    """Return the PromQL of a rate in a run's measured phase, as in its report."""
     return last("sidelight_client_rate_per_second", f'{labels}, of="{of}"', by)
 
 
@@ -214,7 +214,10 @@ OBJECTIVES = Row(
 
 
 def so_far(of: str, what: str) -> dict[str, str]:
-    """Return quantiles of the measured phase so far by both clocks, the engine's p99 with its bounds."""
+    """Return the PromQL of the measured phase's quantiles so far, by both clocks.
+
+    The engine's p99 comes with its bounds.
+    """
     named = {f"client p{q * 100:g}": (q, "sidelight_client_quantile_seconds") for q in (0.5, 0.99)}
     client = {name: f'max ({series}{{{RUN}, of="{of}", quantile="{q}"}})' for name, (q, series) in named.items()}
     engine = {f"engine p{q * 100:g}": engine_quantile(what, q, ENGINE) for q in (0.5, 0.99)}

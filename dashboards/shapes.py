@@ -118,7 +118,10 @@ def _graph(panel: Panel) -> timeseries.Panel:
 
 
 def _line(name: str) -> list[_Value]:
-    """Return what is particular to the line of a name: its colour, or that it bounds a band."""
+    """Return the overrides of a named line: its colour, or its role as a bound.
+
+    A bound is that of a band.
+    """
     whole, _, bound = name.partition(", ")
     if bound not in {"low", "high"}:
         return [_colour(COLOURS[name])] if name in COLOURS else []
@@ -155,7 +158,10 @@ def _heatmap(panel: Panel) -> heatmap.Panel:
 
 
 def _one_row_a_label(panel: Panel) -> list[model.DataTransformerConfig]:
-    """Return what makes one table of the answers to several queries: a column a query, named after it."""
+    """Return the transformations that merge several queries' answers into one table.
+
+    It has a column a query, named after it.
+    """
     names = {f"Value #{ref_id}": name for ref_id, name in zip(ascii_uppercase, panel.queries, strict=False)}
     about = {value for value, name in names.items() if name == "About"}
     labels = {"run_id": "Run"} | {

@@ -131,7 +131,7 @@ def by_both_clocks(scope: Scope, width: int) -> tuple[Panel, ...]:
 
 
 def engine_row(scope: Scope, so_far: str) -> Row:
-    """Return the row of what engines say of themselves; `so_far` says which requests their quantiles are of."""
+    """Return the row of the engines' own metrics. `so_far` says which requests their quantiles are of."""
     client, engine = scope.client, scope.engine
     hits, lookups = (total(f"sidelight_engine_prefix_cache_{what}_total", engine) for what in ("hits", "queries"))
     tokens = {
