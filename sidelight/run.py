@@ -52,12 +52,12 @@ class Run:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """Return what was asked for, with what and when; secrets are masked."""
+        """Return the manifest: the requested settings, versions and times, with secrets masked."""
         return self._recorded.manifest
 
     @property
     def status(self) -> str:
-        """Return how the run ended."""
+        """Return the final status of the run."""
         return self._recorded.status
 
     @property
