@@ -43,7 +43,7 @@ class Compared:
 
 
 def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
-    """Yield what to know of the runs first, what they were and differ in, and their times."""
+    """Yield the runs' warnings, then the tables of runs, differing settings and times."""
     yield from doubts(runs)
     yield Text("")
     yield runs_table(runs)
@@ -52,7 +52,7 @@ def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
 
 
 def doubts(runs: Sequence[Compared]) -> Iterator[RenderableType]:
-    """Yield whether each run is to be trusted, and beside the others."""
+    """Yield each run's warnings and verdicts, and whether the runs are comparable."""
     for run in runs:
         summary = run.summary
         severe = list(severe_lines(summary))
@@ -112,14 +112,16 @@ def runs_table(runs: Sequence[Compared]) -> Table:
 
 
 def _most(run: Compared, name: str) -> float | None:
-    """Return the most that a gauge of the engines showed, None where it is not known."""
+    """Return the maximum of a gauge over the engines, None if unknown."""
     gauge: Gauge | UnsetType = getattr(run.summary.server, name)
     most = gauge.stats.max if gauge else None
     return most if isinstance(most, int | float) else None
 
 
 def configuration_table(runs: Sequence[Compared]) -> Table:
-    """Return what differs between the runs in configuration, engine and versions; a row says so where nothing does."""
+    """Return a table of the runs' differences in configuration, engine and versions. A row says so if there are no
+    differences.
+    """
     shown = _beside("What differs in the configuration", runs)
     settings = [_settings(run.summary) for run in runs]
     for name in dict.fromkeys(name for values in settings for name in values):
@@ -145,7 +147,7 @@ def _settings(summary: Summary) -> Mapping[str, Any]:
 
 
 def same_requests(runs: Sequence[Compared]) -> str:
-    """Say whether the runs sent the same requests."""
+    """Return a sentence on whether the runs sent the same requests."""
     sent = {run.summary.workload.requests_sha256 for run in runs}
     if None in sent:
         return "Whether the runs sent the same requests is not known."

@@ -78,7 +78,7 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
 
 
 def _beside(base: Compared, run: Compared) -> Iterator[str]:
-    """Yield the times of the run beside those of another, and what else differs."""
+    """Yield the run's times beside those of another, and the differences in their configuration."""
     yield f"**Beside run {_escaped(base.summary.run_id)}**"
     doubts = (*severe_lines(base.summary), *alerts(base.summary))
     yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)

@@ -40,7 +40,7 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
 
 
 def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
-    """Return what the cap on requests in flight held back; UNSET without one."""
+    """Return the requests held back by the cap on requests in flight; UNSET without a cap."""
     config = run.manifest["config"]
     if not config.get("concurrency") or closed_loop(run):
         return UNSET
@@ -51,7 +51,7 @@ def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
 
 
 def self_check_of(run: Run, measured: RequestLog, window: Window) -> SelfCheck:
-    """Return what the load generator's own records say of its error in a window."""
+    """Return the load generator's error in a window, by its own records."""
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
     ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
     return self_check(

@@ -79,7 +79,8 @@ def correlation_of(measured_run: MeasuredRun, *, steady: bool = True) -> Correla
 def _percentiles(
     run: Run, times: Correlated, window: Window
 ) -> dict[Literal["queue_ms", "prefill_ms"], ServerPercentiles | Missing]:
-    """Read percentiles of the server's queue and prefill times in the window, by exact times where there are any.
+    """Return percentiles of the server's queue and prefill times in the window. Exact times are used where there are
+    any.
 
     Those of a request that ended well count, whether or not it could be estimated.
     """
@@ -104,7 +105,7 @@ def _since(engine: Observed, start_ns: int) -> Observed:
 
 
 def _spans(run: Run) -> ReceivedSpans | None:
-    """Return what the receivers of spans counted, None where none listened."""
+    """Return the counts of the span receivers, None without a receiver."""
     if run.span_counts is None:
         return None
     counts = msgspec.structs.asdict(run.span_counts)
@@ -121,7 +122,7 @@ def _spans(run: Run) -> ReceivedSpans | None:
 
 
 def _means(run: Run, times: Correlated, measured: RequestLog, window: Window) -> ServerMeans:
-    """Return what the histograms' sums tell of the run as a whole."""
+    """Return the mean times of the whole run, by the sums of the histograms."""
     # The server observes requests that finished; one that failed or was cancelled is in none of its sums.
     ok = take(measured, measured.status == "ok")
     means = server_means(

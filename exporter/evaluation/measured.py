@@ -21,7 +21,7 @@ MOST_SLICES = 20_000  # of a window: eleven hours in slices of two seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A run with its measured window, and the requests [n] and times of the measured phase.
+    """A run with its measured window, and its measured requests [n] and their times.
 
     `times` are those of all requests of the run, of which `rows` are the measured ones.
     """
@@ -84,7 +84,7 @@ def watched_window(run: Run, watched: Replayed, phase: Phase) -> Window:
 
 
 def _slice_ns(run: Run, window: Window) -> int:
-    """Return how long a slice of a window is: as was asked, or longer where there would be more than MOST_SLICES.
+    """Return the length of a window's slices: as configured, or longer where there would be more than MOST_SLICES.
 
     Raises ValueError where that was no time at all.
     """
@@ -95,13 +95,13 @@ def _slice_ns(run: Run, window: Window) -> int:
 
 
 def closed_loop(run: Run) -> bool:
-    """Tell whether replies alone said when the next request was sent."""
+    """Return whether the load was a closed loop: only replies triggered the next requests."""
     config = run.manifest["config"]
     return is_closed_loop(**{name: config.get(name) for name in ("concurrency", "rate", "trace")})
 
 
 def engine_here(run: Run) -> bool:
-    """Tell whether the engine ran on the machine whose hardware was read, by the address that was asked for."""
+    """Return whether the engine ran on the machine of the recorded hardware, by its URL's host."""
     config = run.manifest["config"]
     host = next((urlsplit(url).hostname or "" for url in (*urls_of(config), *(config.get("metrics") or ()))), "")
     return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")

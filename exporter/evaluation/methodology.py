@@ -42,6 +42,6 @@ def methodology_of(measured_run: MeasuredRun, stability: Stability, ttft_ms: Sta
 
 
 def _warm_up(run: Run) -> WarmupStatement | None:
-    """Return what was recorded of the warm-up, None where it never ended."""
+    """Return the recorded statement on the warm-up, None if the warm-up never ended."""
     recorded = next((event.data for event in run.events if event.name == "warmup"), None)
     return msgspec.convert(recorded, WarmupStatement | None)

@@ -17,7 +17,7 @@ from scraper.window.window import Window
 
 
 def server_of(run: Run, window: Window, slice_ns: int) -> Server:
-    """Return what the engines and gateways stated; of a run that found no page, why."""
+    """Return the summary of the engines' and gateways' pages; for a run without a page, the reason."""
     version, reason = run.manifest.get("target", {}).get("version"), run.manifest.get("server_missing")
     server = server_summary(run.endpoints, window, slice_ns, engine_version=version, gaps=gaps_of(run))
     if gateways := gateway_pages(run.endpoints, window, slice_ns):
@@ -26,8 +26,8 @@ def server_of(run: Run, window: Window, slice_ns: int) -> Server:
 
 
 def gaps_of(run: Run) -> list[Gap]:
-    """Return when the scraper was down: from its last scrape before the first death to the restart after it, however
-    many failed between. One that stands still is noticed late.
+    """Return the gaps of the scraper. Each lasts from the last scrape before the first death to the restart after it,
+    however many failed between. A scraper that hangs is noticed late.
     """
     gaps = _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
     scrapes_ns = _scrapes_ns(run) if gaps else []
@@ -39,14 +39,14 @@ def gaps_of(run: Run) -> list[Gap]:
 
 
 def _scrapes_ns(run: Run) -> list[int]:
-    """Return when scrapes ended, or were begun that failed, in order."""
+    """Return the ends of scrapes and the starts of failed ones, ascending."""
     scraped = (endpoint.response_ns.tolist() for endpoint in run.endpoints)
     failed = ([request_ns for request_ns, _ in endpoint.failures] for endpoint in run.endpoints)
     return sorted(chain(*scraped, *failed))
 
 
 def span_gaps_of(run: Run) -> list[Gap]:
-    """Return when the receiver of a run was down, likewise; nothing of a watch, whose notes say it."""
+    """Return the gaps of a run's span receiver; none for a watch, which notes them itself."""
     return [] if isinstance(run, WatchRun) else _gaps(run, RECEIVER_DIED, RECEIVER_RESTARTED)
 
 
@@ -62,8 +62,8 @@ def _gaps(run: Run, died: str, restarted: str) -> list[Gap]:
 
 
 def require_server(run: Run) -> None:
-    """Raise DamagedRun where a run ended by itself without its scraper or its receiver, and the server's half was asked
-    for: by a `scrape`, by --metrics or by --otlp-listen. A load alone has the client's half, and a watch goes on.
+    """Raise DamagedRun if a complete run lost its scraper or receiver but needs server results. A `scrape`, --metrics
+    or --otlp-listen asks for these. A load alone has the client's half, and a watch goes on.
     """
     config = run.manifest["config"]
     is_asked_for = not config.get("url") or config.get("metrics") or config.get("otlp_listen")

@@ -29,7 +29,7 @@ from rundir.stats import Missing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correlated:
-    """Where each request of a run spent its time, those of the warm-up too, and what that rests on; columns [n].
+    """Time breakdown of each request of a run, warm-up included, and its sources; columns [n].
 
     `observed` is what each endpoint's scrapes show of the ends of requests, `refusal` is as of `Joined`.
     """
@@ -92,13 +92,15 @@ def _gateways(run: Run, joined: Joined) -> list[tuple[GatewaySpan, ...]]:
 
 
 def _round_trips(run: Run) -> dict[str, RoundTrip]:
-    """Return the round trip of TCP to the server of each URL that was asked, where one was measured."""
+    """Return the measured TCP round trip to the server of each requested URL. URLs without a measurement are left
+    out.
+    """
     measured = msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip])
     by_address = {address(trip.url): trip for trip in measured if trip.median is not None}
     return {url: by_address[address(url)] for url in set(run.requests.endpoint_url) if address(url) in by_address}
 
 
 def _round_trip_s(run: Run, round_trips: Mapping[str, RoundTrip]) -> Floats:
-    """Return the round trip to the server that each request asked [n], NaN where none was measured."""
+    """Return the round trip to each request's server [n], s, NaN if not measured."""
     by_url = {url: trip.median / 1e3 for url, trip in round_trips.items() if trip.median is not None}
     return np.array([by_url.get(url, np.nan) for url in run.requests.endpoint_url], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a reader of a run must know before any of its numbers.
+"""Warnings that a reader of a run needs before any of its numbers.
 
 How it ended, what failed, and what makes its numbers look better or worse than they are.
 """
@@ -95,7 +95,7 @@ def warnings(
 
 
 def _other_models(run: Run) -> Iterator[str]:
-    """Yield which engine came back as another model, and when."""
+    """Yield a warning for each engine that came back as another model, with the time."""
     start_ns = next((phase.start_ns for phase in run.phases if phase.name == "measure"), None)
     for endpoint in run.endpoints:
         turns = [] if alternates(endpoint) else models_in_turn(endpoint)
@@ -108,7 +108,7 @@ def _other_models(run: Run) -> Iterator[str]:
 
 
 def _ending(run: Run) -> Iterator[str]:
-    """Yield that a run ended before its time, and how far it had come."""
+    """Yield a warning if a run ended early, with its progress until then."""
     if run.status == "complete":
         return
     if isinstance(run, WatchRun) and "reason" not in run.manifest:
@@ -125,7 +125,7 @@ def _ending(run: Run) -> Iterator[str]:
 
 
 def _gaps(run: Run, server: Server) -> Iterator[str]:
-    """Yield when the scraper was down, and when the receiver of spans was."""
+    """Yield warnings with the times when the scraper and the span receiver were down."""
     starts = {phase.name: phase.start_ns for phase in run.phases}
     if server.gaps:
         start_ns = starts.get("measure", server.gaps[0].start_ns)
@@ -147,7 +147,7 @@ def _failures(log: RequestLog, client: ClientSummary) -> Iterator[str]:
 
 
 def _words(log: RequestLog, client: ClientSummary) -> str:
-    """Return the words of the first error of the most frequent kind, "" where it has none."""
+    """Return the first error text of the most frequent kind, "" if it has none."""
     often = next(iter(client.errors), "")
     texts = (str(text).partition(": ") for text in log.error[log.phase == "measure"])
     said = " ".join(next((text for kind, _, text in texts if kind == often), "").split())
@@ -155,7 +155,9 @@ def _words(log: RequestLog, client: ClientSummary) -> str:
 
 
 def _usage(client: ClientSummary) -> Iterator[str]:
-    """Yield what of the server's usage its replies contradict, which numbers that leaves out, and what came instead."""
+    """Yield a warning on the server's usage that its replies contradict. It names the numbers that are left out for it,
+    and those that replace them.
+    """
     doubted = client.contradicted_usage
     if not doubted:
         return
@@ -177,7 +179,9 @@ def _usage(client: ClientSummary) -> Iterator[str]:
 
 
 def _warm_up_failures(run: Run) -> Iterator[str]:
-    """Yield how many requests of the warm-up did not succeed; but for those that the end of the run cancelled."""
+    """Yield the number of warm-up requests that did not succeed. Those that the end of the run cancelled do not
+    count.
+    """
     warm_up = take(run.requests, run.requests.phase == "warmup")
     failed = take(warm_up, np.isin(warm_up.status, ("failed", "refused")))
     if len(failed):
@@ -186,7 +190,7 @@ def _warm_up_failures(run: Run) -> Iterator[str]:
 
 
 def _retries(client: ClientSummary) -> Iterator[str]:
-    """Yield how often the server closed connections that it had said it would keep."""
+    """Yield the number of requests sent twice because the server closed a kept connection."""
     if client.retried:
         yield (
             f"{client.retried} of {client.requests.sent} requests were sent a second time, on a new connection: the "
@@ -196,7 +200,9 @@ def _retries(client: ClientSummary) -> Iterator[str]:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    """Yield what was noted while the run went; without any metrics page, why stands in the report's conclusion."""
+    """Yield the notes taken during the run. Without any metrics page, the reason stands in the report's conclusion
+    instead.
+    """
     pages = run.manifest.get("metrics_targets", ())
     reasons = [page["reason"] for page in pages if "reason" in page] if run.manifest.get("server_missing") else []
     sent = (run.requests.phase == "measure").any()
@@ -217,7 +223,7 @@ def _scrapes(server: Server) -> Iterator[str]:
 
 
 def _impossible(run: Run, correlation: Correlation) -> Iterator[str]:
-    """Yield what pages state that cannot be: gauges out of their range, and times beyond those of the client."""
+    """Yield impossible values of the pages: gauges out of their range, and times beyond those of the client."""
     for endpoint in run.endpoints:
         for metric, values in impossible_gauges(endpoint).items():
             yield (
@@ -231,7 +237,7 @@ def _impossible(run: Run, correlation: Correlation) -> Iterator[str]:
 
 
 def _records(records: RecordsOfRequests | None) -> Iterator[str]:
-    """Yield what was lost of the records of `/perf_metrics`, and how many requests have none of them."""
+    """Yield the losses of `/perf_metrics` records, and the number of requests without a record."""
     if records is None:
         return
     lost = [f"{count} readings failed ({why})" for why, count in records.failed_readings.items()]
@@ -244,7 +250,7 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
 
 
 def _refused(correlation: Correlation) -> Iterator[str]:
-    """Yield how many requests have no exact times although some were stated, and why they are not used."""
+    """Yield the number of requests with rejected exact times, and the reasons."""
     if refused := sum(correlation.refused_reasons.values()):
         reasons = [f"{reason} ({count})" for reason, count in correlation.refused_reasons.items()]
         if len(reasons) > MOST_REASONS:
@@ -254,7 +260,9 @@ def _refused(correlation: Correlation) -> Iterator[str]:
 
 
 def _not_forwarded(spans: ReceivedSpans | None) -> Iterator[str]:
-    """Yield how many exports did not reach the collector of --otlp-forward, or may not have."""
+    """Yield the number of exports lost on the way to the collector of --otlp-forward. Exports that may have been lost
+    count apart.
+    """
     if spans is None or not spans.forward_dropped + spans.forward_unknown:
         return
     text = f"of {spans.exports} exports of spans {spans.forward_dropped} were not passed on to the collector"
@@ -264,7 +272,9 @@ def _not_forwarded(spans: ReceivedSpans | None) -> Iterator[str]:
 
 
 def _arrivals(check: SelfCheck) -> Iterator[str]:
-    """Yield that the load was another than the one asked for; why, where no distrust has said it already."""
+    """Yield a warning if the load differed from the configured one. It gives the cause unless a reason for distrust
+    states it already.
+    """
     arrivals, cause = check.arrivals, check.cause
     if arrivals is None or not arrivals.distorted:
         return
@@ -275,7 +285,7 @@ def _arrivals(check: SelfCheck) -> Iterator[str]:
 def _comparability(
     run: Run, ok: RequestLog, client: ClientSummary, server: Server, correlation: Correlation
 ) -> Iterator[str]:
-    """Yield that the engine counted other requests than the client's, or none of its tokens."""
+    """Yield warnings if the engine's counts of requests or tokens do not match the client's."""
     tokens = int(ok.output_tokens[ok.output_tokens > 0].sum())
     counted = server.generation_tokens.stats.total if server.generation_tokens else UNSET
     if counted == 0 and tokens:
@@ -314,13 +324,17 @@ def _comparability(
 
 
 def _with_choices(ok: RequestLog) -> tuple[int, int]:
-    """Return how many requests an engine counts, by choice (vLLM), or with one more that fills the cache (SGLang)."""
+    """Return the engine's expected number of requests under two ways of counting choices. The first counts each choice
+    (vLLM), the second one more where there are several, which fills the cache (SGLang).
+    """
     choices = np.maximum(ok.choices, 1)
     return int(choices.sum()), int((choices + (choices > 1)).sum())
 
 
 def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
-    """Yield that an engine served health probes as requests: by their spans, else by its counts over a drained run."""
+    """Yield a warning if an engine served health probes as requests. They are known by their spans, else by the
+    engine's counts over a drained run.
+    """
     known = None if server.engine is None else catalogue(server.engine.name)
     path = known.probe_path if known else ""
     instead = f"; probe {path} instead, which generates nothing" if path else ""
@@ -345,7 +359,7 @@ def _estimates(ok: RequestLog) -> Iterator[str]:
 
 
 def _unlimited(ok: RequestLog) -> Iterator[str]:
-    """Yield how many replies are longer than they may be; what is estimated is evidence of nothing."""
+    """Yield the number of replies longer than `max_tokens` allows. Estimated lengths are not used as evidence."""
     limited = (ok.max_tokens >= 0) & (ok.output_tokens_source != "estimate")
     limit = np.where(limited, ok.max_tokens * np.maximum(ok.choices, 1), np.inf)
     if len(longer := np.flatnonzero(ok.output_tokens > limit)):
@@ -372,7 +386,9 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
 
 
 def _buffering(ok: RequestLog, error_ms: float) -> Iterator[str]:
-    """Yield that most replies were held back on their way, unless the load generator itself was as late as that."""
+    """Yield a warning if most replies were buffered on their way. There is none if the load generator itself was as
+    late as that.
+    """
     pieces = np.diff(ok.chunk_start)
     waited_ms = span_ms(ok.submit_ns, ok.first_token_ns)
     together, held_ms = first_reads(ok)
@@ -393,7 +409,7 @@ def _buffering(ok: RequestLog, error_ms: float) -> Iterator[str]:
 
 
 def _short(run: Run, ok: RequestLog) -> Iterator[str]:
-    """Yield that replies ended early although `ignore_eos` was sent and others reached their length."""
+    """Yield a warning if replies ended early although `ignore_eos` was sent. Others must have reached their length."""
     config, target = run.manifest["config"], run.manifest.get("target", {})
     if not config.get("ignore_eos") or "ignore_eos" in target.get("refused_fields", ()):
         return
@@ -410,7 +426,7 @@ def _short(run: Run, ok: RequestLog) -> Iterator[str]:
 
 
 def _repeats(run: Run, workload: Workload) -> list[str]:
-    """Return what it means that more requests were sent than a file of prompts holds; nothing where each went once."""
+    """Return a warning if more requests were sent than a prompts file holds, else nothing."""
     held = (workload.stated or {}).get("prompts")
     session = run.requests.session[run.requests.phase == "measure"]
     sent = int((session < 0).sum()) + len(np.unique(session[session >= 0]))
@@ -435,7 +451,9 @@ def _cache(run: Run, ok: RequestLog, workload: Workload, server: Server) -> Iter
 
 
 def _why_cached(run: Run, workload: Workload) -> str:
-    """Return what may have filled the cache, and the cure where there is one: a file's requests have no other seed."""
+    """Return the likely cause of prefix cache hits, with a cure if there is one. Requests of a file have no other
+    seed.
+    """
     config = run.manifest["config"]
     if config.get("prompts"):
         return "prompts of the file begin alike, or were sent before"

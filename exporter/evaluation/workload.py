@@ -9,7 +9,7 @@ from recorded.run import Run
 
 
 def workload(run: Run) -> Workload:
-    """Return what was sent, in whose tokens, how much of it was clipped."""
+    """Return the summary of the workload: its requests, its tokenizer and the number of clipped lengths."""
     planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
     measure, manifest = planned.get("measure", {}), run.manifest
     return Workload(
@@ -30,7 +30,7 @@ def workload(run: Run) -> Workload:
 
 
 def _shares_prefixes(run: Run) -> bool | None:
-    """Tell whether requests were meant to have prefixes in common: sessions, system prompts, repositories."""
+    """Return whether requests were meant to share prefixes: sessions, system prompts, repositories."""
     if not len(run.requests):
         return None
     classes = (run.manifest.get("workload") or {}).get("classes", ())

@@ -72,7 +72,7 @@ def live_page() -> str:
 
 
 def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
-    """Return what `as_html` puts into a page, for one that is open."""
+    """Return the sections and data of `as_html`, for a page that is already open."""
     content = "\n".join(sections(without_controls(summary)))
     return {"sections": content, "data": printable_all(page_data(summary, recorded, trace_url=trace_url), escaped)}
 
@@ -86,7 +86,7 @@ def as_page(
     scripts: tuple[str, ...] = SCRIPTS,
     policy: str = _POLICY,
 ) -> str:
-    """Return a page of these sections, whose scripts draw the data; it connects to nothing."""
+    """Return an HTML page of these sections, with scripts that draw the data; it connects to nothing."""
     style, script = _assets(styles), _assets(scripts)
     return _PAGE.format(
         policy=policy.format(style=_hash(style), script=_hash(script)),

@@ -65,7 +65,7 @@ def text_column(values: Texts | Sequence[str]) -> Column:
 
 
 def pack(columns: Mapping[str, Column], *, level: int = 9) -> dict[str, Any]:
-    """Return what the page's script reads: what each column is, in their order, and the bytes of all.
+    """Return the columns for the page's script: a header of each column, in their order, and the bytes of all.
 
     `level` is that of DEFLATE: 9 is the smallest, 6 takes a third of the time.
     """

@@ -1,4 +1,4 @@
-"""What the page's script draws: every request, and the engines' gauges at every scrape, as columns."""
+"""Data of the page's charts: every request, and the engines' gauges at every scrape, as columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_S = 1e9  # a histogram's bounds are what a page says
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What a page needs beside the summary: the requests of a run and their parts, the engines' pages, the phases.
+    """Inputs of a page beside the summary: the requests of a run and their parts, the engines' pages, the phases.
 
     `phases` are (name, start, end), int64 ns Unix, no end of one that was cut short.
     """
@@ -75,7 +75,7 @@ def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> d
 
 
 def sent_ns_of(log: RequestLog) -> Ints:
-    """Return when requests were sent, -1 of those that were not."""
+    """Return the send times of requests, ns, -1 if not sent."""
     return np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns)
 
 
@@ -85,7 +85,7 @@ def gauge_unit(name: str) -> float:
 
 
 def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: bool) -> dict[str, Column]:
-    """Return what the client knows of requests, in the order in which they were sent; their ids where asked for."""
+    """Return the client's columns of requests, in the order of their sending; with their ids if `with_ids`."""
     metrics = request_metrics(log)
     times = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms, "late": schedule_lateness_ms(log)}
     ended_ms = np.where(log.end_ns >= 0, (log.end_ns - sent_ns) / 1e6, np.nan)
@@ -130,7 +130,7 @@ def _load_columns(log: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[
 
 
 def _has_derived_ids(run_id: str, log: RequestLog) -> bool:
-    """Tell whether the script can derive the ids of requests, as it can those that a run gave them."""
+    """Return whether the script can derive the requests' ids, as it can for generated ones."""
     rows = range(0, len(log), max(1, len(log) // 20))
     return all(
         log.trace_id[row] == trace_id(run_id, int(log.index[row]))
@@ -151,7 +151,7 @@ def _engines(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[tup
 
 
 def _marks(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[dict[str, Any]]:
-    """Give what happened to the engines: restarts, and scrapes that failed."""
+    """Yield the events of the engines: restarts, and scrapes that failed."""
     for endpoint in endpoints:
         for at_ns in endpoint.at_ns[restarts_of(endpoint).process][:MOST_MARKS].tolist():
             yield {"at": _since(at_ns, start_ns), "kind": "restart", "text": f"{endpoint.url} restarted"}
@@ -177,8 +177,8 @@ def _quantiles(values_ms: Floats) -> Floats:
 
 
 def _percentiles(summary: Summary) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give p50, p90 and p99 of what the distributions show: the value, its 95 % interval, and how many requests that
-    needs. `count` is of how many they are; of gaps, of which a sample is drawn, it is not given.
+    """Yield p50, p90 and p99 of each distribution: the value, its 95 % interval, and the number of requests needed for
+    that. `count` is the number of values; it is missing for gaps, of which a sample is drawn.
     """
     client, breakdown = summary.client, summary.correlation.breakdown
     known = {"ttft_ms": client.ttft_ms, "tpot_ms": client.tpot_ms, "e2e_ms": client.e2e_ms}
@@ -192,7 +192,7 @@ def _percentiles(summary: Summary) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _engine_percentiles(summary: Summary) -> dict[str, dict[str, list[float | None]]]:
-    """Return percentiles by the engine's histograms with their 90 % intervals, ms, by what they are of."""
+    """Return percentiles of the engine's histograms by metric. Each has its 90 % interval; all are in ms."""
     shown = {"ttft": "ttft", "queue_time": "queue", "prefill_time": "prefill", "e2e_latency": "e2e"}
     percentiles: dict[str, dict[str, list[float | None]]] = {}
     for name, metric in shown.items():

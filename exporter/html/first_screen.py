@@ -1,4 +1,4 @@
-"""What the page says before any sentence: four figures, and the mean TTFT as one bar of its parts."""
+"""First screen of the page: four figures, and the mean TTFT as one bar of its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNSURE = 0.35  # opacity of a part within its own error
 
 
 def figures(summary: Summary) -> Prose:
-    """Return what was offered and served, the TTFT and the failures, in a line; what is missing is a dash."""
+    """Return a line of the offered and served rates, the TTFT and the failures; a missing value is a dash."""
     client = summary.client
     rates, requests, ttft = client.rates, client.requests, client.ttft_ms
     offered = rates.offered_requests_per_s or rates.realised_requests_per_s

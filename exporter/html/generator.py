@@ -14,7 +14,7 @@ from rundir.printable.numbers import ms, percent
 
 
 def how_sure(summary: Summary) -> Iterator[str]:
-    """Yield why the answer names no length of the queue, and the verdict on the load generator."""
+    """Yield the reason for a missing queue threshold, and the verdict on the load generator."""
     tail = summary.correlation.tail_attribution
     unknown = not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing
     if not summary.correlation.missing and unknown:
@@ -26,7 +26,7 @@ def how_sure(summary: Summary) -> Iterator[str]:
 
 
 def generator_table(check: SelfCheck) -> Table:
-    """Return how late the load generator was, and how busy it and its machine were."""
+    """Return a table of the load generator's lateness, its CPU use and its machine's load."""
     shown = table("Load generator", "p50", "p99", "max", "of the run")
     left_late = check.arrivals.late_ms if check.arrivals else check.schedule_lateness_ms
     for label, late in (

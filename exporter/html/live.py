@@ -1,4 +1,4 @@
-"""What the live page is sent: the columns of what came since, and what a terminal says, as server-sent events.
+"""Server-sent events of the live page: the columns of new rows, and the text of a terminal.
 
 Columns are made as the report makes them. What is known of requests is handed in; nothing is counted here.
 """
@@ -33,7 +33,7 @@ LEVEL = 6  # of DEFLATE: 9 is 3 % smaller and takes three times as long
 
 @dataclass(slots=True, kw_only=True)
 class _News:
-    """What came since the last event, as `LiveColumns` takes it in."""
+    """New rows since the last event, as handed to `LiveColumns`."""
 
     ended: list[RequestLog] = field(default_factory=list)
     counted: list[tuple[Ints, Parts]] = field(default_factory=list)
@@ -43,7 +43,9 @@ class _News:
 
 
 class LiveColumns:
-    """Owns what came since the last event. Times are shown since `start_ns`; `is_by_clock`: as the time of day."""
+    """Owner of the new rows since the last event. Times are shown since `start_ns`; `is_by_clock`: as the time of
+    day.
+    """
 
     def __init__(self, run_id: str, start_ns: int, *, is_by_clock: bool = False, trace_url: str = "") -> None:
         # Ticks of an axis by the clock stand at whole minutes and their parts.
@@ -64,7 +66,7 @@ class LiveColumns:
         self._begun_ns += moved_ns
 
     def ended(self, log: RequestLog) -> None:
-        """Take in requests of a run that ended, whose parts may come later."""
+        """Add ended requests of a run; their parts may come later."""
         if len(log):
             self._news.ended.append(log)
 
@@ -83,7 +85,7 @@ class LiveColumns:
         self._news.gauges.setdefault(("client", "in_flight"), []).append((now_ns, count))
 
     def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
-        """Take in what an engine's page said, or that it did not answer."""
+        """Add the gauges of an engine's page, or the failure of a scrape."""
         at_ns = (scrape.request_ns + scrape.response_ns) // 2
         if isinstance(scrape, FailureRecord):
             if len(self._news.marks) < MOST_MARKS:
@@ -95,19 +97,19 @@ class LiveColumns:
                 self._news.gauges.setdefault((scrape.url, name), []).append((at_ns, gauges[name]))
 
     def rows(self) -> bytes:
-        """Return the event of what came since the last one, b"" where nothing did."""
+        """Return the event of the rows since the last one, b"" without any."""
         news, self._news = self._news, _News()
         return b"" if news == _News() else event("rows", printable_all(_rows(news, self._start_ns), escaped))
 
     def facts(self, now_ns: int) -> dict[str, Any]:
-        """Return what the page's script knows of the run beside its rows."""
+        """Return the run's facts for the page's script, beside its rows."""
         begin_ns = max(self._begun_ns, now_ns - round(1e9 * SHOWN_S))
         span = {"begin": (begin_ns - self._start_ns) / 1e6, "duration": (now_ns - self._start_ns) / 1e6}
         return {**self._facts, "startsAt": iso_ms(self._start_ns), **span}
 
 
 def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str, Any], *, kept_s: float) -> bytes:
-    """Return the event of what the page says now, above charts of what is `kept_s`."""
+    """Return the event of the page's text, above charts of the last `kept_s` seconds."""
     paragraphs = list(lines)
     if kept_s < SHOWN_S:
         text = f"Only the last {duration(kept_s)} are shown: more requests ended before than the page keeps."
@@ -158,7 +160,7 @@ def _rows(news: _News, start_ns: int) -> dict[str, Any]:
 
 
 def _in_order(log: RequestLog, start_ns: int, *, with_ids: bool) -> tuple[dict[str, Column], Ints]:
-    """Return the columns of requests in the order in which they were sent, and which rows these are."""
+    """Return the columns of requests in the order of their sending, and their rows."""
     sent_ns = sent_ns_of(log)
     rows = np.argsort(sent_ns, kind="stable")
     rows = rows[sent_ns[rows] >= 0]
@@ -166,7 +168,7 @@ def _in_order(log: RequestLog, start_ns: int, *, with_ids: bool) -> tuple[dict[s
 
 
 def _labels(parts: Parts) -> dict[str, str]:
-    """Return what people read for the parts whose names depend on what is known of the requests."""
+    """Return the labels of the parts with names that depend on the requests' sources."""
     if not parts.covered.any():
         return {}
     return {"network": network_label(parts, parts.covered), "gateway": gateway_label(parts, parts.covered)}

@@ -1,4 +1,4 @@
-"""What the report for terminals is made of, as HTML: the same paragraphs and tables, without a second wording.
+"""HTML of the terminal report's paragraphs and tables, without a second wording.
 
 Every text is escaped: what a server or a directory of others says is never markup, and moves no text of ours.
 """
@@ -64,7 +64,7 @@ def _text(renderable: RenderableType) -> Text:
 
 
 def _line(text: Text) -> str:
-    """Return a line, in which what is emphasised is an element."""
+    """Return a line as HTML, with an element for each styled piece."""
     edges = sorted({edge for span in text.spans for edge in (span.start, span.end)})
     pieces = text.divide(edges) if edges else [text]
     styles = (_span_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)

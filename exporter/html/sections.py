@@ -82,7 +82,7 @@ def live_sections() -> Iterator[str]:
 
 
 def _state(summary: Summary) -> Iterator[RenderableType]:
-    """Yield what a reader must know first, the objectives, and four figures."""
+    """Yield the warnings, the objectives, and four figures."""
     yield from (Prose(f"! {line}", "red") for line in severe_lines(summary))
     yield from (Prose(f"! {line}", "yellow") for line in alerts(summary))
     if summary.client.requests.sent:

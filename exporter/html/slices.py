@@ -20,7 +20,9 @@ MOST_ROWS = 60
 
 
 def slices_table(summary: Summary) -> Table:
-    """Return when each row begins, its requests, their mean TTFT and its parts, and the engine's mean gauges."""
+    """Return a table of time slices: requests, mean TTFT and its parts, and the engine's mean gauges. Each row has its
+    start.
+    """
     slices, breakdown = summary.correlation.timeslices, summary.correlation.breakdown
     together = max(1, math.ceil(len(slices) / MOST_ROWS))
     names = [

@@ -102,7 +102,7 @@ class _Observed:
     counted: int = 0
 
     def until(self, at_ns: int) -> Cumulative:
-        """Return the histogram of what was observed by a moment, not before the last one."""
+        """Return the histogram of the values observed up to a moment. Moments must not go back."""
         now = int(np.searchsorted(self.at_ns, at_ns, side="right"))
         if now > self.counted:
             new = slice(self.counted, now)
@@ -125,7 +125,7 @@ class _Sample:
 def metric_exports(
     source: SpanSource, history: Iterable[tuple[int, Snapshot]], *, start_ns: int
 ) -> Iterator[ExportMetricsServiceRequest]:
-    """Give a run's metrics at each moment of its `history`, of the requests of its measured phase."""
+    """Yield a run's metrics at each moment of its `history`. They are of the requests of its measured phase."""
     measured = source.requests.phase == "measure"
     log, parts = take(source.requests, measured), take(source.parts, measured)
     samples = list(_samples(log, parts, streams=PROTOCOLS[source.protocol].streams))
@@ -146,7 +146,7 @@ def metric_exports(
 
 
 def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sample]:
-    """Give what is observed of requests: by the client, and by the engine where it said so of each."""
+    """Yield the samples of requests: the client's, and the engine's where it stated times of each request."""
     rows, end_ns = np.arange(len(log)), log.end_ns
     errors = [error_type(log, row) for row in range(len(log))]
     duration_s = np.where(end_ns >= 0, (end_ns - log.dispatch_ns) / 1e9, np.nan)
@@ -242,7 +242,7 @@ class _Points:
         )
 
     def page(self, page: EngineCounts, attributes: Mapping[str, Value], at_ns: int) -> None:
-        """Add what the page of an engine counts, in its own buckets and since its own start."""
+        """Add the histograms of an engine's page, in its own buckets. They count since its own start."""
         for quantity, instrument in _OF_PAGE.items():
             if quantity in page.histograms:
                 of_engine = {**attributes, "gen_ai.provider.name": page.engine}

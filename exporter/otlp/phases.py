@@ -84,7 +84,7 @@ def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed
 
 
 def _merged_s(parts: Parts, place: int) -> float:
-    """Return what `other` includes for want of a source, NaN where there is nothing."""
+    """Return the time in `other` that no source separates, s; NaN if there is none."""
     if not parts.merged[place]:
         return math.nan
     known = (parts.engine_frontend_s[place], parts.scheduler_intake_s[place], parts.blank_output_s[place])

@@ -31,8 +31,8 @@ Export = ExportTraceServiceRequest | ExportMetricsServiceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What came of it: how many spans, or metric points, the collector took, and rejected of those that it was
-    given; why it ended early, and whether it was because the collector was away.
+    """Outcome of sending: the number of spans, or metric points, that the collector took, and rejected of those that it
+    was given; why it ended early, and whether it was because the collector was away.
 
     `reason` is "" where all were given, and may then still say why some were rejected.
     """
@@ -75,7 +75,7 @@ async def send(exports: Iterable[Export], url: str, access: Access, *, report: C
 
 
 def _size(export: Export) -> int:
-    """Return how many spans, or metric points, an export holds."""
+    """Return the number of spans, or metric points, of an export."""
     if isinstance(export, ExportTraceServiceRequest):
         return sum(len(scope.spans) for resource in export.resource_spans for scope in resource.scope_spans)
     metrics = (
@@ -85,7 +85,9 @@ def _size(export: Export) -> int:
 
 
 def _rejected(reply: bytes, *, of_spans: bool) -> tuple[int, str]:
-    """Return how much of an export the collector rejected, and why; a reply that cannot be read rejects nothing."""
+    """Return the number of spans or points that the collector rejected, and its reason. A reply that cannot be read
+    rejects nothing.
+    """
     try:
         if of_spans:
             spans = ExportTraceServiceResponse.FromString(reply).partial_success

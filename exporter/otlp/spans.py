@@ -38,7 +38,7 @@ Value = str | bool | int | float | Sequence[str] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanSource:
-    """What spans are made from: all requests of a run and, in the same order, their parts.
+    """Source of spans: all requests of a run and, in the same order, their parts.
 
     protocol   a name in PROTOCOLS
     provider   the engine's name; "" takes the protocol's
@@ -131,7 +131,9 @@ def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
 
 
 def operation_of(source: SpanSource, endpoint_url: str) -> dict[str, Value]:
-    """Return what spans and metrics say alike of an operation: what is done, by whom and where."""
+    """Return the attributes common to an operation's spans and metrics: its name, its provider and model, and its
+    server.
+    """
     url = urlsplit(endpoint_url)
     return {
         "gen_ai.operation.name": _operation(source.protocol),
@@ -165,7 +167,7 @@ def _operation(protocol: str) -> str:
 
 
 def _end_ns(requests: RequestLog, place: int) -> int:
-    """Return when a request ended; of one that did not, when something of it was last seen."""
+    """Return the end of a request; for one that did not end, its last time stamp."""
     end_ns = int(requests.end_ns[place])
     return end_ns if end_ns >= 0 else max(int(getattr(requests, name)[place]) for name in _STAMPS)
 
@@ -178,7 +180,9 @@ def _status(requests: RequestLog, place: int) -> Status | None:
 
 
 def error_type(requests: RequestLog, place: int) -> str | None:
-    """Return the status of HTTP where that is the error, else the kind that our errors begin with."""
+    """Return the HTTP status if that is the error, else the kind of our error. The kind is the text before its first
+    colon; None if the request succeeded.
+    """
     status, code = requests.status[place], _status_code(requests, place)
     if status == "ok":
         return None
@@ -192,7 +196,7 @@ def _status_code(requests: RequestLog, place: int) -> int | None:
 
 
 def counted_output(requests: RequestLog, place: int) -> int | None:
-    """Return what the server counted; None for what was estimated."""
+    """Return the output tokens counted by the server; None for an estimate."""
     return _count(requests.output_tokens[place]) if requests.output_tokens_source[place] == "usage" else None
 
 

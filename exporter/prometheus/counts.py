@@ -112,7 +112,7 @@ def _observed(
 
 
 def _first_output(gateways: Sequence[GatewayPart]) -> str:
-    """Return how the first output of a request's outermost gateway is known."""
+    """Return the source of the first output time of a request's outermost gateway."""
     return gateways[0].first_by or FIRST_OUTPUT[-1] if gateways else NO_GATEWAY
 
 

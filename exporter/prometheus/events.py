@@ -18,7 +18,7 @@ MOST_BROWSERS = 16
 
 
 class EventStream:
-    """Owns the events of the last KEPT_S, KEPT_BYTES of them at most, and hands them to browsers.
+    """Owner of the events of the last KEPT_S, KEPT_BYTES at most, for browsers.
 
     A browser that reads too slowly misses what is dropped meanwhile, and keeps nothing else waiting.
     """
@@ -51,11 +51,11 @@ class EventStream:
 
     @property
     def kept_s(self) -> float:
-        """Return how far back events are kept, s: KEPT_S, or less where they are too many."""
+        """Return the age of the oldest events kept, s: KEPT_S, or less where they are too many."""
         return KEPT_S if self._dropped_s is None else min(KEPT_S, monotonic() - self._dropped_s)
 
     def publish(self, event: bytes, state: bytes) -> None:
-        """Hand out an event, which is kept, and the state, of which only the last is; b"" for none."""
+        """Publish an event, which is kept, and the state; b"" for none. Only the last state is kept."""
         self._published_s = now_s = monotonic()
         if event:
             self._events.append((now_s, event))
@@ -82,7 +82,7 @@ class EventStream:
                     await self._gone.wait()
 
     async def events(self, last_id: str = "") -> AsyncGenerator[bytes]:
-        """Yield what one browser is sent: the last state, and the events after that with `last_id`, else all."""
+        """Yield the events for one browser: the last state, and the events after that with `last_id`, else all."""
         self._browsers += 1
         self._published_s = None
         at, states = int(last_id) + 1 if last_id.isdecimal() and len(last_id) < 16 else 0, 0

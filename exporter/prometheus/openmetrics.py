@@ -21,7 +21,9 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
-    """Return the file of snapshots and the moments of each (int64 ns Unix, ascending), ending in `# EOF`."""
+    """Return the OpenMetrics file of snapshots and their moments, ending in `# EOF`. Moments are int64 ns Unix,
+    ascending.
+    """
     described: dict[str, Metric] = {}
     points: dict[str, dict[_Labels, list[Sample]]] = {}
     for at_ns, family in dated(history, {}):

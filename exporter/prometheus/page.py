@@ -128,7 +128,7 @@ class LivePage(Collector):
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield what the snapshot knows as metric families. Pure; a family without samples is not yielded."""
+    """Yield the metric families of a snapshot. Pure; a family without samples is not yielded."""
     parts = (
         _about(snapshot),
         _client(snapshot.client),
@@ -307,7 +307,7 @@ def _engines(engines: tuple[EngineCounts, ...]) -> Iterator[Metric]:
 
 
 def _gateways(gateways: Mapping[str, GatewayCounts]) -> Iterator[Metric]:
-    """Yield what the pages of gateways say, by their URLs."""
+    """Yield the metric families of gateways' pages, by their URLs."""
     info = InfoMetricFamily("sidelight_gateway", "The gateway that a page is of.", labels=["endpoint"])
     for url, gateway in gateways.items():
         info.add_metric([url], {"gateway": gateway.gateway})
@@ -432,7 +432,7 @@ def _watch(counts: WatchCounts | None) -> Iterator[Metric]:
 def _series(
     kind: type[Numbers], name: str, what: str, labels: Sequence[str], numbers: Mapping[Any, float | None]
 ) -> Numbers:
-    """Return a family with a sample for each number that is known and finite, by its label or labels."""
+    """Return a family with a sample for each finite number, by its labels. A number that is None is left out."""
     family = kind(name, what, labels=labels)
     for key, number in numbers.items():
         if number is not None and math.isfinite(number):
@@ -443,7 +443,7 @@ def _series(
 def _histograms(
     name: str, what: str, labels: Sequence[str], histograms: Iterable[tuple[Sequence[str], Cumulative | None]]
 ) -> Histograms:
-    """Return a family with a histogram for each that is known and finite, by its labels."""
+    """Return a family of the finite histograms, by their labels. A histogram that is None is left out."""
     family = Histograms(name, what, labels=labels)
     for values, histogram in histograms:
         if histogram is not None and math.isfinite(histogram.sum_s + sum(histogram.counts)):

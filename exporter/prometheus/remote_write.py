@@ -58,8 +58,8 @@ class _Late(Rejected):
 
 
 class RemoteWriter:
-    """Owns the connection to a server, and counts what it took; an async context manager. `late` is what the server
-    said last of samples that were late.
+    """Owner of the connection to a server, and counter of the samples taken; an async context manager. `late` is the
+    server's last answer about samples that were late.
     """
 
     def __init__(self, url: str, access: Access) -> None:
@@ -203,7 +203,7 @@ class LiveWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give up what is not sent."""
+        """Discard the snapshots that are not sent."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task

@@ -80,8 +80,8 @@ async def serving(
 
 
 def _scrapes(page: LivePage) -> Handler:
-    """Return what answers scrapes, and says so to the page. The last page is served until it has been scraped: who gave
-    up while the report was made, or before all of the answer came, has not.
+    """Return a handler that answers scrapes and sets the page's `scraped`. The last page is served until it has been
+    scraped: who gave up while the report was made, or before all of the answer came, has not.
     """
     answer = make_aiohttp_handler(page.registry)
 
@@ -118,7 +118,7 @@ async def _uncut(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _guarded(guard: Guard) -> Middleware:
-    """Return what answers only those whom the guard admits, and supervisors."""
+    """Return a middleware that admits supervisors, and only those whom the guard admits."""
 
     @web.middleware
     async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -135,7 +135,7 @@ def _guarded(guard: Guard) -> Middleware:
 
 
 def _probe(good: str, reason: Callable[[], str]) -> Handler:
-    """Return what answers a supervisor."""
+    """Return a handler for the probes of a supervisor."""
 
     async def answer(_: web.Request) -> web.Response:
         why = reason()
@@ -149,8 +149,8 @@ def _is_no_browser(request: web.Request) -> bool:
 
 
 def _for_known_names(host: str, answer: Handler, *, others: Callable[[web.Request], bool] = lambda _: False) -> Handler:
-    """Return what answers only requests that name this machine by an address, a name of the loopback, or `host`, and
-    those of `others`.
+    """Return a handler that rejects requests by unknown host names. It answers those that name this machine by an
+    address, a name of the loopback, or `host`, and those of `others`.
 
     Another name may be that of a page of others, made to lead here so that it can read ours (DNS rebinding).
     """

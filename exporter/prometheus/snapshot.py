@@ -1,4 +1,4 @@
-"""What the live page knows at one moment: frozen counts since the start of a run, and the making of histograms.
+"""Snapshot of the live page: frozen counts since the start of a run, and the making of histograms.
 
 The conductor derives a `Snapshot` from the run's logs about once a second. How it is written for Prometheus is
 left to `page`; every number here is plain and None means that it is not known.
@@ -71,7 +71,7 @@ class Cumulative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCounts:
-    """What the client saw since the start of the run; None where nothing is known yet.
+    """Counts of the client since the start of the run; None where nothing is known yet.
 
     `requests` counts finished requests by status. Give every status from the first snapshot on, with 0 where none
     ended that way: Prometheus cannot see the first increase of a series that begins above zero. `scheduled` are those
@@ -117,8 +117,8 @@ class GeneratorCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageCounts:
-    """Canonical quantities of a page by name, label sets already added up (or, for usage, their maximum); what has no
-    metric on the page and a value that is not finite are left out.
+    """Canonical quantities of a page by name. Label sets are already added up (or, for usage, their maximum).
+    Quantities without a metric on the page and values that are not finite are left out.
     """
 
     histograms: Mapping[str, Cumulative] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class PageCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCounts(PageCounts):
-    """What a page says of the gateway that it is of; times are in s. `own_s` is the mean time that it took of a request
+    """Quantities of a gateway's page; times are in s. `own_s` is the mean time that the gateway took of a request
     itself, over those that ended since the first scrape; None where none did, or the page does not tell.
     """
 
@@ -138,7 +138,7 @@ class GatewayCounts(PageCounts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts(PageCounts):
-    """One scraped endpoint, as an engine's, and what it says of a `gateway` where it is of one.
+    """Counts of one scraped endpoint, as an engine's. Those of its `gateway` stand beside them where it is a gateway's.
 
     `scrapes` counts by outcome ("ok", or the kind of failure); `last_answer_s` is when the last page came, s Unix.
     `quantiles` are estimates of a period, unlike the histograms; `highest` is what each gauge was at most, by scrapes
@@ -184,7 +184,7 @@ class PartCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCounts:
-    """What a resident sidecar did since its start, and how much it keeps.
+    """Counts of a resident sidecar since its start, and the size of its windows.
 
     `receiver` maps the receiver's counts (`scraper.spans.log.Counts`) to those of all its lives, `restarts` of them
     ended on their own, as did `scraper_restarts` scrapers; `unwritten` scrapes could not be kept. `forward_queue` is

@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """What goes to a server at once: it takes all of it or nothing. Points of a series ascend in time."""
+    """Request to a server, which takes all of it or nothing. Points of a series ascend in time."""
 
     series: tuple[tuple[Labels, tuple[Point, ...]], ...]
 
@@ -95,7 +95,7 @@ def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    """Return a field of protobuf whose value has a length."""
+    """Return a length-delimited field of protobuf."""
     return _varint(number << 3 | 2) + _varint(len(payload)) + payload
 
 

@@ -41,7 +41,7 @@ def as_text(summary: Summary) -> str:
 
 
 def without_padding(content: RenderableType) -> str:
-    """Return what a terminal of 100 columns would show, as plain text without blanks at the ends of lines."""
+    """Return the text of a 100-column terminal, without blanks at the ends of lines."""
     console = Console(file=StringIO(), width=WIDTH, color_system=None, force_terminal=False, highlight=False)
     console.print(content)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def render(summary: Summary) -> Group:
 
 
 def without_controls(result: Result) -> Result:
-    """Return a result in which what servers said moves no cursor and hides nothing."""
+    """Return a result without control characters in servers' texts: they move no cursor and hide nothing."""
     texts = msgspec.to_builtins(result)
     shown = printable_all(texts)
     return result if shown == texts else msgspec.convert(shown, type(result))

@@ -1,4 +1,4 @@
-"""What to do about a slow TTFT: only what follows from evidence, which is stated before it."""
+"""Advice on a slow TTFT: only from evidence, which is stated before it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What was seen, and what follows from it, each as words of a sentence."""
+    """Evidence and the advice that follows from it, each as words of a sentence."""
 
     seen: str
     cure: str
 
 
 def advice(summary: Summary) -> Iterator[str]:
-    """Yield what was seen that explains the wait, where something was, and one line that says what to do.
+    """Yield the evidence that explains the wait, if any, and one line of advice.
 
     A change of the system is advised only where something was seen that explains the largest part of slow requests'
     TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
@@ -79,7 +79,9 @@ def advice(summary: Summary) -> Iterator[str]:
 
 
 def _before_any_change(summary: Summary) -> str:
-    """Return what to do where the numbers mean too little to change the system, or are good enough; "" otherwise."""
+    """Return advice that precedes any change of the system, "" if none is needed. It is given where the numbers mean
+    too little to change the system, or are good enough.
+    """
     client, slo = summary.client, summary.client.slo
     if summary.integrity.state == "damaged":
         return "restore the recorded data, or measure again, before acting on what is left of them"
@@ -100,13 +102,13 @@ def _before_any_change(summary: Summary) -> str:
 
 
 def _of_failures(client: ClientSummary) -> str:
-    """Return what to do about the most frequent error, "" where nothing is known of it."""
+    """Return advice on the most frequent error, "" if none is known."""
     kind = next(iter(client.errors), "")
     return next((cure for begin, cure in FAILED_OF.items() if kind.startswith(begin)), "")
 
 
 def _without_evidence(summary: Summary) -> str:
-    """Return what to do where nothing was seen that explains the wait.
+    """Return advice for a run without evidence that explains the wait.
 
     Prefill is the engine's work on a request, and no wait: it is only too long where an objective was missed.
     """
@@ -126,7 +128,7 @@ def _without_evidence(summary: Summary) -> str:
 
 
 def _sources(summary: Summary) -> str:
-    """Return what would tell where the time went, where that is not known."""
+    """Return advice on sources of the missing breakdown of the TTFT."""
     if summary.client.ttft_ms.mean is None and not summary.correlation.requests:
         return "nothing for the TTFT, which only a streamed reply has"
     if summary.config.get("otlp_listen"):
@@ -141,7 +143,7 @@ def _sources(summary: Summary) -> str:
 
 
 def _less_load(summary: Summary) -> str:
-    """Name the rate that an overloaded system served, as what to stay below."""
+    """Return advice to stay below the rate that an overloaded system served, "" if unknown."""
     capacity = summary.methodology.stability.capacity_per_s
     return "" if capacity is None else f"; or send less than {cell(capacity)} requests/s"
 
@@ -158,7 +160,7 @@ def _large_parts(summary: Summary) -> list[str]:
 
 
 def _queue(summary: Summary) -> Advice | None:
-    """Return why requests waited: the KV cache was too small, or as many ran as may."""
+    """Return advice on waiting requests: the KV cache was too small, or the limit of running requests was reached."""
     waited = summary.correlation.evidence.while_waiting
     limits = _limits(summary)
     cache = f"more memory to the KV cache{_named(limits.kv_cache)}"
@@ -188,7 +190,7 @@ def _queue(summary: Summary) -> Advice | None:
 
 
 def _prefill(summary: Summary) -> Advice | None:
-    """Return what prefill followed: prompts that share a prefix and were not cached, or that are long."""
+    """Return advice on prefill: prompts that share a prefix and were not cached, or that are long."""
     server, correlation = summary.server, summary.correlation
     cached = None
     if server.prefix_cache_hits and server.prefix_cache_queries:
@@ -212,7 +214,7 @@ def _prefill(summary: Summary) -> Advice | None:
 
 
 def _outside(summary: Summary) -> Advice | None:
-    """Return what passed outside the engine: the round trip of the network, or something between."""
+    """Return advice on time outside the engine: the round trip of the network, or something between."""
     breakdown = summary.correlation.breakdown
     outside_ms, round_trip_ms = breakdown.network_ms.mean, breakdown.round_trip_ms.mean
     pages = [page for page in summary.server.gateways or () if page.queue_ms is not None]
@@ -259,7 +261,7 @@ def _outside(summary: Summary) -> Advice | None:
 
 
 def _gateway(summary: Summary) -> Advice | None:
-    """Return how long the gateway took, by its own spans."""
+    """Return advice on the gateway's mean time, by its own spans."""
     mean_ms = summary.correlation.breakdown.gateway_ms.mean
     return (
         None
@@ -272,8 +274,8 @@ def _gateway(summary: Summary) -> Advice | None:
 
 
 def _inside(summary: Summary) -> Advice | None:
-    """Return how long the API server took, or how long requests waited for the scheduler to take them in: the engine
-    outside queue and prefill.
+    """Return advice on time in the engine outside queue and prefill. It is about the API server, or the wait of
+    requests for the scheduler to take them in.
     """
     frontend, intake = (
         getattr(summary.correlation.breakdown, json_name(part)) for part in (ENGINE_FRONTEND, SCHEDULER_INTAKE)

@@ -1,4 +1,4 @@
-"""What changes how all else is read, each once: overload, failures, an early end, damage, distrust."""
+"""Alerts that change how the rest is read, each once: overload, failures, an early end, damage, distrust."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def alerts(summary: Summary) -> Iterator[str]:
 
 
 def severe_lines(summary: Summary) -> Iterator[str]:
-    """Yield what must be read before any number: data that are missing, a server that stopped answering, overload."""
+    """Yield the alerts to read before any number: missing data, a server that stopped answering, overload."""
     yield from damage_lines(summary.integrity)
     yield from failure_lines(summary)
     yield from overload(summary)
 
 
 def failure_lines(summary: Summary) -> Iterator[str]:
-    """Yield since when the server answered nothing any more, and how requests ended from then on."""
+    """Yield the start of the server's outage, and the errors of requests since then."""
     outage = summary.client.outage
     if outage is UNSET:
         return
@@ -49,14 +49,18 @@ def failure_lines(summary: Summary) -> Iterator[str]:
 
 
 def torn_lines(integrity: Integrity) -> Iterator[str]:
-    """Yield what a killed process left half of: it had not written more, so that no number is another for it."""
+    """Yield an alert on the last, incomplete records of killed processes. A process had not written more, so that no
+    number differs for it.
+    """
     torn = [f"{log.lost_bytes:,} bytes of raw/{log.log}" for log in integrity.logs if log.state == "torn"]
     if torn:
         yield f"the last record of a process that was killed is cut off and not used: {first_of(torn)}"
 
 
 def gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
-    """Return when the scraper was down, and what that means. The measurement began at `start_ns`."""
+    """Return a sentence on the times when the scraper was down, and their meaning. The measurement began at
+    `start_ns`.
+    """
     meaning = "totals are whole, since the engine's counters went on; when within that time they rose is not known"
     after = "and the server's results end there"
     return _gap_line("the scraper", gaps, start_ns, nothing="nothing was scraped", after=after, meaning=meaning)
@@ -88,7 +92,9 @@ def _moment(gap: Gap, start_ns: int) -> str:
 
 
 def damage_lines(integrity: Integrity) -> Iterator[str]:
-    """Yield what no number can be trusted without: nothing where no record is known to be missing."""
+    """Yield an alert on missing or damaged records, without which no number can be trusted. There is none where no
+    record is known to be missing.
+    """
     if what := damage_of(integrity):
         yield (
             f"Recorded data of this run are missing or damaged: {what}. All numbers are derived from what is left, and "
@@ -97,7 +103,7 @@ def damage_lines(integrity: Integrity) -> Iterator[str]:
 
 
 def damage_of(integrity: Integrity) -> str:
-    """Return what is missing or damaged, empty where no record is known to be."""
+    """Return a description of missing or damaged records, "" without any."""
     damaged = [_what_is_lost(log) for log in integrity.logs if log.state == "damaged"]
     return "; ".join(first_of(lines, separator="; ") for lines in (damaged, integrity.disagreements) if lines)
 

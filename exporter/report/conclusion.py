@@ -1,4 +1,4 @@
-"""What happened, where the wait went, and what makes slow requests slow, in plain sentences from typed facts."""
+"""Conclusion of a run in plain sentences: events, the mean wait, and slow requests. All come from typed facts."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _shared_out(
     breakdown: Breakdown,
     requests: int,
 ) -> str:
-    """Return the parts in words, the largest first, without those that are hardly worth a word.
+    """Return a sentence on the parts, the largest first, without negligible ones.
 
     An estimate that is within its own error has no share.
     """
@@ -160,7 +160,7 @@ def _shared_out(
 
 
 def _gateways(gateways: Sequence[GatewaySummary], requests: int) -> Iterator[str]:
-    """Yield the part of each of several gateways, and what is known of those whose first output is not."""
+    """Yield the part of each of several gateways, and bounds for unknown first outputs."""
     if len(gateways) > 1:
         parts = (f"{_name(gateway)} {_part(gateway)}" for gateway in gateways)
         yield f"Gateways, outermost first: {', '.join(parts)}."
@@ -168,8 +168,8 @@ def _gateways(gateways: Sequence[GatewaySummary], requests: int) -> Iterator[str
 
 
 def _bounds(gateway: GatewaySummary, requests: int) -> str:
-    """Return what the part of a gateway is between in the mean, of how many of so many requests, and what would say
-    more.
+    """Return the bounds of a gateway's mean part, and the share of requests they cover. It names the source that
+    would tell more.
     """
     name = _name(gateway)
     part, request, most = spoken_together(gateway.part_ms, gateway.request_ms, gateway.at_most_ms)
@@ -206,7 +206,7 @@ def _name(gateway: GatewaySummary) -> str:
 
 
 def _why_slow(summary: Summary) -> Iterator[str]:
-    """Yield where slow requests spent their time, from which queue on, and what requests differ by.
+    """Yield the largest part of slow requests, the queue threshold, and the requests' differences.
 
     Where requests only piled up, the length of the queue is a measure of time, and no threshold.
     """
@@ -233,7 +233,7 @@ def _from_which_queue(tail: TailAttribution) -> Iterator[str]:
 
 
 def _differences(tail: TailAttribution) -> Iterator[str]:
-    """Yield what the TTFT of one request differs from that of another by, where it is mostly one thing."""
+    """Yield the main cause of differences in TTFT between requests, if one dominates."""
     shares, mean_ms, std_ms = tail.variance_share, tail.mean_ms, tail.std_ms
     if not shares or not mean_ms or not std_ms or std_ms < HARDLY_RATIO * mean_ms:
         return

@@ -106,13 +106,13 @@ def _is_bars(column: Column) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A paragraph that breaks into lines at any width, but never between a number and its unit."""
+    """A paragraph that wraps at any width, but never between a number and its unit."""
 
     text: str
     style: str = ""
 
     def unbroken(self) -> str:
-        """Return the text with a space that does not break between a number and its unit."""
+        """Return the text with no-break spaces between numbers and their units."""
         return re.sub(r"(?<=\d) (?=[%a-z])", "\N{NO-BREAK SPACE}", self.text)
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:

@@ -39,7 +39,9 @@ def heading(summary: Summary) -> Text:
 
 
 def held_sentence(held: HeldBack) -> str:
-    """Say what the cap on requests in flight held back, and what that makes of the schedule."""
+    """Return a sentence on the requests held back by the cap on requests in flight. It states the effect on the
+    schedule.
+    """
     cap = f"The cap of {count_of(held.cap, 'request')} in flight"
     if not held.requests and not held.not_sent:
         return f"{cap} held nothing back: the schedule was kept."
@@ -53,7 +55,7 @@ def held_sentence(held: HeldBack) -> str:
 
 
 def _counts(requests: RequestCounts) -> str:
-    """Return what became of the requests; of what did not happen to any, nothing."""
+    """Return the number of requests by outcome; outcomes with zero requests are left out, except ok."""
     if not requests.sent:
         return "no requests"
     if requests.ok == requests.sent:
@@ -65,7 +67,7 @@ def _counts(requests: RequestCounts) -> str:
 
 
 def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
-    """Say which time of a watch the numbers cover, and how many requests were seen in it."""
+    """Return the time of a watch that the numbers cover, and its number of requests."""
     config, window, engine = summary.config, summary.window, summary.server.engine
     where = first_of(config.get("metrics") or ()) or "no page, by spans alone"
     server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""

@@ -1,4 +1,4 @@
-"""What was offered, sent and served, and whether the load was sustained, in sentences."""
+"""Sentences on the offered, sent and served load, and whether it was sustained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are 
 
 
 def overload(summary: Summary) -> Iterator[str]:
-    """Yield what a reader of an overloaded run must know before any of its latencies; nothing of another run."""
+    """Yield a warning on an overloaded run, to read before any latency; nothing for another run."""
     stability, rates = summary.methodology.stability, summary.client.rates
     if summary.watch or stability.verdict != "growing":
         return
@@ -41,7 +41,7 @@ def overload(summary: Summary) -> Iterator[str]:
 
 
 def sustained(summary: Summary) -> str:
-    """Say whether the load was sustained, and why that is thought or not known."""
+    """Return a sentence on whether the load was sustained, with the reason."""
     stability = summary.methodology.stability
     heads = {
         "growing": "The load was not sustained",
@@ -53,8 +53,8 @@ def sustained(summary: Summary) -> str:
 
 
 def rate_lines(summary: Summary) -> Iterator[str]:
-    """Yield what was offered, sent and served while the load lasted, then the throughput, which includes the
-    drain. Without a load of our own, the throughput alone: others sent the requests.
+    """Yield the offered, sent and served rates during the load, then the throughput. The throughput includes the drain.
+    Without a load of our own, it stands alone: others sent the requests.
     """
     rates, own_load = summary.client.rates, not summary.watch
     if own_load and rates.load_s is not None:
@@ -75,7 +75,7 @@ def rate_lines(summary: Summary) -> Iterator[str]:
 
 
 def _steady(steady: SteadyThroughput) -> Iterator[str]:
-    """Yield the throughput of the steady part of the load, where enough ended in it to say how sure it is."""
+    """Yield the throughput of the steady part of the load, if its interval is known."""
     names = (
         (steady.requests_per_s, steady.requests_per_s_ci95, "requests/s"),
         (steady.output_tokens_per_s, steady.output_tokens_per_s_ci95, "output tokens/s"),
@@ -117,7 +117,7 @@ def _flow(summary: Summary, rates: Rates) -> Iterator[str]:
 
 
 def served_in_load(summary: Summary) -> float | None:
-    """Return how many requests a second were served while the load lasted, None where too few ended to say."""
+    """Return the requests served per second during the load, None if too few ended."""
     rates, growing = summary.client.rates, summary.methodology.stability.verdict == "growing"
     return rates.served_requests_per_s if growing or rates.ended_in_load >= LEAST_ENDED else None
 

@@ -22,7 +22,9 @@ MOST_CLOCKS = 3  # engines named whose clocks are not known
 
 
 def method(summary: Summary) -> Iterator[str]:
-    """Yield what the breakdown rests on, the load generator's own error, and what the draft says where it was asked."""
+    """Yield the sources of the breakdown, the load generator's error, and the draft's statements. The draft's are given
+    only where it was asked.
+    """
     if not summary.correlation.missing:
         yield from basis(summary.correlation, summary.client.requests.sent)
     yield from interval_line(summary)
@@ -43,7 +45,7 @@ def method(summary: Summary) -> Iterator[str]:
 
 
 def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
-    """Yield in lines what the breakdown rests on: where each request's is from, what is not separated, clocks.
+    """Yield lines on the sources of the breakdown: those of each request, what is not separated, clocks.
 
     sent  how many requests there were, with a first token or without
     """
@@ -68,7 +70,7 @@ def basis(correlation: Correlation, sent: int = 0) -> Iterator[str]:
 
 
 def _unexplained(watch: WatchedTraffic) -> Iterator[str]:
-    """Yield how many requests of a watch have no breakdown of the TTFT, and why."""
+    """Yield the number of watched requests without a breakdown of the TTFT, by reason."""
     for reason, count in watch.missing.items():
         yield f"Without a breakdown of the TTFT: {count:,} ({EXPLANATIONS.get(reason, reason)})."
 
@@ -101,7 +103,7 @@ def _covered(correlation: Correlation, sent: int) -> str:
 
 
 def _not_joined(correlation: Correlation) -> Iterator[str]:
-    """Yield why requests are estimated where exact times were to be had: others have them, or spans came.
+    """Yield the reasons for estimates where exact times were available: others have them, or spans came.
 
     A warning says it of those of which times came.
     """
@@ -114,7 +116,9 @@ def _not_joined(correlation: Correlation) -> Iterator[str]:
 
 
 def _clocks(clock: Clock) -> Iterator[str]:
-    """Yield how far off the engine's clock is; of several the range, the largest error, and which are not known."""
+    """Yield the offset of the engine's clock. Of several engines it is the range, the largest error, and the clocks
+    that are not known.
+    """
     if not clock.engines:
         yield _clock(clock)
         return
@@ -145,7 +149,7 @@ def _beside(offset_ms: float) -> str:
 
 
 def _error(check: SelfCheck) -> Iterator[str]:
-    """Yield how far off latencies are and how late requests left, as far as no alert says it."""
+    """Yield the error of latencies and the lateness of requests, unless an alert states it."""
     if check.statement:
         yield check.statement
     arrivals = check.arrivals
@@ -154,7 +158,7 @@ def _error(check: SelfCheck) -> Iterator[str]:
 
 
 def generator_verdict(summary: Summary) -> str:
-    """Say whether the load generator can be trusted; how far off latencies are, `method` says."""
+    """Return a verdict on the load generator; the error of latencies is given by `method`."""
     check = summary.self_check
     metrics = (("TTFT", check.error_ms.ttft), ("gaps between chunks", check.error_ms.itl))
     doubtful = " and ".join(name for name, bound in metrics if bound.exceeded)
@@ -167,7 +171,7 @@ def generator_verdict(summary: Summary) -> str:
 
 
 def slowed_engine(summary: Summary) -> Iterator[str]:
-    """Yield that an engine on a busy machine of ours is slowed by what else runs there, which no stamp shows."""
+    """Yield a warning if the engine's machine is ours and busy. No stamp shows how far other work slowed the engine."""
     machine = summary.self_check.machine
     hosts = {urlsplit(url).hostname or "" for url in urls_of(summary.config)}
     is_here = any(host in ("localhost", "::1") or host.startswith("127.") for host in hosts)

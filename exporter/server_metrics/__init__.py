@@ -44,7 +44,7 @@ EXPORTS = (
 def server_metrics_files(
     source: Source, formats: Collection[str]
 ) -> Iterator[tuple[str, Callable[[IO[bytes]], object]]]:
-    """Give the name of each file whose format is in `formats`, and what writes it to a file; others are ignored.
+    """Yield the name and writer of each file with a format in `formats`. Others are ignored.
 
     The same source gives the same bytes.
     """

@@ -175,7 +175,9 @@ def _counter(
 
 
 def _rates(increases: Float64, steps: ScrapeSelection) -> Json:
-    """Describe the rates of complete slices, or of scrape intervals where fewer than two slices are complete."""
+    """Return statistics of the rates of complete slices. Scrape intervals are used where fewer than two slices are
+    complete.
+    """
     usable = steps.complete & np.isfinite(increases)
     seconds = steps.slice_s[usable]
     rates = increases[usable] / seconds

@@ -1,4 +1,4 @@
-"""What the exports of server metrics are made from, and the name and unit that a metric has in all of them."""
+"""Source of the server metrics exports, with their common metric names and units."""
 
 from __future__ import annotations
 

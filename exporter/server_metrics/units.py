@@ -100,7 +100,7 @@ _COUNTED = re.compile(
 
 
 def infer_unit(name: str, description: str) -> str | None:
-    """Return the unit of a metric by its name as exposed (with `_total`), None where neither gives it.
+    """Return the unit of a metric by its name and description, None if unknown. The name is as exposed (with `_total`).
 
     In this order: a range that the description gives, unless the name has a unit of its own; a unit that it gives ("in
     milliseconds", "(GB/s)"); the longest suffix of the name, that of a counter without its `_total`; what the

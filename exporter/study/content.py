@@ -1,4 +1,4 @@
-"""What the full report of a study says, section by section as the draft has them; for a terminal and for a page."""
+"""Content of a study's full report, section by section as in the draft; for a terminal and for a page."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def heading(study: Study) -> Text:
 
 
 def answer(study: Study) -> Iterator[RenderableType]:
-    """Yield what a reader must know first: the result, how sure, what limits it, and whether the draft accepts it."""
+    """Yield the summary of a study: the result, how sure, what limits it, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
         reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
@@ -227,7 +227,9 @@ def _interval(quantity: Quantity) -> str:
 
 
 def _compliance(study: Study) -> Iterator[RenderableType]:
-    """Yield the verdict, what is not met and what to do, what is met, and how the draft was read."""
+    """Yield the verdict, the unmet requirements with their cures, and the met ones. How the draft was read comes
+    last.
+    """
     compliance = study.compliance
     yield Prose(compliance.sentence)
     yield Text("")
@@ -247,7 +249,7 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
 
 
 def _counts(compliance: Compliance) -> str:
-    """Return how many requirements there are, by what is said of them and by their level: sums that add up."""
+    """Return the number of requirements by state and by level: sums that add up."""
     every = compliance.requirements
     states = Counter(each.state for each in every)
     levels = Counter(each.level for each in every if each.state != "not applicable")
@@ -277,7 +279,7 @@ def _facts(study: Study, title: str, facts: Mapping[str, str]) -> Iterator[Rende
 def _table(
     study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]], file: str = "-"
 ) -> Iterator[RenderableType]:
-    """Yield a table for people, of which `file` has all rows; none where it has none."""
+    """Yield a table for people, with a reference to `file` for all rows; nothing without rows."""
     if listed := tuple(rows):
         yield from shown(table(file, title, {name: name for name in names}, listed), study.width)
 

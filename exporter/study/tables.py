@@ -81,13 +81,13 @@ def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: l
 
 
 def _head(column: Column, cells: Sequence[str], is_text: bool) -> Text:
-    """Return a heading that is hardly wider than what stands below it."""
+    """Return a heading hardly wider than the cells below it."""
     least = 20 if is_text or column.digits is None else 8
     return Text("\n".join(textwrap.wrap(column.title, max(least, *map(len, cells)), break_long_words=False)))
 
 
 def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
-    """Return how wide a column is at least: numbers stay in one piece, words break between them."""
+    """Return the minimum width of a column: numbers stay in one piece, words break between them."""
     head = max(map(len, _head(column, cells, is_text).plain.split("\n")), default=0)
     widest = max(map(len, cells), default=0)
     if is_text:
@@ -97,7 +97,7 @@ def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
 
 
 def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
-    """Yield which columns stand beside each other, the first in each piece."""
+    """Yield groups of columns that fit beside each other, with the first column in each."""
     piece = [0]
     for at in range(1, len(widths)):
         if most and len(piece) > 1 and sum(widths[each] for each in (*piece, at)) > most - EDGES:
@@ -172,7 +172,7 @@ def _range(numbers: Sequence[str]) -> str:
 
 
 def requests_table(steps: Sequence[StepRecord]) -> Table:
-    """Return what identifies the requests of each step: seed and hash."""
+    """Return a table of the requests of each step by seed and hash."""
     titles = {"number": "Step", "seed": "Seed", "requests_sha256": "SHA-256 of the requests as sent"}
     rows = ((step.number, step.seed, step.requests_sha256 or "not known") for step in steps)
     return new_table("requests", "Requests of the steps", titles, rows, digits={"seed": None})

@@ -85,7 +85,7 @@ class Quality(Struct, frozen=True, kw_only=True):
 
 
 class Whole(Statistics, frozen=True, kw_only=True):
-    """What is broken down, over the requests with a breakdown; of TTFT over all where none has one."""
+    """Total time that is broken down, over the requests with a breakdown; of TTFT over all where none has one."""
 
     source: Annotated[
         Literal["client", "gateway", "mixed"],
@@ -257,7 +257,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Requests whose times were put together: columns [n] in one order, and the engines' clocks by name."""
+    """Requests with their reconstructed times: columns [n] in one order, and the engines' clocks by name."""
 
     parts: Parts
     attribution: Attribution
@@ -315,7 +315,7 @@ def _breakdown(of: Explained, rows: Bools) -> Breakdown:
 
 
 def _whole(parts: Parts, whole_s: Floats, rows: Bools, why: str) -> Whole:
-    """Describe what is broken down; of requests that begin at a gateway, it was measured there.
+    """Return the total time that is broken down. For requests that begin at a gateway, it was measured there.
 
     Of an estimated request nothing shows where it begins: the others say it.
     """
@@ -327,17 +327,17 @@ def _whole(parts: Parts, whole_s: Floats, rows: Bools, why: str) -> Whole:
 
 
 def json_name(part: Part) -> str:
-    """Return what a part is called in the summary."""
+    """Return the name of a part in the summary."""
     return f"{part.name}_ms"
 
 
 def is_certain(part: TtftPart | E2ePart) -> bool:
-    """Tell whether a part is known, and its standard error no more than itself: else its share is not named."""
+    """Return whether a part is known and no smaller than its standard error: else its share is not named."""
     return part.mean is not None and (part.error_ms or 0.0) <= abs(part.mean)
 
 
 def label_of(part: Part, breakdown: Breakdown) -> str:
-    """Return what people read for a part of a breakdown."""
+    """Return the label of a part of a breakdown, for people."""
     return {"network": breakdown.network_label, "gateway": breakdown.gateway_label}.get(part.name, part.label)
 
 
@@ -375,7 +375,7 @@ def _sources(parts: Parts, part: Part) -> Texts:
 
 
 def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
-    """Return the root mean square of the requests' standard errors, None where they are not known."""
+    """Return the root mean square of the requests' standard errors, None if unknown."""
     if part.error == "unstated":
         return None
     if part.error == "clocks":
@@ -388,7 +388,7 @@ def _error_ms(of: Explained, part: Part, rows: Bools) -> float | None:
 
 
 def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
-    """Return why a part is known in none of the requests that have a breakdown."""
+    """Return the reason for a part missing in all requests that have a breakdown."""
     if part.name == NETWORK and of.parts.begins_at_gateway[rows].any():
         return NOT_SEEN
     if part.name in ("gateway", "gateway_request"):
@@ -406,7 +406,7 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
 
 
 def why_impossible(means: ServerMeans) -> str | None:
-    """Return why the histograms' means cannot be parts of the TTFT beside them; None where they can."""
+    """Return the reason if the histograms' means cannot be parts of the TTFT, else None."""
     parts_s = [mean_s or 0.0 for mean_s in (means.queue_s, means.prefill_s, means.outside_s)]
     whole_s = means.ttft_s or 0.0
     if min(parts_s) >= -SLACK_S and sum(parts_s) <= whole_s + SLACK_S:
@@ -419,7 +419,7 @@ def why_impossible(means: ServerMeans) -> str | None:
 
 
 def means_of(means: ServerMeans, why: str) -> dict[str, TtftPart]:
-    """Return the parts whose means the histograms' sums give, in place of those of single requests."""
+    """Return the mean parts given by the histograms' sums, in place of single requests' parts."""
     ttft_ms, queue_ms, prefill_ms = (1e3 * (mean_s or 0.0) for mean_s in (means.ttft_s, means.queue_s, means.prefill_s))
     means_ms = {"queue_ms": queue_ms, "prefill_ms": prefill_ms}
     if means.outside_s is not None:

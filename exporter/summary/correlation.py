@@ -159,7 +159,7 @@ class ServerTimes(Struct, frozen=True, kw_only=True):
 
 
 class ReceivedSpans(Struct, frozen=True, kw_only=True):
-    """What the receivers of spans counted."""
+    """Counts of the span receivers."""
 
     exports: Annotated[Count, doc("Exports received.", "exports")]
     spans: Annotated[Count, doc("Spans in them.", "spans")]
@@ -203,7 +203,7 @@ class RecordsOfRequests(Struct, frozen=True, kw_only=True):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What stood beside the wait, from which the report's advice follows."""
+    """Quantities observed during the wait, from which the report's advice follows."""
 
     while_waiting: Annotated[WhileWaiting, doc("What the engines showed while requests waited for them.")]
     prefill_input_tokens_rho: Annotated[
@@ -288,7 +288,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Explained):
-    """What is known of n measured requests: columns [n] in their order, and what is said of all of them.
+    """Findings on n measured requests: columns [n] in their order, and facts on all of them.
 
     means         what the histograms' sums give for the run as a whole
     clocks        of the engines, by their names; at least one
@@ -371,7 +371,7 @@ def _groups(of: Findings, names: Texts) -> dict[str, Group]:
 
 
 def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
-    """Return why there is no breakdown, not even of means; None where there is one of means."""
+    """Return the reason if even a breakdown of means is missing, else None."""
     if comparable and of.means.client_requests:
         return why_impossible(of.means)
     if not timed.any():

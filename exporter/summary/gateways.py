@@ -19,7 +19,7 @@ from scraper.window.quantities import GatewayPage
 
 
 class PageBesideSpans(Struct, frozen=True, kw_only=True):
-    """What a gateway's page says of its own time, beside what its spans leave room for."""
+    """Own time of a gateway by its page, beside the range that its spans allow."""
 
     own_ms: Annotated[float, doc("Mean time that it took of a request itself, by its pages.", "ms")]
     own_error_ms: Annotated[Amount, doc("Its standard error, of times that the page rounds.", "ms")]
@@ -36,7 +36,7 @@ class PageBesideSpans(Struct, frozen=True, kw_only=True):
 
 
 class GatewaySummary(Struct, frozen=True, kw_only=True):
-    """One gateway, over the requests with a breakdown in whose traces its spans came; null where it is in none."""
+    """One gateway, over the requests with a breakdown and its spans; null where there are none."""
 
     service: Annotated[str, doc("Its `service.name`; empty where it states none.")]
     requests: Annotated[Count, doc("Requests that passed it.", "requests")]
@@ -96,7 +96,7 @@ def _summary(service: str, parts: Sequence[GatewayPart]) -> GatewaySummary:
 
 
 def beside_pages(gateways: Sequence[GatewaySummary], pages: Sequence[GatewayPage]) -> list[GatewaySummary]:
-    """Set what pages say of gateways' own times beside what their spans say."""
+    """Return the gateways with their pages' own times beside the range of their spans."""
     return [structs.replace(gateway, by_page=_beside(gateway, pages)) for gateway in gateways]
 
 

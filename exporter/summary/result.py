@@ -46,7 +46,7 @@ ENDED = {
 
 
 def _one_of(*groups: tuple[str, ...]) -> dict[str, Any]:
-    """Return the rule that an object has all of one group of fields, or of another."""
+    """Return the rule that an object has all fields of at least one group."""
     return {"anyOf": [{"required": list(group)} for group in groups]}
 
 
@@ -63,7 +63,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """What wrote the summary."""
+    """Tool that wrote the summary."""
 
     name: Annotated[Literal["sidelight"], doc("Its name.")]
     version: Annotated[str, doc("Its version.")]
@@ -80,7 +80,7 @@ class MeasuredWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
-    """What lengths are measured with."""
+    """Tokenizer that measures lengths."""
 
     name: Annotated[str, doc("Its name.")]
     version: Annotated[str, doc("Its version.")]
@@ -92,7 +92,7 @@ class Tokenizer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sent."""
+    """Workload: the requests that were sent."""
 
     name: Annotated[str | None, doc("The workload; null where nothing was sent.")]
     seed: Annotated[int | None, doc("Its seed.", NO_UNIT)]
@@ -185,7 +185,7 @@ def as_written(summary: Summary) -> Summary:
 
 
 def _without_slices(page: Page) -> Page:
-    """Take the slices of a page's quantities away where they are too many, and say so in `missing`."""
+    """Return a page without the slices that are too many; `missing` gives the reason."""
     shown = {
         name: structs.replace(quantity, timeslices=[], missing={**(quantity.missing or {}), "timeslices": reason})
         for name, quantity in quantities_of(page)
@@ -195,7 +195,7 @@ def _without_slices(page: Page) -> Page:
 
 
 def _too_many(slices: Sequence[msgspec.Struct]) -> str:
-    """Return why slices are not in `summary.json`, "" where they are."""
+    """Return the reason for slices missing from `summary.json`, "" if they are there."""
     if len(slices) <= MOST_SLICES:
         return ""
     return (

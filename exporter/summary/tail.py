@@ -1,4 +1,4 @@
-"""What makes the TTFT vary and its tail long, as an object of `summary.json`, and in a sentence."""
+"""Tail attribution: causes of varying and slow TTFT, as an object of `summary.json`, and in a sentence."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tail_attribution(attribution: TailShares | Missing) -> TailAttribution:
 
 
 def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
-    """Say in one sentence where slow requests spent their TTFT, and return it with the part that it names first.
+    """Return a sentence on slow requests' largest part of the TTFT, and that part's name.
 
     Slow are those at and above p99, of fewer than 100 requests p95. Where that is within 1.25 times the median, the
     sentence is of the mean. What is estimated or merged is called so; the part is "" where nothing is known.
@@ -108,7 +108,7 @@ def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
 
 
 def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
-    """Return the parts whose share is known, largest first."""
+    """Return the parts with a known share, largest first."""
     known = [(name, share) for name in PARTS if (share := shares[name]) is not None]
     return sorted(known, key=lambda pair: -pair[1])
 
@@ -136,12 +136,12 @@ def places(shares: Mapping[str, float | None], merged: Mapping[str, int], reques
 
 
 def in_words(merged: str) -> str:
-    """Return what stands merged in a part, in words that need no glossary."""
+    """Return the parts merged in another, in words that need no glossary."""
     return merged.replace(ENGINE_FRONTEND.words, f"the {ENGINE_FRONTEND.label}")
 
 
 def _spoken_of(tail: Tail) -> str:
-    """Say how many requests a tail has, of how many of them the parts are known, and whether those are estimated."""
+    """Return the number of requests in a tail, and of those with a breakdown. It says whether these are estimated."""
     count = count_of(tail.requests, "request")
     known = f", {tail.explained:,} of them with a breakdown" if tail.explained < tail.requests else ""
     estimated = (

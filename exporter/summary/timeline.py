@@ -21,7 +21,7 @@ Numbers = list[float | None]
 
 
 class Timeline(Struct, frozen=True, kw_only=True):
-    """The most of TTFT and of the engines' load in 48 equal columns of the window; null where a column has none."""
+    """Maxima of TTFT and engine load in 48 equal columns of the window; null where a column has none."""
 
     column_s: Annotated[float, doc("Length of a column.", "s")]
     ttft_ms: Annotated[Numbers, doc("Longest TTFT of the requests submitted in a column.", "ms")]
@@ -30,7 +30,9 @@ class Timeline(Struct, frozen=True, kw_only=True):
 
 
 def timeline(submit_ns: Ints, ttft_s: Floats, endpoints: Sequence[EndpointSeries], window: Window) -> Timeline:
-    """Return what n requests and the engines showed of a window that has a duration; no TTFT is NaN."""
+    """Return the timeline of n requests and the engines over a window. The window has a duration; NaN marks a missing
+    TTFT.
+    """
     edges_ns = np.linspace(window.start_ns, window.end_ns, COLUMNS + 1).astype(np.int64)
     timed = np.flatnonzero(np.isfinite(ttft_s))
     order = timed[np.argsort(submit_ns[timed], kind="stable")]

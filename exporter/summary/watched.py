@@ -1,4 +1,4 @@
-"""What a watch saw beside its requests: since when, what had no breakdown and why, and all since its start."""
+"""Traffic of a watch beside its requests: its start, missing breakdowns with reasons, and totals since its start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scraper.window.window import Window
 
 
 class BrokenTraces(Struct, frozen=True, kw_only=True):
-    """Requests with the spans of their client in one trace and those of their engine in another."""
+    """Requests with client and engine spans in different traces, by place of the break."""
 
     service: Annotated[str, doc("The service at which traces break; empty where no span says it.")]
     how: Annotated[
@@ -27,7 +27,7 @@ class BrokenTraces(Struct, frozen=True, kw_only=True):
 
 
 class SinceStart(Struct, frozen=True, kw_only=True):
-    """What was counted from the start to the end, deleted logs included."""
+    """Counts from the start to the end, deleted logs included."""
 
     by_trace: Annotated[Count, doc("Requests broken down by the spans of engines.", "requests")]
     estimated: Annotated[Count, doc("Requests broken down by estimates from scrapes.", "requests")]
@@ -40,7 +40,7 @@ class SinceStart(Struct, frozen=True, kw_only=True):
 
 
 class WatchedTraffic(Struct, frozen=True, kw_only=True):
-    """What a watch saw. `window` says which time the results cover: what the logs still hold, or less."""
+    """Traffic of a watch. `window` says which time the results cover: what the logs still hold, or less."""
 
     begun_ns: Annotated[StampNs, doc("When the watch began.", "ns")]
     begun: Annotated[str, doc("The same in UTC: ISO 8601 to the millisecond.")]
@@ -65,7 +65,7 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
 
 
 def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraffic:
-    """Return what a watch saw beside its requests."""
+    """Return the traffic of a watch beside its requests."""
     begun_ns = next((phase.start_ns for phase in run.phases), window.start_ns)
     broken = [
         {"service": service, "how": how, "requests": requests} for (service, how), requests in watched.broken.items()

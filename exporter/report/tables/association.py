@@ -11,7 +11,9 @@ LABELS = dict(GAUGE_ROWS)
 
 
 def association_line(associations: Sequence[Association]) -> Iterator[str]:
-    """Yield the quantities whose rank correlation with the TTFT is significant, the strongest first; none for none."""
+    """Yield the quantities with a significant rank correlation with the TTFT, the strongest first; nothing without
+    any.
+    """
     significant = {
         association.server: association.rho_lag0
         for association in associations
@@ -27,6 +29,6 @@ def association_line(associations: Sequence[Association]) -> Iterator[str]:
 
 
 def _significant(association: Association) -> bool:
-    """Tell whether the 95 % interval of the correlation leaves zero out."""
+    """Return whether the 95 % interval of the correlation excludes zero."""
     ci95 = association.ci95_lag0
     return ci95 is not None and not ci95[0] <= 0 <= ci95[1]

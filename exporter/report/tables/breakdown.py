@@ -46,7 +46,8 @@ def breakdown_table(
     inner: bool = True,
     kept_in: str = SUMMARY,
 ) -> Table:
-    """Return the parts of the TTFT over the requests that know them, each with its share and how it is known.
+    """Return a table of the parts of the TTFT, each with its share and source. Each part is over the requests that know
+    it.
 
     A row within another makes that up; its share is of TTFT too. A part within its own error has no share. An estimate
     bears its standard error, and a part that adds up with the others how many requests know it, where not all do.
@@ -78,7 +79,7 @@ def breakdown_table(
 
 
 def group_tables(correlation: Correlation) -> Iterator[Table]:
-    """Yield the mean parts by workload class, and by the URL that was asked, where there are several."""
+    """Yield tables of the mean parts by workload class, and by requested URL if several."""
     for groups, title in ((correlation.classes, "class"), (correlation.urls, "URL")):
         if not groups:
             continue

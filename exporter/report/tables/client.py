@@ -1,4 +1,4 @@
-"""What the client saw: latencies, tokens and rates, of all requests and by workload class."""
+"""Client metrics: latencies, tokens and rates, of all requests and by workload class."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def client_section(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _tokens_a_chunk(client: ClientSummary) -> Iterator[Prose]:
-    """Yield why gaps are much longer than the time per output token, where they are."""
+    """Yield the reason if gaps are much longer than the time per output token."""
     gap_ms, token_ms = client.time_between_chunks_ms and client.time_between_chunks_ms.p50, client.tpot_ms.p50
     if gap_ms and token_ms and gap_ms >= LONGER * token_ms:
         yield Prose("Chunks hold several tokens, so that gaps between chunks are longer than TPOT.", "dim")
 
 
 def client_table(client: ClientSummary) -> Table:
-    """Return what the client measured, a row a metric that is known."""
+    """Return a table of the client's metrics, with a row for each known one."""
     shown = table("Client", *(name.replace("_", ".") for name in STATISTICS))
     for _, label, values in _measured(client):
         if values.mean is not None:
@@ -75,13 +75,13 @@ def _measured(client: ClientSummary) -> Iterator[tuple[str, str, Statistics]]:
 
 
 def _reason(key: str, values: Statistics) -> str:
-    """Return why a metric is missing; of tokens, that no reply reports them."""
+    """Return the reason for a missing metric; of tokens, that no reply reports them."""
     no_usage = key.endswith("_tokens") and values.missing == NONE_HAS_IT
     return "no usage" if no_usage else values.missing or "not known"
 
 
 def _first_tokens(delivery: Delivery) -> Iterator[Text]:
-    """Yield what replies began with, where it was not always text."""
+    """Yield the kinds of the replies' first tokens, if they were not always text."""
     first = delivery.first_tokens
     if first.reasoning or first.tool:
         counts = ((first.content, "text"), (first.reasoning, "reasoning"), (first.tool, "a tool call"))

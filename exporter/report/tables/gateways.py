@@ -1,4 +1,4 @@
-"""What gateways' pages showed of the measured window, in lines, and whether their spans agree."""
+"""Lines on gateways' pages in the measured window, and whether their spans agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGREES_MS, AGREES_RATIO = 5.0, 0.1  # what page and spans may be apart
 
 
 def gateway_lines(summary: Summary) -> Iterator[str]:
-    """Yield what each gateway's page says of its own time, its queue and its errors; nothing where there is no page."""
+    """Yield the own time, queue and errors of each gateway's page; nothing without a page."""
     for page in summary.server.gateways or ():
         title = gateway(page.gateway).title
         facts = ", ".join(_facts(page)) or "no request was counted"
@@ -42,8 +42,8 @@ def _facts(page: GatewayPage) -> Iterator[str]:
 
 
 def _beside(summary: Summary, page: GatewayPage) -> str:
-    """Say whether the page's own time is within what the gateway's spans leave room for; of one without spans, how much
-    of the time outside the engine its queue is.
+    """Return a sentence on whether the page's own time agrees with the gateway's spans. Without spans, it gives the
+    queue's share of the time outside the engine.
     """
     correlation = summary.correlation
     for passed in correlation.gateways:

@@ -19,7 +19,9 @@ SHOWN = ("p50", "p90", "p99")
 
 
 def interval_line(summary: Summary) -> Iterator[str]:
-    """Yield a sentence on the percentiles of the TTFT, where there are any that do not depend on the run's length."""
+    """Yield a sentence on the percentiles of the TTFT and their intervals. There is none where they depend on the run's
+    length.
+    """
     ttft = summary.methodology.percentiles.get("ttft_ms")
     if ttft is None or summary.methodology.stability.verdict == "growing":
         return

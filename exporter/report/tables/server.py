@@ -1,4 +1,4 @@
-"""What the engine's metrics pages showed of the measured window."""
+"""Tables of the engine's metrics pages in the measured window."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def _known(of: SampleStatistics | Range, name: str) -> float | None:
 
 
 def _estimate(histogram: Histogram, name: str) -> str:
-    """Return a percentile in ms, its 90 % interval where that is wide, only its end where the value is lost in it."""
+    """Return a percentile in ms, with its 90 % interval if that is wide. Only the interval's end is given where the
+    value is lost in it.
+    """
     value, interval = _known(histogram.stats, name), (histogram.intervals or {}).get(name, Range())
     if value is None:
         return "-"
@@ -107,7 +109,7 @@ def _estimate(histogram: Histogram, name: str) -> str:
 
 
 def _seen(percentiles: TimePercentiles, name: str) -> str:
-    """Return a percentile in ms that was read off the client's requests, as `_estimate` shows one of buckets."""
+    """Return a percentile in ms of the client's requests, in the format of `_estimate`."""
     value_ms, interval = getattr(percentiles, name), (percentiles.intervals or {}).get(name)
     if value_ms is None or interval is None or interval.low is None or interval.high is None:
         return ms(value_ms)
