@@ -328,7 +328,7 @@ async def test_a_receiver_that_is_killed_is_counted_and_started_again(tmp_path: 
         assert (200, "ready\n") == await watch.get("/readyz")
         result = await watch.end()
     assert (1, 6) == (counts[RESTARTS], counts["sidelight_receiver_spans_total"])
-    assert "receiver restarted 1 times" in result
+    assert "receiver restarted 1 time" in result
     run = open_run(tmp_path / "watch")
     assert (1, ["receiver_died"]) == (run.receiver_deaths, [event.name for event in run.events if "died" in event.name])
     assert any("code -9" in text for text in run.notes)
