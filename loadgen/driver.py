@@ -97,7 +97,7 @@ class Seats:
             raise
 
     def free(self) -> None:
-        """Give a seat to who has waited longest, or back."""
+        """Give a seat to the longest waiter, or return it."""
         if self._free is None:
             return
         while self._queue:
@@ -406,7 +406,7 @@ async def _rounds(phase: _Phase) -> int:
 
 
 async def _round(phase: _Phase) -> list[PlannedRequest]:
-    """Give as many requests as there are slots; fewer at the plan's end."""
+    """Return the next requests of the plan, one a slot; fewer at the plan's end."""
     together: list[PlannedRequest] = []
     while len(together) < (phase.order.concurrency or 0) and (planned := await phase.take()) is not None:
         together.append(planned)

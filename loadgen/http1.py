@@ -99,7 +99,7 @@ class BodyEnd:
     __slots__ = ("_begun", "_left", "_line", "_trailer", "chunked", "until_close")
 
     def __init__(self, head: Head) -> None:
-        """Raises ProtocolError when the head contradicts itself."""
+        """Raise ProtocolError when the head contradicts itself."""
         length = _content_length(head)
         self.chunked = is_chunked(head)
         self._trailer = False
@@ -113,7 +113,9 @@ class BodyEnd:
             self._left = length
 
     def feed(self, data: bytes, at: int) -> int:
-        """Take `data` from position `at`; return the position behind the body's last byte, or -1 for more to come.
+        """Read `data` from position `at`; return the position behind the body's last byte.
+
+        Returns -1 for more to come.
 
         Raises ProtocolError on a chunk size that is none, and on a chunk that does not end with CRLF.
         """
@@ -159,7 +161,7 @@ class BodyEnd:
         return -1
 
     def _size(self, line: bytes, at: int) -> int:
-        """Return the size that a line at a position says; behind the last chunk's come trailers."""
+        """Return the chunk size in a line at a position. Behind the last chunk's come trailers."""
         try:
             size = chunk_size(line)
         except ProtocolError as error:
@@ -268,12 +270,14 @@ class Dechunker:
 
 
 def dechunk(wire: bytes) -> Dechunked:
-    """Take the chunk framing off; a body torn anywhere gives what had come. Raises ProtocolError."""
+    """Remove the chunk framing from a body. A body torn anywhere gives its data so far. Raises ProtocolError."""
     return Dechunker().feed(wire)
 
 
 def _whole(wire: bytes) -> Dechunked | None:
-    """Take a body apart at its line ends; None where that does not work: torn, with trailers, with CRLF inside.
+    """Remove the chunk framing at the line ends; None if that does not work.
+
+    It does not work for a body that is torn, has trailers, or has CRLF inside.
 
     It is exact where each size is the length of what stands between its line and the next, and that is several times
     as fast as walking from size to size.

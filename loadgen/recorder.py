@@ -39,7 +39,7 @@ Hide = Callable[[bytes, bytes | bytearray, "array[int]"], tuple[bytes, "array[in
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request in flight and how much of it the log has."""
+    """A request in flight, with its logging progress."""
 
     url: str
     exchange: Exchange

@@ -135,7 +135,7 @@ def append_record(log: FrameLog, record: PlannedRequest | LogRecord) -> None:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
-    """Give the requests of a plan, without its end record; fewer than planned where it was torn."""
+    """Yield the requests of a plan, without its end record. There are fewer than planned if the plan was torn."""
     for payload in read_frames(path):
         planned = decode_planned(payload)
         if planned.index == PLAN_END:
@@ -144,7 +144,7 @@ def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
-    """Give the records of a worker's log up to its end or its tear."""
+    """Yield the records of a worker's log up to its end or its tear."""
     yield from map(decode_log, read_frames(path))
 
 
@@ -161,7 +161,7 @@ def with_secrets(planned: PlannedRequest, stand_ins: Mapping[bytes, bytes]) -> P
 
 
 def as_sent(stand_ins: Mapping[str, str], *, is_json: bool) -> dict[bytes, bytes]:
-    """Return stand-ins and secrets as they stand in bodies."""
+    """Return the secrets by their stand-ins, encoded as they are in bodies."""
     return {
         stand_in.encode(): msgspec.json.encode(secret)[1:-1] if is_json else secret.encode()
         for stand_in, secret in stand_ins.items()
@@ -169,7 +169,7 @@ def as_sent(stand_ins: Mapping[str, str], *, is_json: bool) -> dict[bytes, bytes
 
 
 def plan_end(phase: str) -> PlannedRequest:
-    """Return the record that says: this plan is complete."""
+    """Return the record that marks a plan as complete."""
     return PlannedRequest(index=PLAN_END, phase=phase)
 
 

@@ -62,7 +62,7 @@ async def reply_text(protocol: Protocol, head: bytes, wire: bytes | bytearray, r
 def _pieces(
     protocol: Protocol, wire: bytes | bytearray, read_ends: Iterable[int]
 ) -> Iterator[tuple[bytes, Iterable[int]]]:
-    """Yield a body in pieces that are small enough to remove the framing in one go."""
+    """Yield a body in pieces small enough to remove the framing in one go."""
     if protocol.form.messages:
         yield bytes(wire), read_ends
         return

@@ -173,11 +173,11 @@ def _hide(spec: WorkerSpec) -> Hide:
 
 
 class _TerminatedError(Exception):
-    """SIGTERM came."""
+    """An error raised on SIGTERM."""
 
 
 async def _orders(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow | str, None]:
-    """Give the conductor's commands, and at last, as text, why there are no more."""
+    """Yield the conductor's commands, and at last the reason for their end, as text."""
     try:
         async for command in commands(lines, _decode_command):
             if isinstance(command, Exit):
@@ -258,7 +258,10 @@ async def _run(command: Run, sender: _Sender) -> None:
 async def _shard(
     tail: FrameTail, tally: _Tally, *, workers: int, spec: WorkerSpec, seats: int | None
 ) -> AsyncGenerator[PlannedRequest, None]:
-    """Give this worker's share of a plan that may still grow; none to one beyond the `workers` that share it."""
+    """Yield this worker's share of a plan that may still grow.
+
+    A worker beyond the `workers` that share it gets no requests.
+    """
     stand_ins = as_sent(spec.stand_ins, is_json=spec.transport != "grpc")
     while True:
         payloads = tail.read_new()

@@ -303,7 +303,9 @@ def _within(parts: _Parts, input_tokens: int) -> _Parts:
 async def plan(
     workload: Iterable[WorkloadRequest], *, target: Target, tokenizer: Tokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
-    """Give the workload's requests, in order, fitted eight at a time; see Fitter for what is fitted and declared.
+    """Yield the workload's requests, in order, fitted eight at a time.
+
+    See Fitter for the fitted and the declared lengths.
 
     Each turn of a session has an index of its own, the later ones right behind the first's.
 
@@ -336,7 +338,7 @@ async def plan(
 
 
 def _wanted(workload: Iterable[WorkloadRequest], order: PlanOrder) -> Iterator[tuple[int, WorkloadRequest]]:
-    """Give requests with their offset, as many as the order asks for."""
+    """Return an iterator of requests with their offsets, limited by the order's count."""
     offsets = itertools.repeat(-1) if order.offsets_ns is None else iter(order.offsets_ns.tolist())
     # The offsets come first: where they end, nothing more is drawn from a workload that another phase may go on with.
     return zip(itertools.islice(offsets, order.count), workload, strict=False)

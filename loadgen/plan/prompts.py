@@ -132,7 +132,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _items(path: Path) -> Iterator[tuple[str, object]]:
-    """Give the items of a JSON list, and where each stands. Raises PromptsError."""
+    """Yield the items of a JSON list, with their places. Raises PromptsError."""
     where = str(path)
     if path.stat().st_size > MOST_LIST_BYTES:
         _fail(where, f"a JSON list of more than {MOST_LIST_BYTES >> 20} MiB; write one prompt a line instead")
@@ -338,7 +338,7 @@ def _number(fields: Mapping[str, Any], name: str, where: str, *, most: float) ->
 
 
 def _headers(reading: _Reading, given: object, where: str) -> int:
-    """Return the position of a header set, -1 of none. No error shows a value: it may be a secret."""
+    """Return the position of a header set, -1 without headers. No error shows a value: it may be a secret."""
     if not given:
         return -1
     if not isinstance(given, dict):

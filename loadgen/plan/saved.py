@@ -79,7 +79,7 @@ def _checked(path: Path, request: PlannedRequest) -> PlannedRequest:
 async def replay(
     path: Path, *, order: PlanOrder, model: str | None = None, extra: Mapping[str, object] | None = None
 ) -> AsyncGenerator[Planned, None]:
-    """Give the requests of a plan in place of a workload's: the same bodies at the same offsets.
+    """Yield the requests of a plan in place of a workload's. They have the same bodies at the same offsets.
 
     `model` and `extra` are as in `with_model`. Of the order: `offsets_ns`, where given, replaces the recorded ones;
     `count` sends fewer; `urls` spreads them anew; without `sessions` later turns are left out; `exact`,

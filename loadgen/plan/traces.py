@@ -178,7 +178,7 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
 
 
 def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Give each line's number and its fields by name; of CSV as text, and without those that are empty."""
+    """Yield each line's number and its fields by name. Fields of CSV are text, and empty ones are left out."""
     first = next((line for line in text if line.strip()), "")
     text.seek(0)
     number, line = 1, ""

@@ -152,7 +152,7 @@ def _elements(raw: bytes) -> list[bytes]:
 
 
 def hidden_messages(body: bytes | bytearray, read_ends: Sequence[int]) -> tuple[bytes, array[int]]:
-    """Return a reply without texts, and where its messages end; what a server says of an error stays.
+    """Return a reply without texts, and the ends of its messages. A server's error text stays.
 
     Texts and messages are as long as before, but for fields that are not in kserve.proto, which are left out.
     """

@@ -1,4 +1,4 @@
-"""Which models a server says it has, and how long each may be: what a target is asked before any load."""
+"""The models that a server lists, and their length limits. A target is asked for them before any load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadgen.protocols.reading.timings import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Where models are listed, from the server's root, and how the answer is read.
+    """The place of a list of models, from the server's root, and its reader.
 
     `read` gives each model's limit on input and output tokens together by its name, None where it is not said; it
     raises what failures.UNREADABLE lists on anything that is not such a list.

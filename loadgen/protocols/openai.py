@@ -137,7 +137,7 @@ def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
 
 
 def _extras(seen: Seen, chunk: _Chunk) -> None:
-    """Take the server's own times; a later event, which knows more, replaces what an earlier one said."""
+    """Record the server's own times. A later event, which knows more, replaces the times of an earlier one."""
     if chunk.metrics is not NULL:
         seen.timings = timings.of_vllm(chunk.metrics) or seen.timings
     if chunk.timings is not NULL:

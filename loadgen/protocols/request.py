@@ -15,7 +15,10 @@ _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A prompt's text, and the system prompt that stands before it; or whole `messages` in place of both."""
+    """A prompt's text and its system prompt; or whole `messages` in place of both.
+
+    The system prompt stands before the text.
+    """
 
     text: str
     system: str = ""
@@ -91,13 +94,16 @@ def json_body(fields: Mapping[str, object], target: Target) -> bytes:
 
 
 def carry_messages(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
-    """Return the next turn where the field `name` is a list of messages; the reply becomes the assistant's."""
+    """Return the next turn of a request with a list of messages in `name`.
+
+    The reply becomes the assistant's message.
+    """
     previous, added = _object(previous_body), _object(added_body)
     history = [*previous[name], {"role": "assistant", "content": reply_text}]
     return msgspec.json.encode({**added, name: [*history, *added[name]]})
 
 
 def carry_text(name: str, previous_body: bytes, reply_text: str, added_body: bytes) -> bytes:
-    """Return the next turn where the field `name` is one text, which the reply continues."""
+    """Return the next turn of a request with one text in the field `name`. The reply continues the text."""
     previous, added = _object(previous_body), _object(added_body)
     return msgspec.json.encode({**added, name: f"{previous[name]}{reply_text}{added[name]}"})

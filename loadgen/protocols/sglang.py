@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
-    """Give the events, each with only the text that is new."""
+    """Yield the events, each with its new text only."""
     streamed = list(events(data, at))
     chunks = [_chunk(event.data) for event in streamed]
     texts = [chunk.text for chunk in chunks if chunk is not None and chunk.text]

@@ -34,7 +34,9 @@ _BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|gua
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Columns float64[n], a row a request of the log, NaN where missing; itl_ms float64[m] of all requests in a row.
+    """Metrics of a log's requests as columns float64[n], NaN where missing.
+
+    A row is a request of the log; itl_ms is float64[m] of all requests in a row.
 
     itl_request   int64[m]: the row of the log that each gap belongs to, ascending
     itl_end_ns    int64[m]: when each gap ended
@@ -77,7 +79,7 @@ def in_one_read(log: RequestLog) -> Bools:
 
 
 def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics:
-    """Return the metrics of each request, whatever its status; `take` rows first to look at some.
+    """Return the metrics of each request of any status. `take` rows first to look at some.
 
     `as_read` keeps the zero gaps of replies that came in one read.
     """

@@ -102,7 +102,7 @@ class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """A server that answered nothing any more until the load's end."""
+    """An outage: a server without any answer until the load's end."""
 
     at_s: Annotated[float | None, doc("its last answer, from the first dispatch; null where it never gave one", "s")]
     errors: Annotated[
@@ -111,7 +111,9 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outage(log: RequestLog) -> Outage | None:
-    """Return since when the server answered nothing any more; None where it did, or where chance explains it.
+    """Return the server's outage at the load's end, None without one.
+
+    It is None too where chance explains the missing answers.
 
     A refusal or an error that the server states is an answer. Five requests must have been sent after the last one. By
     chance as many are unanswered as were before, and one more; what we ended ourselves counts as neither.

@@ -40,7 +40,7 @@ class Wire(Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether the kernel has not taken everything yet."""
+        """Return whether the kernel still has bytes to take."""
 
     def send(self, data: bytes) -> None:
         """Hand over bytes; `sent` follows, at once or later, when the kernel has taken the last."""
@@ -52,7 +52,7 @@ class Wire(Protocol):
         """
 
     def abort(self) -> None:
-        """Close at once and tell nothing more; may be called again."""
+        """Close at once without further reports; may be called again."""
 
 
 class Connection:
@@ -85,7 +85,7 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether another request may be sent: open, idle, and not idle for too long."""
+        """Return whether another request may be sent: open, idle, and not idle for too long."""
         return self._wire is not None and self._exchange is None and self._clock.now_ns() - self.idle_ns <= MAX_IDLE_NS
 
     def begin(self, exchange: Exchange, request: bytes) -> asyncio.Future[None]:
@@ -114,18 +114,18 @@ class Connection:
     # Called by the wire
 
     def take_wire(self, wire: Wire) -> None:
-        """Take the wire over."""
+        """Take over the wire."""
         self._wire = wire
         self.idle_ns = self._clock.now_ns()
 
     def sent(self, at_ns: int) -> None:
-        """Note when the kernel had taken all that there was to send."""
+        """Record the time when the kernel had taken all bytes to send."""
         exchange = self._exchange
         if exchange is not None and exchange.submit_ns < 0:
             exchange.submit_ns = self._floor_ns = at_ns
 
     def received(self, data: bytes, at_ns: int, kernel_stamp: bytes) -> None:
-        """Take a read: when it returned, and the kernel's stamp of its bytes; see ReceiveStamps.moved."""
+        """Take a read: its time and the kernel's stamp of its bytes. See ReceiveStamps.moved."""
         pieces, size = self._pieces, len(data)
         pieces.append(data)
         self._read_ns.append(at_ns)

@@ -53,7 +53,7 @@ _HTTP = {
 
 @dataclass(slots=True, eq=False)
 class _Channel:
-    """A connection and how many streams it carries."""
+    """A connection and its number of streams."""
 
     channel: aio.Channel
     streams: int = 0

@@ -227,7 +227,7 @@ class HttpTransport:
 
 
 def _merged(headers: dict[str, str], header_set: dict[str, str]) -> dict[str, str]:
-    """Return headers where a request's own replace those of the same name, whatever its case."""
+    """Return headers, with a request's own in place of those of equal name. Case makes no difference."""
     replaced = {name.lower() for name in header_set}
     return {name: value for name, value in headers.items() if name.lower() not in replaced} | header_set
 

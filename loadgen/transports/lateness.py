@@ -84,7 +84,7 @@ def quantile_ns(counts: Sequence[int], q: float, *, max_ns: int | None = None) -
 
 
 class GcPauses:
-    """Counts how long the garbage collector held this process up; owns its callback."""
+    """Counter of the garbage collector's pauses in this process; owns its callback."""
 
     def __init__(self) -> None:
         self.max_ns = 0

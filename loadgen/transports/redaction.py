@@ -110,7 +110,7 @@ def _substituted(pattern: re.Pattern[bytes], new: Callable[[re.Match[bytes]], by
 
 
 def hidden_text(text: bytes) -> bytes:
-    """Return a text in UTF-8 that is as long and has as many characters."""
+    """Return a text of equal length in UTF-8 and equal number of characters."""
     return _PLAIN_CHARACTER.sub(lambda match: _HIDDEN[len(match[0])], text)
 
 

@@ -28,7 +28,7 @@ Address = tuple[socket.AddressFamily, tuple[str | int | bytes, ...]]
 
 
 class SocketWire:
-    """A non-blocking TCP socket, read by recvmsg as soon as there is something; owns the socket.
+    """A non-blocking TCP socket, read by recvmsg as soon as bytes arrive; owns the socket.
 
     Each read comes with the moment it returned and the kernel's stamp, of the last segment in it, where there is one.
     """
@@ -133,7 +133,7 @@ class StreamWire(asyncio.Protocol):
             self._transport.abort()
 
     def look(self) -> None:
-        """Do nothing: the transport tells all."""
+        """Do nothing: the transport reports all reads itself."""
 
     # asyncio.Protocol
 

@@ -112,7 +112,7 @@ class Exchange:
         return too_large(self.most_bytes) if self.received_bytes > self.most_bytes else ""
 
     def take(self, message: bytes, at_ns: int) -> None:
-        """Take a message as a read."""
+        """Record a message as a read."""
         self.body += message
         self.reads_ns.append(at_ns)
         self.read_ends.append(len(self.body))

@@ -124,7 +124,7 @@ class WebSocketTransport:
         return planned.body.rstrip().removesuffix(b"}") + ids
 
     async def _receive(self, connection: aiohttp.ClientWebSocketResponse, exchange: Exchange) -> bool:
-        """Take messages to the last one of the reply; False when the connection ended before it.
+        """Receive messages to the last one of the reply. False when the connection ended before it.
 
         aiohttp gives messages that have come without a turn of the event loop between them: others would wait for as
         long as a peer sends faster than we read.

@@ -1,4 +1,4 @@
-"""Making a text count a given number of tokens, whatever counts them."""
+"""Fitting of a text to a given number of tokens, for any token counter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_GUESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class FittedPrompt:
-    """A text, and how many tokens the tokenizer counts in it: what was verified, not what was wanted."""
+    """A text with its verified number of tokens. The tokenizer has counted it; it is not the requested number."""
 
     text: str
     tokens: int
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
     @property
     def template(self) -> bool:
-        """Whether `count_chat` counts a chat template."""
+        """Return whether `count_chat` counts a chat template."""
         ...
 
     async def encode(self, text: str) -> list[int]:

@@ -66,7 +66,7 @@ class LocalTokenizer:
 
     @property
     def template(self) -> bool:
-        """Whether there is a chat template that can be rendered."""
+        """Return whether there is a chat template that can be rendered."""
         return not self.why_no_template
 
     @property

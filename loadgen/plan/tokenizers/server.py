@@ -63,7 +63,7 @@ class ServerTokenizer:
         await self.close()
 
     async def close(self) -> None:
-        """Give the session back."""
+        """Close the HTTP session."""
         await self._session.close()
 
     async def encode(self, text: str) -> list[int]:
@@ -124,7 +124,7 @@ class ServerTokenizer:
 async def probe_server(
     base_url: str, model: str, headers: Mapping[str, str], *, tls: ssl.SSLContext | None = None
 ) -> ServerTokenizer | str:
-    """Return the server's tokenizer, which the caller closes, or the reason why there is none.
+    """Return the server's tokenizer, or the reason for its absence. The caller closes the tokenizer.
 
     `base_url` may end in /v1. Both directions are tried, since a text is cut by its ids; whether messages are counted
     under a chat template is found out with them, and only exact prompts need it.
@@ -159,7 +159,10 @@ async def probe_server(
 
 
 async def _counts_messages(tokenizer: ServerTokenizer, plain: int) -> bool:
-    """Whether /tokenize takes messages; one that ignores them counts fewer tokens than the text alone has."""
+    """Return whether /tokenize takes messages.
+
+    A server that ignores them counts fewer tokens than the text alone has.
+    """
     try:
         return await tokenizer.count_chat("", _SAMPLE) >= plain
     except TokenizerError:

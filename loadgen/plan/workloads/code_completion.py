@@ -103,7 +103,7 @@ def notes(about: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:
-    """Give requests without end; output lengths are the draft's log-normal ones, not those of the cut pieces."""
+    """Yield requests without end. Output lengths are the draft's log-normal ones, not those of the cut pieces."""
     contexts = _contexts(corpus, stream_rng(seed, _CONTENT_STREAM))
     order = endless_order(len(corpus.functions), seed=seed, stream=_ORDER_STREAM)
     shared, cut, output = (stream_rng(seed, stream) for stream in (_SHARE_STREAM, _CUT_STREAM, _OUTPUT_STREAM))

@@ -111,7 +111,7 @@ def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
 def requests(
     conversations: list[tuple[Exchange, ...]], *, seed: int, think_s: Distribution | None = None
 ) -> Iterator[WorkloadRequest]:
-    """Give requests without end; with `think_s`, the pause before a later turn, a conversation is a session."""
+    """Yield requests without end. With `think_s`, the pause before a later turn, a conversation is a session."""
     rng, think = stream_rng(seed, _SHARE_STREAM), stream_rng(seed, _THINK_STREAM)
     systems = share(SYSTEM_PROMPT, "system", "words", stream_rng(seed, _CONTENT_STREAM))
     order = endless_order(len(conversations), seed=seed, stream=_ORDER_STREAM)
@@ -123,7 +123,10 @@ def requests(
 
 
 def in_order(conversations: Sequence[tuple[Exchange, ...]], *, think_s: float | None) -> Iterator[WorkloadRequest]:
-    """Give requests in the file's order without end, no system prompt before them; with `think_s` as sessions."""
+    """Yield requests in the file's order without end.
+
+    No system prompt stands before them; with `think_s` they are sessions.
+    """
     for exchanges in itertools.cycle(conversations):
         yield request_of(exchanges, [] if think_s is None else itertools.repeat(think_s))
 

@@ -62,7 +62,7 @@ def _not_yaml(where: str, why: object) -> WorkloadError:
 
 
 def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
-    """Convert a mapping that stands at `where` in the file ("" is the file itself); empty fields count as left out.
+    """Convert a mapping at `where` in the file; empty fields count as left out. For `where`, "" is the file itself.
 
     Raises WorkloadError.
     """
@@ -90,7 +90,7 @@ def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: st
 
 
 def place(where: str, key: object) -> str:
-    """Return where a field stands, as in classes[1].input.uniform.min."""
+    """Return the place of a field, as in classes[1].input.uniform.min."""
     return f"{where}.{key}" if where else str(key)
 
 

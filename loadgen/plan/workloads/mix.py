@@ -75,7 +75,7 @@ class RequestClass:
 
 
 def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[WorkloadRequest]:
-    """Give requests without end, each of a class drawn by weight."""
+    """Yield requests without end, each of a class drawn by weight."""
     streams = [class_requests(traffic_class, seed=seed, stream=at) for at, traffic_class in enumerate(classes)]
     if len(streams) == 1:
         yield from streams[0]
@@ -87,7 +87,7 @@ def requests(classes: Sequence[RequestClass], *, seed: int) -> Iterator[Workload
 
 
 def class_requests(traffic_class: RequestClass, *, seed: int, stream: int = 0) -> Iterator[WorkloadRequest]:
-    """Give requests of one class without end; `stream` tells classes of one workload apart."""
+    """Yield requests of one class without end. `stream` distinguishes the classes of one workload."""
     lengths, content, shared, session = (stream_rng(seed, stream, part) for part in range(4))
     systems = share(traffic_class.system, f"system-{stream}", traffic_class.content, stream_rng(seed, stream, 4))
     prefixes = share(traffic_class.prefixes, f"prefix-{stream}", traffic_class.content, stream_rng(seed, stream, 5))

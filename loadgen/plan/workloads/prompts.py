@@ -98,7 +98,7 @@ def require(prompts: Prompts, protocol: Protocol) -> None:
 def requests(
     prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS, think_s: float = 0.0
 ) -> Iterator[WorkloadRequest]:
-    """Give the file's requests in its order, without end; `output_tokens` where no length is stated."""
+    """Yield the file's requests in its order, without end. `output_tokens` is used if no length is stated."""
     for request in itertools.cycle(prompts.requests):
         yield replace(
             request,

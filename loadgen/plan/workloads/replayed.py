@@ -16,7 +16,7 @@ _BLOCKS_KEPT = 4096
 
 
 def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
-    """Give the trace's requests in its order, once; their texts are English words.
+    """Yield the trace's requests in its order, once. Their texts are English words.
 
     With hash_ids a prompt is the blocks of these numbers, equal numbers equal words, so prefixes are shared as they
     were; what the lengths have beyond the blocks is the request's own.

@@ -20,7 +20,10 @@ _WORD_BITS = 32
 
 
 def requests(*, seed: int) -> Iterator[WorkloadRequest]:
-    """Give requests without end: input Uniform(128, 512) tokens with ids in [0, 100255], output Uniform(64, 256)."""
+    """Yield requests without end, with uniform input and output lengths.
+
+    Input is Uniform(128, 512) tokens with ids in [0, 100255], output Uniform(64, 256).
+    """
     rng = random.Random(seed)
     while True:
         input_tokens = rng.randint(128, 512)

@@ -1,4 +1,6 @@
-"""Events of a stream, and where each was complete: server-sent ones by the WHATWG standard, and JSON lines.
+"""Events of a stream and the positions of their ends.
+
+They are server-sent ones by the WHATWG standard, and JSON lines.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """

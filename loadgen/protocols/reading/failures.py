@@ -28,7 +28,7 @@ ABORTED = {
 
 
 class Payload(msgspec.Struct, gc=False):
-    """The fields of a reply or an event that say an error.
+    """The fields of a reply or an event that state an error.
 
     An object or a text in `error`, a list in `errors`, `object` or `type` error; of what states nothing else, also
     FastAPI's `detail` and a bare `message`.
@@ -52,7 +52,7 @@ _decode = msgspec.json.Decoder(Payload).decode
 
 
 def failure_of(payload: Payload, data: bytes) -> str | None:
-    """Return the message of a payload that says an error; None of any other. `data` is its JSON."""
+    """Return the error message of a payload, None without an error. `data` is its JSON."""
     if (said := stated(payload.error) or stated(payload.errors)) is not None:
         return said
     if not (payload.object == "error" or payload.type == "error" or _states_only_an_error(payload)):
@@ -61,7 +61,7 @@ def failure_of(payload: Payload, data: bytes) -> str | None:
 
 
 def stated(error: msgspec.Raw) -> str | None:
-    """Return the message of an error field's value, None where it states nothing."""
+    """Return the message of an error field's value, None for an empty value."""
     return None if states_nothing(error) else clip(message_in(bytes(error)))
 
 

@@ -212,7 +212,7 @@ class _Times:
         self._data_bytes = 0
 
     def watch(self, parts: Iterable[Reads]) -> Iterator[tuple[bytes, Iterable[int]]]:
-        """Give parts as `reading` takes them."""
+        """Yield parts as `reading` takes them."""
         for part in parts:
             self._reads.append(part)
             yield part.body, map(int, part.ends)
@@ -297,7 +297,7 @@ def in_order(parts: Sequence[RequestPart]) -> list[RequestPart]:
 
 
 def head_of(known: Sequence[RequestPart]) -> bytes:
-    """Return the raw response head, empty where none came."""
+    """Return the raw response head, empty if none arrived."""
     return next((part.head for part in known if part.head), b"")
 
 

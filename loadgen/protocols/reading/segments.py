@@ -45,7 +45,9 @@ def unframing(head: Head) -> Callable[[bytes], Dechunked]:
 
 
 def segments(pieces: Iterator[Dechunked], breaks: Sequence[bytes]) -> Iterator[Segment]:
-    """Give a segment a piece: up to the last of `breaks`, behind which an event begins, and at the end all there is.
+    """Yield one segment per piece, ending at the last of `breaks`.
+
+    An event begins behind a break. At the end of the pieces the segment takes all that is left.
 
     Raises ProtocolError where more than MOST_MESSAGE_BYTES lie between two of them.
     """
@@ -62,6 +64,6 @@ def segments(pieces: Iterator[Dechunked], breaks: Sequence[bytes]) -> Iterator[S
 
 
 def _cut(data: bytes, breaks: Sequence[bytes], searched: int) -> int:
-    """Return where the last of `breaks` ends, 0 without one; the first `searched` bytes hold none."""
+    """Return the end of the last of `breaks`, 0 without one. The first `searched` bytes hold none."""
     ends = (data.rfind(mark, max(0, searched - len(mark) + 1)) + len(mark) for mark in breaks)
     return max((end for end, mark in zip(ends, breaks, strict=True) if end >= len(mark)), default=0)

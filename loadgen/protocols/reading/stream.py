@@ -126,7 +126,7 @@ class Seen:
         return number
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
-        """Add content of the only choice there is."""
+        """Add content of the only choice."""
         self.content(end, text, reasoning, tools=tools)
         if text:
             self.texts.append(text)
@@ -154,7 +154,7 @@ class Seen:
             self.texts += texts
 
     def finish(self, reason: str) -> None:
-        """Take the reason why a choice ended; of several, a refusal counts first, then one that was given up."""
+        """Record a choice's finish reason. Of several, a refusal counts first, then one that was given up."""
         if self.finish_reason != CONTENT_FILTER and (reason == CONTENT_FILTER or not self._is_aborted):
             self.finish_reason = reason
 
@@ -169,7 +169,7 @@ class Seen:
         cached_tokens: int | None = None,
         timed_tokens: int | None = None,
     ) -> None:
-        """Take token counts as the server states them; None leaves what is known."""
+        """Record the server's token counts; None leaves the known count unchanged."""
         if output_tokens is not None:
             self.statements += 1
             self.grew |= 0 <= self.output_tokens < output_tokens
@@ -183,7 +183,7 @@ class Seen:
         self.timed_tokens = self.timed_tokens if timed_tokens is None else timed_tokens
 
     def usage(self, stated: object) -> None:
-        """Take a usage of an OpenAI endpoint; a value in place of a count takes nothing else away."""
+        """Record the usage of an OpenAI endpoint. A value in place of a count takes nothing else away."""
         counts = counts_of(stated)
         self.count(counts.input_tokens, counts.output_tokens, counts.cached_tokens)
         self.reasoning_tokens = self.reasoning_tokens if counts.reasoning_tokens is None else counts.reasoning_tokens
@@ -192,7 +192,7 @@ class Seen:
             self.doubts.setdefault(name, f"{UNREADABLE_COUNT}: {shown}")
 
     def llamacpp(self, raw: bytes) -> None:
-        """Take llama.cpp's `timings`, which have counts of their own."""
+        """Record llama.cpp's `timings`, which have counts of their own."""
         timings, stated = of_llamacpp(raw)
         self.timings = timings or self.timings
         self.count(None, None, stated.cache_n, stated.predicted_n)
@@ -216,12 +216,12 @@ class Seen:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether a stream's last event came, or a finish reason."""
+        """Return whether a stream's last event came, or a finish reason."""
         return bool((self.streamed and self.done_end >= 0) or self.finish_reason)
 
     @property
     def complete(self) -> bool:
-        """Whether all was said, and nothing failed."""
+        """Return whether the reply is complete and did not fail."""
         return self._has_ended and not self.failure
 
     @property

@@ -149,7 +149,7 @@ def of_vllm(raw: bytes) -> ServerTimings | None:
 
 
 def of_llamacpp(raw: bytes) -> tuple[ServerTimings | None, LlamaCpp]:
-    """Return the times of llama.cpp's `timings`, and all that it said."""
+    """Return the times of llama.cpp's `timings`, and all of its fields."""
     stated = _read(raw, LlamaCpp) or LlamaCpp()
     return timings_of("llamacpp", stated), stated
 
@@ -258,7 +258,7 @@ def _ms_of(tokens: int | None, per_s: float | None) -> float:
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
-    """The counts of one usage, None where it has none; `unreadable` are values in place of a count, by its name."""
+    """The counts of one usage, None where missing. `unreadable` are values in place of a count, by its name."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None

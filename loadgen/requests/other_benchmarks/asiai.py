@@ -107,7 +107,7 @@ class Asiai(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsiaiColumns:
-    """M1 to M5 of each request, float64[n], NaN where missing; by_server and estimated are bool[n]."""
+    """M1 to M5 of each request, float64[n], NaN where missing. by_server and estimated are bool[n]."""
 
     tok_per_sec: Floats
     ttft_ms: Floats

@@ -1,4 +1,4 @@
-"""Whether requests left when the arrival process wanted them to: a statement about the load, not about latencies."""
+"""The punctuality of requests against the arrival process. It is a statement about the load, not about latencies."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ErrorParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much 99 of 100 values are off at most."""
+    """The bound on the error of 99 of 100 values."""
 
     p99: Annotated[float | None, doc("The bound.", "ms")]
     made_of: Annotated[ErrorParts | None, doc("What the bound is made of.", "ms")]
@@ -54,7 +54,7 @@ class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exceeded(self) -> bool:
-        """Whether the bound is over its limit."""
+        """Return whether the bound is over its limit."""
         return self.p99 is not None and self.limit is not None and self.p99 > self.limit
 
     @property
@@ -64,7 +64,7 @@ class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatedError(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much a single reported latency may be off."""
+    """The possible error of a single reported latency."""
 
     ttft: Annotated[ErrorBound, doc("Of a time to first token.", "ms")]
     itl: Annotated[ErrorBound, doc("Of a gap between chunks.", "ms")]
@@ -192,12 +192,12 @@ def _away_ms(read_ns: Ints, worker: Ints, stats: Sequence[WorkerStat]) -> Floats
 
 
 def _submit_ms(log: RequestLog) -> float:
-    """Return the 0.995 quantile of how late submissions can have been stamped; 0 where nothing was submitted."""
+    """Return the 0.995 quantile of the possible lateness of submission stamps. 0 where nothing was submitted."""
     began_ns = np.maximum(log.dispatch_ns, log.connected_ns)
     took_ms = (log.submit_ns - began_ns)[(log.submit_ns >= 0) & (began_ns >= 0)] / 1e6
     return _quantile(took_ms, _EACH)
 
 
 def _quantile(values: Floats, q: float, *, method: Literal["linear", "higher"] = "linear") -> float:
-    """Return a quantile, 0 where there are no values."""
+    """Return a quantile, 0 without values."""
     return float(np.quantile(values, q, method=method)) if len(values) else 0.0

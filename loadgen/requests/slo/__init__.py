@@ -187,7 +187,7 @@ class SloTally:
     _samples: dict[str, _Sample] = field(default_factory=dict)
 
     def add(self, log: RequestLog, metrics: RequestMetrics) -> None:
-        """Add requests, none of them before; `metrics` are those of the same log."""
+        """Add new requests; `metrics` are those of the same log. None of them was added before."""
         ok = log.status == "ok"
         cut_short = ((log.status == "cancelled") | (log.status == "in_flight")) & self.stopped
         good = goodput(self.slo, log, metrics)

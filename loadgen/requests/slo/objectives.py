@@ -76,7 +76,7 @@ class Objective:
 
     @property
     def of_latency(self) -> bool:
-        """Whether it bounds a latency; else a number that the run as a whole has."""
+        """Return whether the objective bounds a latency. Else it bounds a number that the run as a whole has."""
         return self.statistic != WHOLE_RUN
 
     def holds(self, value: float) -> bool:
@@ -95,7 +95,7 @@ class Slo:
 
     @property
     def latencies(self) -> tuple[Objective, ...]:
-        """The objectives of latencies, which say which requests are good."""
+        """The objectives of latencies, which decide on good requests."""
         return tuple(objective for objective in self.objectives if objective.of_latency)
 
 
