@@ -1,9 +1,10 @@
-"""Is one system better than another? Over several runs of each, by the logarithm of each run's statistic.
+"""Comparison of two systems over several runs of each.
 
-Requests of one run queue together, so that a test on pooled requests finds differences between equals; runs are
-independent. Pairs of runs that send the same requests at the same moments share what makes runs differ, and their
-ratio varies far less than either. Student's t over pairs, Welch's over unpaired runs; equivalence by two one-sided
-tests (Schuirmann 1987); several metrics by Holm (1979, "A simple sequentially rejective multiple test procedure").
+It is by the logarithm of each run's statistic. Requests of one run queue together, so that a test on pooled requests
+finds differences between equals; runs are independent. Pairs of runs that send the same requests at the same moments
+share what makes runs differ, and their ratio varies far less than either. Student's t over pairs, Welch's over unpaired
+runs; equivalence by two one-sided tests (Schuirmann 1987); several metrics by Holm (1979, "A simple sequentially
+rejective multiple test procedure").
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def paired(
     a: npt.ArrayLike, b: npt.ArrayLike, margin: float = 0.05, level: float = 0.95, *, lower_is_better: bool = True
 ) -> Comparison:
-    """Compare a statistic of runs of B [R] with that of the runs of A [R] with the same requests.
+    """Compare a statistic of B's runs [R] with that of paired runs of A [R].
+
+    Paired runs have the same requests.
 
     margin  a ratio from 1 / (1 + margin) to 1 + margin is equivalent
 
@@ -78,9 +81,10 @@ def paired(
 def unpaired(
     a: npt.ArrayLike, b: npt.ArrayLike, margin: float = 0.05, level: float = 0.95, *, lower_is_better: bool = True
 ) -> Comparison:
-    """Compare a statistic of runs of B [S] with that of runs of A [R], which send other requests, by Welch's test.
+    """Compare a statistic of B's runs [S] with A's runs [R] by Welch's test.
 
-    It needs many more runs than pairs would; special cases are those of `paired`, but for sides of unequal size.
+    The runs send different requests. It needs many more runs than pairs would; special cases are those of `paired`, but
+    for sides of unequal size.
     """
     _require(margin, level)
     first, second = _positive(a), _positive(b)
@@ -102,7 +106,7 @@ def unpaired(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values [m] adjusted so that any below 5 % is a false alarm in at most 5 % of all families."""
+    """Return p-values [m] adjusted by Holm's method. Any below 5 % is a false alarm in at most 5 % of all families."""
     order = np.argsort(p_values, kind="stable")
     raised = np.maximum.accumulate(np.asarray(p_values, np.float64)[order] * np.arange(len(order), 0, -1))
     adjusted = np.empty(len(order))
@@ -129,7 +133,7 @@ def of_family(comparisons: Mapping[str, Comparison], level: float = 0.95) -> dic
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """The mean of the log ratio with its standard error, and the spread of a single pair's."""
+    """Mean of the log ratio with its standard error, and a single pair's spread."""
 
     mean: float
     error: float
@@ -202,7 +206,7 @@ def _exp(logarithm: float) -> float:
 
 
 def _more(facts: _Facts, limit: float, alpha: float) -> int | None:
-    """Return how many more pairs it takes, at least 1; None where it is more than anybody would run."""
+    """Return the number of further pairs needed, at least 1; None where it is more than anybody would run."""
     from scipy.special import ndtri, stdtrit  # noqa: PLC0415  as above
 
     def needed(*quantiles: float) -> float:
@@ -226,7 +230,7 @@ def _positive(values: npt.ArrayLike) -> Floats:
 
 
 def _without_numbers(first: Floats, second: Floats) -> Comparison | None:
-    """Return the comparison of sides of which one has no number at all, else None."""
+    """Return the comparison if one side has no number at all, else None."""
     empty = [name for name, side in (("A", first), ("B", second)) if not np.isfinite(side).any()]
     if not empty:
         return None

@@ -67,7 +67,7 @@ class QuantileInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quantile(values_in_order: npt.ArrayLike, q: float, level: float = 0.95) -> QuantileInterval:
-    """Return the q-quantile of values [n], in the order in which they came, and its interval.
+    """Return the q-quantile of values [n], in order of arrival, and its interval.
 
     - With fewer than 20 effective values beyond the quantile, only the end on its thicker side is given: of a p99 a
       lower bound; of very few values neither, as of a median of less than 6.
@@ -115,7 +115,10 @@ def _interval(values: Floats, ascending: Floats, q: float, level: float, least: 
 
 
 def of_sorted(ascending: Floats, q: float, tau: float, level: float = 0.95) -> QuantileInterval:
-    """Return the q-quantile of ascending values [n > 0], of which `tau` say as much as an independent one."""
+    """Return the q-quantile of ascending values [n > 0], and its interval.
+
+    `tau` of the values say as much as an independent one.
+    """
     size, thin = len(ascending), min(q, 1 - q)
     estimate = float(np.quantile(ascending, q))
     needed = _needed(tau, thin)
@@ -138,9 +141,9 @@ def _needed(tau: float, thin: float) -> int:
 
 
 def mean(values_in_order: npt.ArrayLike, level: float = 0.95) -> Ends:
-    """Return the mean of finite values [n > 0] in the order in which they came, and its interval by Student's t.
+    """Return the mean of finite values [n > 0], and its interval by Student's t.
 
-    Its ends are None below three effective values.
+    The values are in the order in which they came. The interval's ends are None below three effective values.
     """
     values = np.asarray(values_in_order, np.float64).ravel()
     middle, effective = float(values.mean()), len(values) / autocorrelation_time(values)
@@ -153,7 +156,7 @@ def mean(values_in_order: npt.ArrayLike, level: float = 0.95) -> Ends:
 
 
 def _ranks(size: int, effective: float, q: float, level: float) -> list[int]:
-    """Return the places, from 0 on, of the interval's ends among `size` values in ascending order."""
+    """Return the places, from 0 on, of the interval's ends among `size` ascending values."""
     from scipy.special import betaincinv  # noqa: PLC0415  150 ms, and a run without requests needs none of SciPy
 
     below, above, outside = effective * q, effective * (1 - q), (1 - level) / 2
@@ -163,16 +166,17 @@ def _ranks(size: int, effective: float, q: float, level: float) -> list[int]:
 
 
 def autocorrelation_time(values: npt.ArrayLike) -> float:
-    """Return how many values [n > 0] in a row say as much about their mean as an independent one, from 1 to n.
+    """Return the autocorrelation time of values [n > 0], from 1 to n.
 
-    Sums of neighbouring pairs of autocorrelations are added up until the first that is not positive.
+    It is the number of values in a row that say as much about their mean as an independent one. Sums of neighbouring
+    pairs of autocorrelations are added up until the first that is not positive.
     """
     tau, _ = _autocorrelation(values)
     return float(np.clip(tau, 1.0, np.size(values)))
 
 
 def _taus(values: npt.ArrayLike) -> Floats:
-    """Return the autocorrelation time of values [n > 0], and what it surely does not exceed: one-sided, at 95 %."""
+    """Return the autocorrelation time of values [n > 0], and its upper bound: one-sided, at 95 %."""
     tau, error = _autocorrelation(values)
     return np.clip([tau, tau * (1 + _ONE_SIDED_95 * error)], 1.0, np.size(values))
 

@@ -1,4 +1,4 @@
-"""The search for the highest load that a system sustains, and for the load at which objectives are reached.
+"""Search for the highest sustained load, and for the load at which objectives are reached.
 
 Around what the saturated system serves, open loops show which levels are sustained; a logistic fit of the share of
 requests beyond a bound, over their load, shows where an objective is reached.
@@ -39,7 +39,7 @@ STEADY = 0.97  # of the limit: of higher loads, how many requests are late depen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """What open loops showed: the highest level that was stable below all that grew, and the lowest that grew."""
+    """Result of open loops: the highest level that was stable below all that grew, and the lowest that grew."""
 
     stable: Finished | None
     growing: Finished | None
@@ -48,7 +48,7 @@ class Bracket:
 
 
 def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
-    """Return what open-loop levels [n] say of where load ceases to be sustained; verdicts go by the realised load."""
+    """Return the bracket of the sustained load from open-loop levels [n]; verdicts go by the realised load."""
     stable, growing = ([each for each in levels if each.outcome.verdict == name] for name in ("stable", "growing"))
 
     def load(each: Finished) -> float:
@@ -86,7 +86,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tuple[float, int] | None:
-    """Return the next rate of the open-loop search, and how many times as long its step is; None: it has ended."""
+    """Return the open-loop search's next rate, and the multiple of its step's duration; None: it has ended."""
     parameters = asked.parameters
     verdicts = bracket(levels, limit)
     if len(levels) >= MOST_LEVELS:
@@ -124,7 +124,7 @@ def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, ti
 
 
 def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:
-    """Return the next rate of the search for the load at which the objectives are reached."""
+    """Return the next rate of the search for the load that reaches the objectives."""
     judged = _judged(finished)
     met, failed = _loads_judged(judged, limit)
     if not failed:
@@ -159,8 +159,9 @@ def _is_narrow(reached: Ends) -> bool:
 
 
 def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Ends | None:
-    """Return the load at which the first of the objectives of percentiles is reached, by the open loops: its interval
-    too. It may lie below all levels.
+    """Return the load at which the first percentile objective is reached, with its interval.
+
+    It is by the open loops, and may lie below all levels.
 
     None without two that had a steady state, and where it lies above all levels. The steps have one tau: by its own, a
     step would count the less the more it has beyond the bound.
@@ -224,7 +225,10 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
 
 
 def contradiction(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> str:
-    """Return how levels contradict each other, some meeting the objectives that fail at a lower load; else nothing."""
+    """Return a sentence if levels contradict each other, else nothing.
+
+    They do if some meet the objectives that fail at a lower load.
+    """
     met, failed = _loads_judged(_judged(steps), limit)
     above = sum(load > min(failed, default=math.inf) for load in met)
     below = sum(load < max(met, default=0.0) for load in failed)
@@ -239,7 +243,7 @@ def contradiction(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> s
 
 
 def _loads_judged(judged: Sequence[Finished], limit: Capacity) -> tuple[list[float], list[float]]:
-    """Return the loads of the levels that meet the objectives, and of those that fail them."""
+    """Return the loads of levels that meet the objectives, and of those that fail them."""
     met, failed = (
         [load_of(each, limit) for each in judged if each.outcome.slo_met is is_met] for is_met in (True, False)
     )

@@ -89,7 +89,7 @@ class Stability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict(at_s: npt.ArrayLike, waiting: npt.ArrayLike, arrived_s: npt.ArrayLike, ended_s: npt.ArrayLike) -> Stability:
-    """Judge whether requests piled up while a load lasted, from the first arrival to the last; deterministic.
+    """Judge the stability of a load: whether requests piled up from the first arrival to the last; deterministic.
 
     at_s, waiting [t]  the engine's queue at some moments; may be empty, NaN is unknown
     arrived_s [n]      when requests arrived, in any order
@@ -126,7 +126,7 @@ class _Flow:
 
     @property
     def took_s(self) -> float:
-        """Return how long the first requests took, which found the system empty."""
+        """Return the time, in s, that the first requests took, which found the system empty."""
         return ramp(self.arrived_s, self.ended_s) / RAMP_RESIDENCES
 
     @property

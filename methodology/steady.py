@@ -1,4 +1,4 @@
-"""The steady part of a load, and what was served in it: without the ramp at its begin, and without the drain.
+"""Steady part of a load, and its throughput: without the ramp at its begin, and without the drain.
 
 The draft leaves out the first tenth. Whether that was enough is asked of MSER-5 (White, Cobb and Spratt 2000, "A
 comparison of five steady-state truncation heuristics"): of batches of five gaps between completions, it leaves out
@@ -54,7 +54,7 @@ class SteadyWindow(Struct, frozen=True, kw_only=True):
 
 
 def steady_window(start_ns: int, end_ns: int, ended_ns: npt.ArrayLike) -> SteadyWindow:
-    """Return what of a load from `start_ns` to `end_ns` is counted: all but its first tenth.
+    """Return the counted window of a load from `start_ns` to `end_ns`: all but its first tenth.
 
     ended_ns [n]  when requests ended, in any order; below 0: not known
     """
@@ -76,9 +76,10 @@ def steady_window(start_ns: int, end_ns: int, ended_ns: npt.ArrayLike) -> Steady
 
 
 def mser5(values: npt.ArrayLike) -> int:
-    """Return how many of the first values [n] make the mean of the others less sure: a multiple of 5.
+    """Return the number of first values [n] to leave out: a multiple of 5.
 
-    0 below two batches. All but a few is an answer too: no part of the series is steady.
+    They make the mean of the others less sure. 0 below two batches. All but a few is an answer too: no part of the
+    series is steady.
     """
     series = np.asarray(values, np.float64).ravel()
     count = len(series) // MSER_BATCH
@@ -97,7 +98,9 @@ def mser5(values: npt.ArrayLike) -> int:
 def rate(
     at_ns: npt.ArrayLike, weights: npt.ArrayLike, window: SteadyWindow
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """Return how much came a second in the window, and the 95 % interval of that by batch means.
+    """Return the rate per second in the window, and its 95 % interval.
+
+    The interval is by batch means.
 
     at_ns [n], weights [n] or 1  when something came, and how much: completions, or tokens
 
@@ -119,9 +122,10 @@ def rate(
 
 
 def is_steady(at_ns: npt.ArrayLike, weights: npt.ArrayLike, window: SteadyWindow) -> bool | None:
-    """Return whether the batches of `rate` vary by chance alone, by von Neumann's ratio at 5 %; None where it has none.
+    """Return whether the batches of `rate` vary by chance alone.
 
-    Of a throughput that rises, falls or moves in waves, neighbouring batches resemble each other.
+    It is judged by von Neumann's ratio at 5 %; None where it has none. Of a throughput that rises, falls or moves in
+    waves, neighbouring batches resemble each other.
     """
     if window.duration_s <= 0:
         return None
@@ -143,7 +147,7 @@ def von_neumann_ratio(values: npt.ArrayLike) -> float | None:
 
 
 def _batches(at_ns: npt.ArrayLike, weights: npt.ArrayLike, window: SteadyWindow) -> tuple[Floats, int]:
-    """Return what came in each tenth of a window, and the number of events in all of it."""
+    """Return the amount in each tenth of a window, and its total number of events."""
     stamps_ns = np.asarray(at_ns, np.int64).ravel()
     inside = (stamps_ns > window.start_ns) & (stamps_ns <= window.end_ns)
     amounts = np.broadcast_to(np.asarray(weights, np.float64), stamps_ns.shape)[inside]
@@ -153,7 +157,7 @@ def _batches(at_ns: npt.ArrayLike, weights: npt.ArrayLike, window: SteadyWindow)
 
 
 def in_flight(begun_ns: npt.ArrayLike, ended_ns: npt.ArrayLike, window: SteadyWindow) -> float | None:
-    """Return how many requests were in flight in the window on average; a negative end is none on record."""
+    """Return the mean number of requests in flight in the window; a negative end is none on record."""
     begun, ended = np.asarray(begun_ns, np.int64).ravel(), np.asarray(ended_ns, np.int64).ravel()
     if window.duration_s <= 0:
         return None
@@ -183,7 +187,7 @@ def scaled_sum(amounts: Floats, window: SteadyWindow) -> float | None:
 
 
 def token_arrivals(log: RequestLog) -> tuple[Ints, Floats]:
-    """Return when output tokens arrived, and how many then: each reply's evenly over its chunks.
+    """Return the arrival times and numbers of output tokens: each reply's evenly over its chunks.
 
     Of a reply that did not end its tokens are unknown: each chunk counts for as many as a chunk of the others has.
     """
@@ -197,14 +201,14 @@ def token_arrivals(log: RequestLog) -> tuple[Ints, Floats]:
 
 
 def within(stamps_ns: npt.ArrayLike, window: SteadyWindow) -> Bools:
-    """Return which stamps [n] lie in the window."""
+    """Return a mask of the stamps [n] that lie in the window."""
     stamps = np.asarray(stamps_ns, np.int64)
     inside: Bools = (stamps >= window.start_ns) & (stamps <= window.end_ns)
     return inside
 
 
 def steady_throughput(log: RequestLog, start_ns: int) -> SteadyThroughput | None:
-    """Return what was served in the steady part of a load that began at `start_ns`, None of fewer than two requests."""
+    """Return the steady throughput of a load, None for fewer than two requests. The load began at `start_ns`."""
     if (log.dispatch_ns >= 0).sum() < 2:
         return None
     window = steady_window(start_ns, int(log.dispatch_ns.max()), log.end_ns[log.end_ns >= 0])

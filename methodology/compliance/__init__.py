@@ -26,7 +26,7 @@ MOST_NAMED = 5  # requirements in a sentence
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """What is said of one requirement."""
+    """Result of checking one requirement."""
 
     id: Annotated[str, doc("The requirement.")]
     level: Annotated[Level, doc("must, should, or part: named without a keyword.")]
@@ -71,10 +71,11 @@ def comply(
     *,
     whole: bool = True,
 ) -> Compliance:
-    """Return the statement of a test from its steps and the facts of each by `Finished.run`; void steps do not count.
+    """Return the compliance statement of a test from its steps and their facts.
 
-    `findings` is None of a plain run, which reports no test. `system` is as declared: what the steps show of it is
-    filled in here, and what contradicts it is said. `whole`: the study is complete; else what it lacks is not judged.
+    The facts are by `Finished.run`; void steps do not count. `findings` is None of a plain run, which reports no test.
+    `system` is as declared: what the steps show of it is filled in here, and what contradicts it is said. `whole`: the
+    study is complete; else what it lacks is not judged.
     """
     known = [(each, facts[each.run]) for each in finished if each.run in facts and each.step.kind != POPULATE]
     counted = {each.number for each in counting(finished)}
@@ -104,7 +105,7 @@ _NOTHING_COUNTS = "Whether the {} test complies with the draft was not judged: n
 
 
 def satisfies(compliance: Compliance, required: Literal["conditional", "unconditional"]) -> bool:
-    """Tell whether a statement is at least what `--require` asks for."""
+    """Return whether a statement reaches at least the verdict required by `--require`."""
     return compliance.verdict in ("unconditional", required)
 
 

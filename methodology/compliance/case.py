@@ -1,4 +1,4 @@
-"""A study as requirements are checked against it, and the checks that `requirements.yaml` states as rules."""
+"""View of a study for checking requirements, and the checks stated as rules in `requirements.yaml`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Counted = tuple[Finished, StepFacts]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a check says: the state and why; the file of the study and the path in it that show it, and the value."""
+    """Result of a check: the state and why; the file of the study and the path in it that show it, and the value."""
 
     state: State
     reason: str
@@ -57,7 +57,7 @@ class Case:
 
     @cached_property
     def study(self) -> dict[str, Any]:
-        """Return what rules may ask of all steps together."""
+        """Return the values of all steps together that rules may ask for."""
         steps = [finished.step for finished, _ in self.measuring]
         variants = [self.system.of(name) for name in {step.variant for step in steps}]
         levels = [step.level for step in steps if step.kind == "level"]
@@ -97,15 +97,17 @@ def value_at(case: Case, step: Counted, path: str) -> Any:
 
 
 def _warm_up(case: Case, facts: StepFacts) -> Any:
-    """Return what is stated of a step's warm-up, or of that of the earlier step which had warmed the system up."""
+    """Return a step's stated warm-up, or that of the earlier step that warmed the system."""
     asked = str((facts.about.get("config") or {}).get("warmup"))
     earlier = (each for finished, each in case.steps if asked == f"{AFTER}{finished.run.rpartition('/')[2]}")
     return next(earlier, facts).about.get("warmup")
 
 
 def by_rules(case: Case, requirement: Requirement) -> Answer:
-    """Return met where the values of every step that a requirement is about are as they must be; declared, where all
-    of them are declarations.
+    """Return the result of checking a requirement by its rules.
+
+    It is met where the values of every step concerned are as they must be; declared, where all of them are
+    declarations.
     """
     when, rules = requirement.when, requirement.all_rules()
     if case.test in requirement.unless:

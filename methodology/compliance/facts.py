@@ -1,4 +1,4 @@
-"""What of a step's run the requirements are checked against, taken once, so that no table is held."""
+"""Facts of a step's run for checking requirements, taken once to hold no table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATED = ("input_tokens", "output_tokens", "content", "domain", "language", "sys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """What a step's requests, pages and manifest say; None where they do not."""
+    """Facts from a step's requests, pages and manifest; None where they state nothing."""
 
     about: Mapping[str, Any]  # as of StepData
     load_doubt: str
@@ -125,22 +125,23 @@ def facts_of(
 
 
 def _cached_ratio(ok: RequestLog) -> float | None:
-    """Return the share of the prompt tokens that were cached, by the replies that say it."""
+    """Return the cached share of the prompt tokens, by the replies that report it."""
     known = (ok.cached_tokens >= 0) & (ok.input_tokens > 0)
     return float(ok.cached_tokens[known].sum() / ok.input_tokens[known].sum()) if known.any() else None
 
 
 def _shares(stated: Mapping[str, Any], ok: RequestLog) -> bool:
-    """Tell whether prompts share a beginning, by the workload or by sessions."""
+    """Return whether prompts share a beginning, by the workload or by sessions."""
     classes = (stated, *(stated.get("classes") or ()))
     declared = any(each.get("system_prompt") or each.get("shared_prefix") for each in classes)
     return declared or bool((ok.session >= 0).any())
 
 
 def _recorded(ok: RequestLog) -> tuple[int, int]:
-    """Return the resolution of all stamps, and how many requests lack a stamp or number that the draft names.
+    """Return the resolution of all stamps, and the number of incompletely recorded requests.
 
-    Of a reply that was all blank there is no first token, but its output was recorded.
+    These lack a stamp or number that the draft names. Of a reply that was all blank there is no first token, but its
+    output was recorded.
     """
     stamps = np.array([ok.submit_ns, ok.first_output_ns, ok.last_output_ns])
     numbers = np.array([ok.input_tokens, ok.output_tokens])
@@ -149,7 +150,7 @@ def _recorded(ok: RequestLog) -> tuple[int, int]:
 
 
 def _is_stated(workload: Mapping[str, Any], name: str) -> bool:
-    """Tell whether a workload, its data set or each of its classes states something."""
+    """Return whether a workload, its data set or each of its classes states a field."""
     classes: Sequence[Mapping[str, Any]] = workload.get("classes") or ({},)
     return name in workload or all(name in each for each in classes) or name in (workload.get("data") or ())
 

@@ -17,7 +17,7 @@ _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url"
 
 
 def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
-    """Return the checklist of a comparison, whose runs [n] recorded `facts` [n]."""
+    """Return the checklist of a comparison from its runs [n] and their recorded `facts` [n]."""
     titles = {"line": "Line", "state": "State", "evidence": "Evidence"}
     lines = _lines(asked, runs, facts) if runs else _unjudged(asked)
     return table("fair-comparison-checklist", "Fair Comparison Checklist", titles, lines)
@@ -30,7 +30,7 @@ def _unjudged(asked: Asked) -> Iterator[tuple[str, str, str]]:
 
 
 def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
-    """Return why runs that were not made for each other must not be compared; empty where they may."""
+    """Return reasons against comparing runs that were not made for each other; empty where they may be compared."""
     reasons = []
     hashes: dict[str, set[str]] = {}
     for each, fact in zip(runs, facts, strict=True):
@@ -75,14 +75,14 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
 
 
 def _in_whole_pairs(asked: Asked, runs: Sequence[Finished]) -> list[str]:
-    """Return the configurations in order, without those of a pair that lacks one, as void runs leave it."""
+    """Return the configurations of whole pairs, in order. A pair may lack one, as void runs leave it."""
     seeds = {(each.step.seed, each.step.variant) for each in runs}
     whole = {seed for seed, _ in seeds if all((seed, name) in seeds for name in asked.variants)}
     return [each.step.variant for each in runs if each.step.seed in whole]
 
 
 def _same_requests(runs: Sequence[Finished], facts: Sequence[Facts]) -> tuple[bool, str]:
-    """Tell whether runs of equal seeds sent equal requests, and the evidence."""
+    """Return whether runs of equal seeds sent equal requests, and the evidence."""
     hashes: dict[int, set[str]] = {}
     for each, fact in zip(runs, facts, strict=True):
         hashes.setdefault(each.step.seed, set()).add(_hash(fact))

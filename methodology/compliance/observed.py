@@ -1,4 +1,4 @@
-"""What a system shows of itself, beside what was declared of it."""
+"""Observed properties of a system, beside the declared ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Known = Sequence[tuple[Finished, StepFacts]]
 
 
 def observed(system: System, steps: Known, finished: Sequence[Finished] = (), void: Known = ()) -> System:
-    """Return a system with what the steps tell where nothing was declared, and with what contradicts the declaration.
+    """Return a system with undeclared values filled in from its steps, and with contradictions.
 
-    Values that differ between variants are not filled: they are to be declared of each. `finished` are all steps, void
-    ones too: a step may be void for what contradicts the declaration. `void` ones tell where none
-    counts, and are named.
+    Contradictions are between the steps and the declaration. Values that differ between variants are not filled: they
+    are to be declared of each. `finished` are all steps, void ones too: a step may be void for what contradicts the
+    declaration. `void` ones tell where none counts, and are named.
     """
     shown: dict[str, dict[str, Any]] = {}
     for _, facts in (*steps, *void):
@@ -73,7 +73,7 @@ def _is_loopback(round_trip: dict[str, Any]) -> bool:
 
 
 def _caching(facts: StepFacts) -> tuple[bool, str] | None:
-    """Return whether prefixes are cached, and what says so; None where nothing does."""
+    """Return the state of prefix caching and its evidence; None without any."""
     if facts.hits:
         return True, f"prefix cache hits on its page, which rose by {facts.hits:,.0f} tokens"
     if facts.cached_ratio:
@@ -83,7 +83,7 @@ def _caching(facts: StepFacts) -> tuple[bool, str] | None:
 
 
 def _by_facts(system: System, finished: Finished, facts: StepFacts) -> Iterator[tuple[str, str]]:
-    """Yield what a step shows that was declared otherwise: the field, and a sentence."""
+    """Yield contradictions between a step's facts and the declaration: the field, and a sentence."""
     where = _where(finished)
     caching = _caching(facts)
     if caching and system.prefix_caching is not None and system.prefix_caching != caching[0]:
@@ -108,7 +108,7 @@ def _by_facts(system: System, finished: Finished, facts: StepFacts) -> Iterator[
 
 
 def _by_outcome(system: System, finished: Finished) -> Iterator[tuple[str, str]]:
-    """Yield the same of what came of a step."""
+    """Yield contradictions between a step's outcome and the declaration, in the same form."""
     foreign, running = finished.outcome.foreign_ratio or 0.0, finished.outcome.running_max or 0.0
     if system.isolated and foreign > MOST_FOREIGN:
         share = f"{100 * foreign:.0f} % of its requests"
@@ -123,7 +123,7 @@ def _where(finished: Finished) -> str:
 
 
 def _is_alike(declared: str, engine: str) -> bool:
-    """Tell whether the name of an engine is one by which it is known here, or part of one."""
+    """Return whether the declared name of an engine is a known one, or part of one."""
     name, *known = (re.sub(r"[^a-z]", "", text.lower()) for text in (declared, engine, catalogue(engine).title))
     return any(each in name or name in each for each in known)
 

@@ -1,4 +1,6 @@
-"""What the draft requires, as `requirements.yaml` lists it: an entry for each normative statement or part of a test."""
+"""Requirements of the draft, as `requirements.yaml` lists them: an entry for each normative statement or part of a
+test.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Scalar = str | float | int | bool | None
 
 
 class Rule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"with_": "with"}):
-    """What a value of each step must be; by default, neither null nor empty. `problem` is said with the value as {}."""
+    """Condition on a value of each step; by default, neither null nor empty. `problem` is said with the value as {}."""
 
     of: str  # the path of the value, as `case.value_at` reads it
     at: str = ""  # where that stands; by default in the manifest
@@ -57,7 +59,7 @@ class Requirement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     reported: tuple[str, ...] = ()
 
     def all_rules(self) -> tuple[Rule, ...]:
-        """Return its rules, with those of what must be known and reported."""
+        """Return its rules, with those of the values that must be known and reported."""
         known = (Rule(of=f"system.{name}", at=f"result.json: sut.{name}", known=True,
                       problem=f"neither declared nor seen: {name}") for name in self.declared)  # fmt: skip
         shown = (

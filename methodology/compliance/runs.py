@@ -1,4 +1,7 @@
-"""What a plain run would still need to be a test of the draft: of all tests, `ttft` is the one that is a single run."""
+"""Requirements that a plain run lacks to be a test of the draft.
+
+Of all tests, `ttft` is the one that is a single run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _STATISTICS = {**dict.fromkeys(("p50", "p90", "p95", "mean", "min", "max"), 1), 
 
 
 class RunStatement(Struct, frozen=True, kw_only=True):
-    """What a run would still need to be a test of the draft."""
+    """Requirements that a run lacks to be a test of the draft."""
 
     verdict: Annotated[Verdict, doc("unconditional, conditional or not compliant: docs/reference/compliance.md")]
     sentence: Annotated[str, doc("the verdict in words, with the requirements that are not met")]

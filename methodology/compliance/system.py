@@ -25,7 +25,7 @@ Positive = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 
 
 class Declaration(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What can be declared of a system; null: not declared."""
+    """Declarable properties of a system; null: not declared."""
 
     boundary: Annotated[
         Boundary | None, doc("What is measured: model engine, application gateway or compound system.")
@@ -85,7 +85,7 @@ class System(Declaration, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def read_system(given: Path | str | Mapping[str, Any] | None) -> System:
-    """Return what a mapping declares, its text in JSON, or a YAML file at a path; None declares nothing.
+    """Return the declaration in a mapping, JSON text or YAML file; None declares nothing.
 
     A file may also be a configuration whose `sut` is the declaration.
 
@@ -106,7 +106,7 @@ def as_text(system: System) -> str:
 
 
 def _system(given: object, where: str) -> System:
-    """Return what is declared; `where` begins an error, with a colon behind it."""
+    """Return the declaration in a mapping; `where` begins an error, with a colon behind it."""
     fields = _named(given, where)
     variants = _named(fields.pop("variants", None) or {}, f"{where}variants: ")
     different = {name: _declaration(each, f"{where}variants.{name}: ") for name, each in variants.items()}
@@ -136,7 +136,7 @@ def _declaration(given: object, where: str) -> Declaration:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of a declaration, with a description and, of each number, a unit."""
+    """Return the JSON Schema of a declaration, with descriptions and, for numbers, units."""
     generated = msgspec.json.schema(System)
     definitions = generated.pop("$defs")
     system = definitions.pop("System")

@@ -1,8 +1,9 @@
-"""At which load the share of requests beyond a bound passes what an objective allows: a logistic curve through steps.
+"""Logistic fit of the load at which too many requests exceed an objective's bound.
 
-A percentile of a short step is mostly too low, since the few long waits that make it come seldom and together. The
-share of the requests beyond a bound is right on the mean, however short a step is and however much requests resemble
-their neighbours; its logit rises about evenly with the load.
+The curve goes through the steps' shares of requests beyond the bound. A percentile of a short step is mostly too low,
+since the few long waits that make it come seldom and together. The share of the requests beyond a bound is right on the
+mean, however short a step is and however much requests resemble their neighbours; its logit rises about evenly with the
+load.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MOST_ITERATIONS = 100
 def share_crossing(
     loads: npt.ArrayLike, shares: npt.ArrayLike, effective: npt.ArrayLike, allowed: float
 ) -> Crossing | None:
-    """Return the load at which a share of `allowed` is beyond the bound, and the 95 % interval of that.
+    """Return the load with a share of `allowed` beyond the bound, and its interval.
+
+    The interval is at 95 %.
 
     shares, effective [n]  of the requests of each step, and how many independent requests it says as much as
 
@@ -46,7 +49,10 @@ def share_crossing(
 
 
 def _fitted(x: Floats, share: Floats, weight: Floats) -> tuple[float, float, Floats, float]:
-    """Return height and slope of the logit about the mean of x, their covariance, and that mean; by Newton's method."""
+    """Return the logit's height and slope about the mean x, their covariance, and that mean.
+
+    They are found by Newton's method.
+    """
     middle = float(np.average(x, weights=weight))
     design = np.column_stack([np.ones_like(x), x - middle])
     ridge = np.diag([1e-9, _SLOPE_SD**-2])

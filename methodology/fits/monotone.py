@@ -20,7 +20,7 @@ RESAMPLES = 200
 
 
 def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return the knots of the monotone fit of y[n], known to `sd`[n] > 0, over x[n]; both ascend."""
+    """Return the knots of the monotone fit of y[n] over x[n]; both ascend. y is known to `sd`[n] > 0."""
     from scipy.optimize import isotonic_regression  # noqa: PLC0415  150 ms, and most commands need none of SciPy
 
     order = np.argsort(np.asarray(x, np.float64), kind="stable")
@@ -38,9 +38,10 @@ def curve(x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike) -> tuple[Floats
 def crossing(
     x: npt.ArrayLike, y: npt.ArrayLike, sd: npt.ArrayLike, bound: float, *, above_least: bool = False
 ) -> Crossing | None:
-    """Return where the monotone fit reaches a bound, with a 95 % interval by resampling y within its `sd`.
+    """Return the crossing of the monotone fit and a bound, with a 95 % interval.
 
-    With `above_least` the bound counts from the fit's lowest value. What lies beyond the levels is None.
+    The interval is from resampling y within its `sd`. With `above_least` the bound counts from the fit's lowest value.
+    What lies beyond the levels is None.
     """
     levels, spread = np.asarray(y, np.float64), np.asarray(sd, np.float64)
     at = _root(*curve(x, levels, spread), bound, above_least)

@@ -1,4 +1,4 @@
-"""Did a quantity rise while a load lasted? A line through values that resemble their neighbours, with its interval."""
+"""Trend of a quantity during a load: a line through values that resemble their neighbours, with its interval."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trend(at_s: Floats, values: Floats) -> Trend:
 
 
 def walk_interval(growth: float, completions: Floats, arrivals: int) -> tuple[Interval | None, int]:
-    """Return a 95 % interval of the growth of a random walk, and the number of blocks that it rests on.
+    """Return a 95 % interval of a random walk's growth, and its number of blocks.
 
     The walk is what is left over of `arrivals` as they were, while completions [n] of equal intervals vary.
     """

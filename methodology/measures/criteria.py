@@ -1,4 +1,7 @@
-"""Whether a level of load is sustained by the draft's own criteria, each by itself, beside the verdict on stability."""
+"""Verdict on a level of load by the draft's own criteria, beside the stability verdict.
+
+Each criterion is judged by itself.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def lowest_p50_ms(levels: Sequence[Finished], limit: Capacity) -> float | None:
 
 
 def refusals(each: Finished, p50_ms: float | None) -> list[str] | None:
-    """Return by which of its criteria the draft does not accept a level, None where nothing was completed or sent."""
+    """Return the draft's criteria that a level fails, None where nothing was completed or sent."""
     ratio, p99 = completed_ratio(each), ttft_ms(each, "p99")
     if ratio is None:
         return None
@@ -93,7 +96,7 @@ def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
 
 
 def acceptance(each: Finished, limit: Capacity, accepted: Quantity, p50_ms: float | None) -> Iterator[str]:
-    """Yield whether the draft accepts a level, else why not, and the highest load that it accepts."""
+    """Yield sentences on the draft's acceptance: of this level, else why not, and the highest load that it accepts."""
     load, most, reasons = load_of(each, limit), accepted.value, refusals(each, p50_ms)
     if reasons:
         lower = "no level" if most is None else f"up to {figure(most)} requests/s"

@@ -1,4 +1,4 @@
-"""How evenly classes of requests are served, and by which rule the engine seems to choose who is next.
+"""Fairness between classes of requests, and the scheduling rule that the engine seems to follow.
 
 Jain, Chiu and Hawe 1984, "A quantitative measure of fairness and discrimination for resource allocation".
 """
@@ -29,7 +29,7 @@ def jain(values: Floats) -> float:
 
 
 def starved(waits: Floats) -> Bools:
-    """Return which waits [n] are longer than five times their median; none where that is 0."""
+    """Return a mask of waits [n] over five times their median; none where that is 0."""
     median = float(np.median(waits)) if len(waits) else 0.0
     return np.asarray((waits > STARVED * median) & (median > 0), dtype=np.bool_)
 
@@ -45,7 +45,7 @@ class Scheduling:
 
 
 def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Ints, names: Sequence[str]) -> Scheduling:
-    """Judge by which rule n requests were taken from the queue, by who overtook whom while both waited.
+    """Infer the scheduling rule for n requests: by who overtook whom while both waited.
 
     arrived_s, begun_s  when each came, ascending, and when its prefill began [n]
     tokens, class_of    its input length, and the place of its class in `names` [n]
@@ -89,7 +89,10 @@ def scheduling(arrived_s: Floats, begun_s: Floats, tokens: Floats, class_of: Int
 
 
 def _pairs(arrived_s: Floats, begun_s: Floats) -> tuple[Ints, Ints, Bools]:
-    """Return the pairs of requests that waited at the same time, and whether the later one was begun first."""
+    """Return the pairs of requests that waited simultaneously, and a mask of overtaking.
+
+    It marks pairs with the later one begun first.
+    """
     earlier: list[Ints] = []
     later: list[Ints] = []
     ends = np.searchsorted(arrived_s, begun_s - APART_S)

@@ -137,7 +137,10 @@ def with_prefill(begin_ns: Ints, end_ns: Ints, first_token_ns: Ints) -> Bools:
 
 
 def _more_modes(grid: _Grid, values: Floats, count: int) -> float:
-    """Return how likely values [n] of so many modes would show more, smoothed until they have no more than that."""
+    """Return the probability that values [n] with `count` modes would show more.
+
+    They are smoothed until they have no more than that.
+    """
     bandwidth = _critical_bandwidth(grid, grid.counts(values[None]), count)
     random = np.random.default_rng(np.random.SeedSequence([16, count, len(values)]))
     shape = (RESAMPLES, len(values))
@@ -158,7 +161,7 @@ class _Grid:
     inside: Bools
 
     def counts(self, samples: Floats) -> Floats:
-        """Return how many values of each sample [R, n] fall into each bin [R, B]."""
+        """Return the number of values of each sample [R, n] in each bin [R, B]."""
         bins = np.clip((samples - self.low) / self.step, 0, _BINS - 1).astype(np.int64)
         bins += _BINS * np.arange(len(samples))[:, None]
         return np.bincount(bins.ravel(), minlength=_BINS * len(samples)).reshape(-1, _BINS).astype(np.float64)
@@ -198,7 +201,7 @@ def _critical_bandwidth(grid: _Grid, counts: Floats, most: int) -> float:
 
 
 def _extremes(grid: _Grid, values: Floats, most: int) -> tuple[Floats, Floats]:
-    """Return where values have at most so many modes, and the valleys between them."""
+    """Return the positions of at most `most` modes of values, and the valleys between them."""
     counts = grid.counts(values[None])
     bandwidth = _critical_bandwidth(grid, counts, most)
     density, peaks = grid.density(counts, bandwidth)[0], np.flatnonzero(grid.peaks(counts, bandwidth)[0])
@@ -208,7 +211,10 @@ def _extremes(grid: _Grid, values: Floats, most: int) -> tuple[Floats, Floats]:
 
 
 def foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
-    """Return which gaps [n] fell between scrapes that saw prompt tokens rise, though no request of ours began."""
+    """Return a mask of gaps [n] with a prefill that was not ours.
+
+    They fell between scrapes that saw prompt tokens rise, though no request of ours began.
+    """
     unknown = np.zeros(len(end_ns), dtype=np.bool_)
     slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0
     firsts = np.sort(data.requests.first_token_ns[data.requests.first_token_ns >= 0])

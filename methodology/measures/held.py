@@ -1,4 +1,4 @@
-"""What requests in flight hold at once: tokens by the client's stamps, and by the engine's page."""
+"""Tokens held at once by requests in flight: by the client's stamps, and by the engine's page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from methodology.study.model import Finished, StepData
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a level held at once: tokens of the requests in flight by stamps, tokens in the KV cache by the page; and
-    the TTFT P99 of the first wave.
+    """Tokens that a level held at once, and the TTFT P99 of the first wave.
+
+    `tokens` are of the requests in flight, by stamps; `cached_tokens` are in the KV cache, by the page.
     """
 
     tokens: float | None
@@ -36,7 +37,7 @@ def held_by(each: Finished, data: StepData) -> Held:
 
 
 def _tokens_in_flight(data: StepData, window: SteadyWindow) -> float:
-    """Return the mean of input and so far output tokens over all requests in flight in the window."""
+    """Return the mean of tokens over all requests in flight in the window: input and so far output tokens."""
     log = data.requests
     sent = log.submit_ns >= 0
     prompts = np.nan_to_num(input_tokens(log))

@@ -29,7 +29,7 @@ def parse_until(text: str) -> tuple[str, float]:
 
 
 def pooled(levels: Sequence[Finished], name: str) -> QuantileInterval:
-    """Return a percentile of the requests of all steps, at the level of one look of five.
+    """Return a percentile over all steps' requests, at the level of one look of five.
 
     It is of counts in bins of 1 %, whose outer edges count: those of the values themselves are never wider.
     """
@@ -44,7 +44,7 @@ def pooled(levels: Sequence[Finished], name: str) -> QuantileInterval:
 
 
 def tau_of(levels: Sequence[Finished], name: str) -> float:
-    """Return how many requests of all steps say as much as one: those of different steps are independent."""
+    """Return the autocorrelation time of all steps' requests: those of different steps are independent."""
     sizes = [sum(each.outcome.ttft_counts.values()) for each in levels]
     taus = [each.outcome.percentiles["ttft_ms"][name].tau for each in levels if each.outcome.ttft_counts]
     effective = sum(size / tau for size, tau in zip(filter(None, sizes), taus, strict=True))
@@ -52,7 +52,7 @@ def tau_of(levels: Sequence[Finished], name: str) -> float:
 
 
 def width_of(levels: Sequence[Finished], name: str) -> float | None:
-    """Return by how much the farther end of a percentile's interval is off, as a share of it; None: not known."""
+    """Return the relative distance of the farther end of a percentile's interval; None: not known."""
     if not any(each.outcome.ttft_counts for each in levels):
         return None
     interval = pooled(levels, name)

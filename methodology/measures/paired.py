@@ -1,4 +1,4 @@
-"""The same requests in several steps, and statistics of requests with intervals by the block bootstrap."""
+"""Pairs of the same requests in several steps, and statistics with block bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def of_ends(ends: Ends, unit: str, n: int) -> Quantity:
 def bootstrapped(
     samples: Sequence[Floats], statistic: Callable[[Sequence[Floats]], Sequence[float]], *, logs: bool = False
 ) -> list[Ends]:
-    """Return statistics [M] of independent series, each [n] or [n, columns] in the order of time, with 95 % intervals.
+    """Return statistics [M] of independent series, with 95 % intervals.
 
-    What resembles its neighbours is drawn with them: a block is as long as the first column of its series asks for.
-    `logs`: the statistics are positive ratios, whose logarithms are nearer to normal.
+    Each series is [n] or [n, columns] in the order of time. What resembles its neighbours is drawn with them: a block
+    is as long as the first column of its series asks for. `logs`: the statistics are positive ratios, whose logarithms
+    are nearer to normal.
     """
 
     def on_scale(values: Sequence[float]) -> Floats:
@@ -68,13 +69,13 @@ def _off_scale(values: Floats, *, logs: bool) -> list[float]:
 
 
 def clipped(ends: Ends, low: float, high: float) -> Ends:
-    """Return an estimate whose interval lies within what is possible."""
+    """Return an estimate with its interval clipped to the possible range."""
     value, first, last = ends
     return value, None if first is None else max(low, first), None if last is None else min(high, last)
 
 
 def measured(step: Finished, data: StepData) -> StepData:
-    """Return the tables of a step for its requests that were submitted in its window, in that order.
+    """Return a step's tables for the requests submitted in its window, in order of submission.
 
     `index` is then a request's place in the plan, from 0.
     """
@@ -86,9 +87,10 @@ def measured(step: Finished, data: StepData) -> StepData:
 
 
 def paired(first: StepData, second: StepData) -> tuple[Indices, Indices]:
-    """Return the rows in two steps of the same requests, those that ended ok in both, in order.
+    """Return the rows of the same requests in two steps, in order.
 
-    Steps of equal seeds send the same requests at the same moments: a request is known by its place in the plan.
+    They ended ok in both. Steps of equal seeds send the same requests at the same moments: a request is known by its
+    place in the plan.
     """
     ended = [np.flatnonzero(each.requests.status == "ok") for each in (first, second)]
     places, other_places = (each.requests.index[rows] for each, rows in zip((first, second), ended, strict=True))
@@ -129,7 +131,7 @@ def throughput_sentence(change: Quantity, where: str) -> str:
 
 
 def overloaded(steps: Sequence[Finished]) -> list[str]:
-    """Return a note of the steps whose requests piled up, nothing where none did."""
+    """Return a note of the steps with piled-up requests, or nothing."""
     labels = [f"{each.number} ({each.step.label})" for each in steps if each.outcome.verdict == "growing"]
     if not labels:
         return []

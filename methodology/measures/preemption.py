@@ -1,4 +1,4 @@
-"""How many requests an engine preempted, how many of these came to their end, and what was lost: by its page alone."""
+"""Preempted requests of an engine, those that came to their end, and their loss: by its page alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECOMPUTED = (("realtime_tokens_total", "prefill_compute"), ("prefill_effective_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """How many requests were preempted, at least and at most, how many of them came to their end, and by whom."""
+    """Numbers of preempted requests: at least and at most, those that came to their end, and by which source."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ def preempted(data: StepData, preemptions: float | None) -> Preempted | None:
 
 
 def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]:
-    """Return how many observations of a count were at least 1, at least and at most.
+    """Return the least and the most observations of a count that were at least 1.
 
     bounds, counts  upper bounds of the buckets, which hold whole numbers, and the observations in each; the first
                     bucket is of 0 and 1
@@ -73,9 +73,10 @@ def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]
 
 
 def lost_tokens(data: StepData, preemptions: float) -> Quantity:
-    """Return the bounds of the tokens that a preemption discards, by the engine's counters where it has them.
+    """Return the bounds of the tokens discarded per preemption.
 
-    At least those that were computed again; at most the whole prompts and outputs so far of the preempted requests.
+    They are by the engine's counters where it has them. At least those that were computed again; at most the whole
+    prompts and outputs so far of the preempted requests.
     """
     if not preemptions:
         return number(None, "tokens", missing="no request was preempted")
@@ -102,7 +103,10 @@ def _increase(data: StepData, metric: str, mode: str = "") -> float | None:
 
 
 def recovered(times: Preempted, failed: int) -> Quantity:
-    """Return which share of the preempted requests came to their end: whether those that failed were is not known."""
+    """Return the share of the preempted requests that came to their end.
+
+    Whether failed requests were preempted is not known.
+    """
     if not times.high:
         return number(None, "ratio", missing="no request was preempted")
     if not failed:

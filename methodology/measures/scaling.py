@@ -43,7 +43,7 @@ class Model:
     aicc: float  # Akaike's criterion; only differences mean something
 
     def at(self, tokens: npt.ArrayLike) -> Floats:
-        """Return the time in ms of so many tokens [n]."""
+        """Return the modelled times, ms, for numbers of tokens [n]."""
         lengths = np.asarray(tokens, np.float64)
         return np.asarray(
             sum(each * lengths**power for each, power in zip(self.coefficients, self.powers, strict=True))
@@ -66,17 +66,17 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtLength:
-    """What was measured at one length: input tokens [n] of its requests, and their times [n], ms, all above 0."""
+    """Measurements at one length: input tokens [n] of its requests, and their times [n], ms, all above 0."""
 
     tokens: Floats
     times_ms: Floats
 
 
 def exponent(measured: Sequence[AtLength]) -> Ends | Missing:
-    """Return k of times that grow as length to the k, over these lengths, and its 95 % interval by Student's t.
+    """Return the exponent k of times that grow as length^k, with its interval.
 
-    It is the slope of the mean logarithms, every length alike. The interval is of repetition alone: where no power
-    describes the times, k is that of these lengths, and of no others.
+    It is the slope of the mean logarithms over these lengths, every length alike. The 95 % interval, by Student's t, is
+    of repetition alone: where no power describes the times, k is that of these lengths, and of no others.
     """
     if len(measured) < 2:
         return Missing("one length has no exponent")

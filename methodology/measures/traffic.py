@@ -25,7 +25,7 @@ _DRAWN = 20_000  # lengths, for their mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The classes as a workload has them, shortest inputs first, each with its share and its mean tokens."""
+    """Classes of a workload, shortest inputs first, each with its share and mean tokens."""
 
     name: str
     classes: tuple[dict[str, Any], ...]
@@ -46,7 +46,7 @@ class Traffic:
         return {"name": self.name, "classes": [self.classes[at] for at in indices or range(len(self.classes))]}
 
     def per_s(self, at: int, mixed_per_s: float) -> float:
-        """Return the requests/s of one class alone that are as many tokens/s as the mixed load."""
+        """Return the requests/s of one class alone with the mixed load's tokens/s."""
         return mixed_per_s * self.mean_tokens / self.tokens[at]
 
 

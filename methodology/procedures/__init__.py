@@ -1,4 +1,4 @@
-"""The draft's tests, one module each, and what is run in the same way: comparisons and sweeps."""
+"""Tests of the draft, one module each, and procedures that are run alike: comparisons and sweeps."""
 
 from __future__ import annotations
 

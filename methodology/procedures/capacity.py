@@ -60,7 +60,10 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
-    """Return a level that lasts for so many completions a slot, and as far as earlier levels tell for its duration."""
+    """Return a level long enough for its completions per slot and its duration.
+
+    Earlier levels tell how many completions the duration takes, as far as they can.
+    """
     parameters = asked.parameters
     rate = max((each.outcome.completed_per_s or 0.0 for each in levels), default=0.0)
     count = max((parameters.per_slot or 1) * concurrency, math.ceil(1.3 * rate * (parameters.duration or LEAST_S)))
@@ -150,8 +153,9 @@ def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quanti
 
 
 def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, Quantity]:
-    """Return what the minimum report has: the times of the level that passed, else of the lowest, and the throughput of
-    the level that served most.
+    """Return the values for the minimum report.
+
+    They are the times of the level that passed, else of the lowest, and the throughput of the level that served most.
     """
     lowest, fastest = min(levels, key=_level_of), max(levels, key=lambda e: e.outcome.output_tokens_per_s or 0.0)
     came = fastest.outcome
@@ -181,7 +185,8 @@ def _answer(
 
 
 def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
-    """Return what made a level fail: memory, errors, what its requests waited for, or the running ones themselves.
+    """Return the cause of a level's failure: memory, errors, what its requests waited for, or the running ones
+    themselves.
 
     What they waited for shows best where most did: of all levels that failed.
     """

@@ -93,7 +93,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def _load(asked: Asked, finished: Sequence[Finished]) -> dict[str, Any] | Step | Done:
-    """Return the load that was asked for in numbers, else a share of the first configuration's capacity."""
+    """Return the requested load in numbers, else a share of the first configuration's capacity."""
     if rate := asked.parameters.rate:
         return {"load": "open", "level": rate}
     if concurrency := asked.parameters.concurrency:
@@ -105,7 +105,7 @@ def _load(asked: Asked, finished: Sequence[Finished]) -> dict[str, Any] | Step |
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    """Return by how much each configuration differs from the first, how sure that is, and what makes the difference."""
+    """Return each configuration's difference from the first, with its certainty and cause."""
     runs = of_kind(counting(finished), PAIR)
     samples, facts = [], []
     for each in runs:
@@ -145,7 +145,7 @@ def _passed(comparisons: Sequence[Against]) -> bool | None:
 
 
 def against(samples: Sequence[Sample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
-    """Conclude over all metrics what differs between the runs of two configurations.
+    """Conclude on the differences between two configurations' runs, over all metrics.
 
     in_turn  they were measured in pairs of equal seeds: only whole pairs are compared, however few these are
     """
@@ -203,12 +203,12 @@ def _compared(
 
 
 def _all_failed(runs: Sequence[Sample]) -> bool:
-    """Tell whether a run had no request that ended ok."""
+    """Return whether a run had no request that ended ok."""
     return any(each.success == 0 for each in runs)
 
 
 def _hides(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> str:
-    """Return why the difference of a time drowns in the load generator's own error, "" where it does not."""
+    """Return a reason if a time's difference is within the load generator's error, else ""."""
     error_ms = _error_ms(metric, before, after)
     means = [known([each.metrics[metric.name] for each in group]) for group in (before, after)]
     if not error_ms or not all(len(each) and np.isfinite(each).all() for each in means):
@@ -227,7 +227,7 @@ def _error_ms(metric: Metric, before: Sequence[Sample], after: Sequence[Sample])
 
 
 def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
-    """Yield what is concluded, how sure that is, and which part of the TTFT makes the difference."""
+    """Yield the conclusion, its certainty, and the part of the TTFT that makes the difference."""
     by_verdict: dict[str, list[str]] = {}
     without: dict[str, list[str]] = {}  # metrics by why they have no verdict
     for metric in FAMILY:
@@ -265,7 +265,7 @@ def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
 
 
 def _runs_in_words(comparison: Against, asked: Asked) -> str:
-    """Return which runs were compared: how many pairs, and the pairs by name where not all are whole."""
+    """Return the compared runs in words: the number of pairs, and the pairs by name where not all are whole."""
     counts = [len(comparison.before), len(comparison.after)]
     if not comparison.is_paired:
         sides = f"{counts[0]} run{'s' * (counts[0] != 1)} of {comparison.first} and {counts[1]} of {comparison.other}"
@@ -283,7 +283,7 @@ def _change(ratio: float) -> str:
 
 
 def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
-    """Return the mean of each part of the TTFT on both sides, ms, of those that either has."""
+    """Return the mean of each part of the TTFT on both sides, ms. Only parts that either side has are there."""
     sides = [[each.parts_ms for each in group if each.parts_ms] for group in (comparison.before, comparison.after)]
     if not all(sides):
         return {}

@@ -82,7 +82,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | None:
-    """Return how many requests of the mixed load the tokens of the saturated step are.
+    """Return the mixed load's requests/s at the token rate of the saturated step.
 
     By its requests alone the capacity would depend on how many long ones it happened to draw.
     """
@@ -95,7 +95,7 @@ def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """The requests of a step that were submitted in its window and ended ok, in that order: times [n] by request."""
+    """Successful requests of a step, submitted in its window, in that order: times [n] by request."""
 
     arrived_s: Floats
     ttft_ms: Floats
@@ -128,7 +128,7 @@ def _served(finished: Finished, read: Reader) -> _Served:
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
-    """Return what the classes cost each other; what has not been measured is missing."""
+    """Return the effect of the classes on each other; what has not been measured is missing."""
     names = traffic(asked).names
     steps = [each for each in counting(finished) if each.step.kind in (ALONE, MIXED)]
     alone = {name: _served(step, read) for name, step in zip(names, steps, strict=False)}
@@ -242,7 +242,7 @@ def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str
 
 
 def _cure(asked: Asked, rule: Scheduling) -> Iterator[str]:
-    """Yield what to do where too few requests waited together to show the rule."""
+    """Yield advice where too few requests waited together to show the rule."""
     load = asked.parameters.load or 0.8
     longer = f"longer steps (--duration, now {asked.parameters.duration or 300.0:g} s)"
     nearer = f"a load nearer to the capacity (--load, now {100 * load:g} %) and " if load < NEAR else ""

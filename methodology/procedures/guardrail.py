@@ -155,7 +155,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
 def _reported(
     names: Sequence[str], levels: Mapping[tuple[str, float | None], Finished], results: Mapping[str, Quantity]
 ) -> dict[str, Quantity]:
-    """Return what the minimum report has, of the configuration that the answer speaks of: at its highest level."""
+    """Return the minimum report's values for the answer's configuration: at its highest level."""
     last = _last(names, results) or BASELINE
     step = max((each for (name, _), each in levels.items() if name == last), key=lambda e: e.step.level, default=None)
     share = f"{100 * (step.step.share or 0):g} % of the capacity of the {BASELINE}" if step else ""
@@ -166,7 +166,7 @@ def _reported(
 
 
 def _last(names: Sequence[str], results: Mapping[str, Quantity]) -> str:
-    """Return the configuration that the answer speaks of, empty where none was measured beside the baseline."""
+    """Return the answer's configuration, empty if none was measured beside the baseline."""
     last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
     return last if f"overhead_e2e_ms_{last}" in results else ""
 

@@ -57,7 +57,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Level:
-    """What a level showed: gaps [n] in the order in which they ended, and by request [m]."""
+    """Measurements at a level: gaps [n] in the order in which they ended, and by request [m]."""
 
     finished: Finished
     gaps_ms: Floats
@@ -183,7 +183,7 @@ def _answer(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -
 
 
 def _whose(level: _Level) -> str:
-    """Say what the modes of a level are of."""
+    """Return a sentence that explains the modes of a level."""
     share = f"a prefill ran in {100 * level.prefill.mean():.3g} % of the gaps' steps"
     if isinstance(level.modes, Missing):
         return f"How many modes the gaps have is not known ({level.modes.reason}); {share}."

@@ -75,7 +75,7 @@ def _skipped(asked: Asked, lengths: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Length:
-    """What was measured at a length: input tokens, TTFTs and prefills [n] of its requests, ms; NaN: not known."""
+    """Measurements at a length: input tokens, TTFTs and prefills [n] of its requests, ms; NaN: not known."""
 
     finished: Finished
     target: int

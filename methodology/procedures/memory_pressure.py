@@ -34,7 +34,7 @@ REFUSED = (
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the steps that show the capacity, then a closed loop at each level of it, ascending."""
+    """Return the next step: those that show the capacity, then a closed loop at each level of it, ascending."""
     if not asked.isolated:
         return Done(reason=REFUSED, complete=False)
     base = capacity(asked, finished)
@@ -51,7 +51,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
-    """Return how many requests in flight are 100 %, or the step that will tell.
+    """Return the number of requests in flight that is 100 %, or the next step.
 
     What was stated; with objectives what the capacity test finds by them; else as many as the full engine ran at once.
     """
@@ -135,7 +135,7 @@ def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
 
 
 def _pressure(levels: Sequence[Finished]) -> str:
-    """Say whether memory was short at the highest level, or only seats."""
+    """Return a sentence on shortage of memory, or of seats alone, at the highest level."""
     if not levels:
         return "no level counts"
     out_of_memory = [each for each in levels if each.outcome.out_of_memory]

@@ -67,7 +67,7 @@ NOTES = (
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the saturated step without cache, then the same requests off, cold and warm, and saturated steps."""
+    """Return the next step: saturated without cache, then the same requests off, cold and warm, and saturated steps."""
     shared = _shared(asked)
     if shared is None:
         return Done(reason=f"this test needs {NEEDS}", complete=False)
@@ -98,9 +98,10 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def _configured(asked: Asked, step: Step, state: str, *, resets: bool = False) -> Step:
-    """Return a step of the configuration that has the cache off or on, or that emulates it; `resets`: empty at first.
+    """Return a step of the configuration with the cache off or on.
 
-    Requests see what those of the same `cache_salt` left in the cache: with a salt of its own each, nothing.
+    It may emulate the cache; `resets`: empty at first. Requests see what those of the same `cache_salt` left in the
+    cache: with a salt of its own each, nothing.
     """
     if asked.variants:
         return replace(step, variant=OFF if state == OFF else "on", reset_cache=resets)
@@ -111,7 +112,7 @@ def _configured(asked: Asked, step: Step, state: str, *, resets: bool = False) -
 
 
 def _shared(asked: Asked) -> dict[str, Any] | None:
-    """Return the workload whose requests are the shared pieces of the study's, and nothing else; None without any."""
+    """Return the workload that sends only the study's shared pieces; None without any."""
     given = asked.options.get("workload", NAME)
     if isinstance(given, str) and given.lstrip().startswith("{"):
         given = json.loads(given)
@@ -165,8 +166,9 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
 
 
 def _reported(steps: Mapping[str, Finished], results: Mapping[str, Quantity]) -> dict[str, Quantity]:
-    """Return what the minimum report has, of the last configuration that was measured: with a warm cache of a whole
-    study.
+    """Return the minimum report's values for the last measured configuration.
+
+    In a whole study it is the one with a warm cache.
     """
     last = next((name for name in reversed(CONFIGURATIONS) if name in steps), "")
     of = CONFIGURATIONS.get(last, "")
@@ -177,7 +179,7 @@ def _reported(steps: Mapping[str, Finished], results: Mapping[str, Quantity]) ->
 
 
 def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
-    """Return by how much the percentiles of the TTFT fell, over the pairs of requests that ended in both."""
+    """Return the reductions of the TTFT's percentiles over the pairs that ended in both."""
     rows, others = paired(off, on)
     ttft_ms = [request_metrics(each.requests).ttft_ms[at] for each, at in ((off, rows), (on, others))]
     prefill_s = [each.parts.prefill_s[at] for each, at in ((off, rows), (on, others))]
@@ -202,7 +204,7 @@ def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
 
 
 def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
-    """Return the share of prefix tokens and of prompt tokens that came from the cache, in the whole step."""
+    """Return the shares of prefix and prompt tokens from the cache, in the whole step."""
     requests = data.requests
     engines = leading_endpoints(data.endpoints)
     hits, queries = (increase(engines, f"prefix_cache_{name}", data.start_ns) for name in ("hits", "queries"))
@@ -234,7 +236,7 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
 
 
 def _prefix_tokens(asked: Asked, step: Finished, index: Any) -> Floats | None:
-    """Return the tokens of each request's shared pieces, as its workload draws them again from the step's seed."""
+    """Return the tokens of each request's shared pieces. They are drawn by its workload again from the step's seed."""
     given = step.step.options.get("workload", asked.options.get("workload", NAME))
     name = given if isinstance(given, str) else msgspec.json.encode(given).decode()
     if asked.options.get("sessions") or not len(index):

@@ -197,7 +197,7 @@ def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quanti
 
 
 def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_Measured]) -> Table:
-    """Return the eight metrics of the combination's run whose throughput is the median."""
+    """Return the table of eight metrics from the combination's run of median throughput."""
     of_cell = sorted((run for run in runs if run.cell == cell), key=lambda run: run.siclait.output_tps or 0.0)
     metrics = of_cell[len(of_cell) // 2].siclait
     rows = []
@@ -256,7 +256,7 @@ def _exo(runs: Sequence[_Measured]) -> dict[str, Any]:
 
 
 def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: str) -> Plot:
-    """Return a metric over the last varied option, a line for each combination of the others."""
+    """Return a plot of a metric over the last varied option. It has a line for each combination of the others."""
     lines: dict[str, list[tuple[float, float | None]]] = {}
     for run in runs:
         others = ", ".join(f"{name} {value}" for name, value in zip(names[:-1], run.cell[:-1], strict=True))

@@ -49,7 +49,7 @@ _NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Study:
-    """The steps that count, and what follows from them; `best` is the step whose throughput is the maximum."""
+    """Counted steps and their conclusions; `best` is the step with the maximum throughput."""
 
     asked: Asked
     steps: Sequence[Finished]
@@ -176,7 +176,7 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
 
 
 def _unsustained(study: _Study) -> str:
-    """Return what is known where no load was shown stable."""
+    """Return a sentence for a study where no load was shown stable."""
     if study.levels and all(each.outcome.verdict == "growing" for each in study.levels):
         return "Every level tried was above what it serves; try lower (--min)."
     return "No load was shown to be sustained."
@@ -187,7 +187,7 @@ def _tokens(quantity: Quantity) -> str:
 
 
 def _highest(study: _Study, stable: Finished, served: str) -> str:
-    """Return the highest load that was shown stable, and what came of those above it."""
+    """Return a sentence on the highest load shown stable, and on those above it."""
     load, tokens = study.load(stable), study.mean_tokens
     size = f" of mean size ({tokens:.0f} output tokens)" if tokens else ""
     said = f"Highest load shown stable: {figure(load)} requests/s{size}, with {served}"
@@ -201,7 +201,7 @@ def _highest(study: _Study, stable: Finished, served: str) -> str:
 
 
 def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
-    """Return what the saturated system completes, and whether requests piled up at less."""
+    """Return a sentence on the saturated system's throughput, and on piled-up requests at lower loads."""
     full, tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
     rate = f", {_tokens(tokens)}" if tokens.value else ""
     lowest, least = study.verdicts.growing, full.ends[0]
@@ -302,7 +302,7 @@ def _search_table(study: _Study) -> Table:
 
 
 def _legend(study: _Study) -> Iterator[str]:
-    """Yield what the limits in the table are, and how well the engine's own count of tokens agrees."""
+    """Yield a legend of the table's limits, and the agreement with the engine's token count."""
     limits = dict.fromkeys(each.outcome.limit for each in study.steps if each.outcome.limit in criteria.LIMITS)
     if limits:
         yield f"Limit: {'; '.join(f'{name}, {criteria.LIMITS[name]}' for name in limits if name)}."

@@ -177,7 +177,7 @@ def _knee_fit(study: _Study) -> Quantity:
 
 
 def _log_deviation(each: Finished) -> float:
-    """Return the standard deviation of the logarithm of a level's TTFT P99, by its interval where that is known."""
+    """Return the standard deviation of a level's log TTFT P99, by its interval if known."""
     interval = latency(each.outcome, "ttft", "p99")
     if not interval.low or not interval.high:
         return UNKNOWN_SD
@@ -266,7 +266,7 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
 
 
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
-    """Yield what the engine adds: the parts of the TTFT, its places and its KV cache, each over the load."""
+    """Yield the plots of the engine's data: the parts of the TTFT, its places and its KV cache, each over the load."""
     levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
     loads, outcomes = tuple(load_of(each, study.limit) for each in levels), [each.outcome for each in levels]
     means = [_part_means(each, read) for each in levels]

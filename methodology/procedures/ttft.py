@@ -72,7 +72,10 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 def with_ramp(count: int) -> int:
-    """Return how many requests of a Poisson load leave at least `count` without its first tenth, all but surely."""
+    """Return the size of a Poisson load that leaves `count` requests after its ramp.
+
+    The ramp is its first tenth; at least `count` are left all but surely.
+    """
     return int(np.ceil((count + 1.3 * np.sqrt(count)) / 0.9))
 
 

@@ -1,4 +1,4 @@
-"""What a test reports: numbers with their intervals, tables, plots, and what its sentences rest on."""
+"""Findings of a test: numbers with their intervals, tables, plots, and the evidence for its sentences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
         return self.ci95 or (None, None)
 
     def interval(self) -> str:
-        """Return the interval, or the end that is known, as it stands behind the number in a sentence; else nothing.
+        """Return the interval, or its known end, as text behind the number; else nothing.
 
         Nothing, too, of a number that is known exactly.
         """
@@ -113,7 +113,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """What follows from the steps of a study."""
+    """Findings from the steps of a study."""
 
     answer: Annotated[tuple[str, ...], doc("The result in a few sentences: what, how sure, what limits it.")]
     results: Annotated[dict[str, Quantity], doc("Results by name.")]
@@ -128,7 +128,7 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[Evidence]:
-    """Return what a sentence rests on in a run, by the names of the quantities."""
+    """Return the evidence for a sentence in a run, by the names of the quantities."""
     return [Evidence(claim=claim, quantity=name, run=run, value=value) for name, value in values.items()]
 
 

@@ -1,4 +1,4 @@
-"""What a study is made of, from what was asked to what follows: what every test of the draft reads and returns.
+"""Data model of a study, from request to findings: what every test of the draft reads and returns.
 
 A test is a pure function of what was asked and of the steps that have ended, so that a study that was cut short goes on
 with the same decisions, and is derived again from its directory alone.
@@ -72,7 +72,7 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a study was asked for, as resolved; a test decides by it and by the finished steps alone."""
+    """Settings of a study, as resolved; a test decides by them and by the finished steps alone."""
 
     test: str
     scale: Scale
@@ -131,7 +131,7 @@ class Beyond(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came of a step, as later decisions need it; derived from the step's run directory alone.
+    """Outcome of a step, as later decisions need it; derived from the step's run directory alone.
 
     Rates are of the window, with 95 % intervals by batch means; latencies are of the requests submitted in it.
     """
@@ -179,17 +179,17 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     @property
     def success(self) -> float | None:
-        """Return which share of the requests ended ok, None where none was sent."""
+        """Return the share of the requests that ended ok, None where none was sent."""
         return self.ok / self.sent if self.sent else None
 
     @property
     def verdict(self) -> Verdict | None:
-        """Return whether the load was sustained, None where that was not judged."""
+        """Return the verdict on the load's stability, None where it was not judged."""
         return self.stability.verdict if self.stability else None
 
     @property
     def slo_met(self) -> bool | None:
-        """Return whether the objectives were met, None where that was not judged or is not known."""
+        """Return whether the objectives were met, None where not judged or not known."""
         return self.slo.met if self.slo else None
 
 
@@ -205,7 +205,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepData:
-    """The tables of a step's run, of its measured requests [n] alone, and what else its directory says."""
+    """Tables of a step's measured requests [n], and further data of its run directory."""
 
     requests: RequestLog
     parts: Parts

@@ -1,4 +1,4 @@
-"""What came of a step: the numbers that later decisions of a study rest on, from the tables of its run.
+"""Outcome of a step: the numbers that later decisions of a study rest on, from the tables of its run.
 
 Rates are those of the steady window: without the first tenth of the load and without the drain. Percentiles are of the
 requests that were submitted in it, however long they took. What the server showed is read by `server_side`.
@@ -38,7 +38,7 @@ NOTHING_SENT = "no request was sent"
 
 
 def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outcome:
-    """Return what came of a step; a pure function of its tables. `slo` among its options says what is judged.
+    """Return the outcome of a step; a pure function of its tables. `slo` among its options says what is judged.
 
     rests_on  what the test's decisions rest on beside the load, and the objectives that the step states
     """
@@ -91,7 +91,7 @@ def _tokens(log: RequestLog) -> dict[str, Any]:
 
 
 def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Collection[Kind]) -> str:
-    """Return why a step counts for nothing, empty where it counts."""
+    """Return the reason if a step does not count, else an empty string."""
     if data.damage:
         return f"recorded data of its run are missing or damaged: {data.damage}"
     if not (data.requests.dispatch_ns >= 0).any():
@@ -113,7 +113,7 @@ def _void(step: Step, data: StepData, server: ServerSide | None, rests_on: Colle
 
 
 def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[str, Any]:
-    """Return what was asked and served in the window, a second."""
+    """Return the requested and served rates in the window, per second."""
     ended_ns = log.end_ns[(log.status == "ok") & (log.end_ns >= 0)]
     completed, ci95 = steady.rate(ended_ns, 1, window)
     arrived_ns, arrived = steady.token_arrivals(log)
@@ -134,7 +134,7 @@ def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[
 
 
 def submitted_within(log: RequestLog, window: SteadyWindow) -> Bools:
-    """Return which requests [n] were submitted in the window: those whose latencies count."""
+    """Return a mask of the requests [n] submitted in the window: those that count for latencies."""
     return within(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
 
 
@@ -153,7 +153,7 @@ def _percentiles(data: StepData, window: SteadyWindow) -> dict[str, dict[str, Qu
 
 
 def _notes(step: Step, percentiles: Mapping[str, Mapping[str, QuantileInterval]]) -> tuple[str, ...]:
-    """Say that a step was no longer than its requests."""
+    """Return a note if a step was no longer than its requests."""
     median_ms = percentiles["e2e_ms"]["p50"].estimate if "e2e_ms" in percentiles else None
     if step.duration is None or median_ms is None or median_ms < 1e3 * step.duration:
         return ()
@@ -170,7 +170,7 @@ def _ttft_counts(log: RequestLog, window: SteadyWindow) -> dict[int, int]:
 
 
 def _bound(step: Step) -> list[str]:
-    """Return what the objectives of a step bound."""
+    """Return the metrics bounded by the objectives of a step."""
     text = step.options.get("slo")
     return [each.metric for each in parse_slo(str(text)).objectives] if text else []
 
@@ -192,7 +192,10 @@ def _slo(step: Step, log: RequestLog, window: SteadyWindow) -> dict[str, Any]:
 
 
 def _beyond(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> Beyond | None:
-    """Return how much is beyond the bound of a percentile, in the order of submission; None without any value."""
+    """Return the share beyond a percentile's bound, and its autocorrelation; None without any value.
+
+    The values are in the order of submission.
+    """
     ok = log.status == "ok"
     order = np.argsort(log.submit_ns, kind="stable")
     if objective.metric == "itl":

@@ -1,4 +1,4 @@
-"""What comes next in a study, whatever its test: void steps are repeated once, and a sentinel ends it."""
+"""Planning of the next step in a study, whatever its test: void steps are repeated once, and a sentinel ends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ REPEATS = 10_000  # contents from this number on are those of repeated steps
 
 
 def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the next step of a study, a pure function of what was asked and of the steps so far.
+    """Return the next step of a study.
+
+    It is a pure function of what was asked and of the steps so far.
 
     - A void step is repeated once. Where that is void too, the study is not complete; it goes on with the steps that do
       not rest on it (`Procedure.independent`), and tries it again when it is resumed.
@@ -104,7 +106,7 @@ def of_kind(finished: Sequence[Finished], kind: str) -> list[Finished]:
 def fresh(
     asked: Asked, finished: Sequence[Finished], label: str, load: Literal["open", "closed"], level: float, **given: Any
 ) -> Step:
-    """Return a step, by default a level, that sends what no other step of the study does."""
+    """Return a step, by default a level, with requests that no other step sends."""
     seed = content_seed(asked, len(finished) + 1)
     return Step(**{"kind": LEVEL, **given}, label=label, load=load, level=level, seed=seed, unpaired=True)
 
@@ -123,7 +125,7 @@ def level_label(level: float, share: float | None = None) -> str:
 
 
 def content_seed(asked: Asked, number: int) -> int:
-    """Return the seed of what the `number`-th content of a study sends: each differs, so that no step warms another."""
+    """Return the seed of a study's `number`-th content: each differs, so that no step warms another."""
     return _seed(asked.seed, number)
 
 

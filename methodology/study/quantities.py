@@ -83,12 +83,15 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 
 def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval:
-    """Return a percentile of a step's ttft, tpot, e2e or itl, or of a part of its TTFT, in ms; else that of nothing."""
+    """Return a latency percentile of a step, in ms; else that of nothing.
+
+    The metric is ttft, tpot, e2e or itl, or a part of the TTFT.
+    """
     return outcome.percentiles.get(f"{metric}_ms", {}).get(name, UNKNOWN)
 
 
 def latency_result(outcome: Outcome, metric: str, name: str) -> Quantity:
-    """Return such a percentile as a result; of a time that is missing or cannot be trusted, why."""
+    """Return a latency percentile as a result; of a time that is missing or cannot be trusted, why."""
     interval = latency(outcome, metric, name)
     if interval.estimate is None:
         reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
@@ -101,7 +104,7 @@ def latency_result(outcome: Outcome, metric: str, name: str) -> Quantity:
 
 
 def reported_times(each: Finished | None, of: str = "", missing: str = "no level counts") -> dict[str, Quantity]:
-    """Return the TTFT and the TPOT that the minimum report has, of a step, with its load and its number.
+    """Return a step's TTFT and TPOT for the minimum report, with its load and number.
 
     of  which of the levels that is, in words
     """
@@ -147,7 +150,7 @@ def scaled(quantity: Quantity, factor: float, unit: str) -> Quantity:
 
 
 def in_percent(share: Quantity) -> str:
-    """Return a share in percent with its interval, or its bounds where no more is known."""
+    """Return a share in percent with its interval, or only its bounds if unknown."""
     percent = scaled(share, 100, "%")
     if percent.value is not None:
         return f"{figure(percent.value)} %{percent.interval()}"
@@ -163,7 +166,7 @@ def slug(name: str, otherwise: str) -> str:
 def metric_table(
     name: str, title: str, titles: Mapping[str, str], results: Mapping[str, Quantity], note: str = ""
 ) -> Table:
-    """Return a table with a result a row, by the results' names and their headings, of those that there are."""
+    """Return a table with one row for each existing result. `titles` are the headings by the results' names."""
     heads = {"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"}
     rows = [(head, (of := results[key]).shown, of.unit, *of.ends) for key, head in titles.items() if key in results]
     return table(name, title, heads, rows, note)

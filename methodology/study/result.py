@@ -50,7 +50,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """What the study took."""
+    """Cost of a study in steps and time."""
 
     steps: Annotated[Count, doc("Steps, void ones too.", "steps")]
     seconds: Annotated[Amount, doc("Time that its steps took, each from its begin to its end.", "s")]
@@ -68,7 +68,7 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 class Reproduction(Struct, frozen=True, kw_only=True):
-    """What it takes to repeat a study, and what it was made with."""
+    """Data for repeating a study, and the versions and inputs it was made with."""
 
     command: Annotated[list[str], doc("The command line, secrets masked; empty: not recorded.")] = []
     versions: Annotated[dict[str, str], doc("Versions by what they are of: sidelight, python, engine.")] = {}

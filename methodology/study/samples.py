@@ -1,4 +1,4 @@
-"""What a whole run showed, as one value a metric: what comparisons and sweeps put beside each other."""
+"""Samples of whole runs, one value per metric: what comparisons and sweeps put beside each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FAMILY = (*TIMES, *RATES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a run showed: a value a metric, the mean of each part of its TTFT, and its success rate; NaN where unknown.
+    """Sample of a run: a value a metric, the mean of each part of its TTFT, and its success rate; NaN where unknown.
 
     A request that failed took for ever: a percentile that falls on one is infinite. `error_ms`: as of StepData.
     """
@@ -58,7 +58,7 @@ class Sample:
 
 
 def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> Sample:
-    """Return what one run showed, without the times that rest on what is doubted."""
+    """Return the sample of one run, without the times that rest on doubted data."""
     outcome, requests = finished.outcome, request_metrics(data.requests)
     ok = data.requests.status == "ok"
     values = {

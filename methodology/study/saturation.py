@@ -1,7 +1,8 @@
-"""What a saturated system serves: the capacity that levels of load are shares of, and the steps that show it.
+"""Capacity of a saturated system, and the steps that show it.
 
-By the saturation rule the stability limit of an open loop is the throughput of the saturated system (Baccelli and Foss
-1995): a closed loop that always leaves requests waiting shows it in one step.
+Levels of load are shares of the capacity. By the saturation rule the stability limit of an open loop is the throughput
+of the saturated system (Baccelli and Foss 1995): a closed loop that always leaves requests waiting shows it in one
+step.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Z95 = 1.96
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What a saturated system serves; `run` is the step that showed it best, empty where it was stated, and `runs` are
-    all whose rates are pooled.
+    """Capacity of a saturated system, as stated or as measured.
 
-    `limit` is what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated.
-    `varied`: the steps differ by more than chance.
+    `run` is the step that showed it best, empty where it was stated, and `runs` are all with pooled rates. `limit` is
+    what bound it, and `reason` the evidence for that. `filled`: the server was seen to be saturated. `varied`: the
+    steps differ by more than chance.
     """
 
     per_s: float
@@ -60,7 +61,7 @@ def load_of(each: Finished, capacity: Capacity) -> float:
 
 
 def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
-    """Return the capacity that was stated, else what a saturated closed loop served, else the step that will tell.
+    """Return the stated capacity, else that of a saturated closed loop, else the next step.
 
     Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %. No later step moves
     it, so that levels that are shares of it stay.
@@ -93,7 +94,7 @@ def capacity_shown(asked: Asked, finished: Sequence[Finished]) -> Capacity | Non
 
 
 def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:
-    """Return the next closed loop on the way to the saturated system, None where it is reached or out of reach.
+    """Return the next closed loop towards saturation, None if it is reached or unreachable.
 
     confirm  a step that saturates is not enough: a doubling must have gained nothing
     """
@@ -118,7 +119,7 @@ def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> 
 
 
 def _served(each: Finished) -> float:
-    """Return what a step served a second: output tokens, which vary least by chance, else requests."""
+    """Return the throughput of a step per second: output tokens, which vary least by chance, else requests."""
     return each.outcome.output_tokens_per_s or each.outcome.completed_per_s or 0.0
 
 
@@ -133,14 +134,17 @@ def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturated:
-    """What a full system serves, as stated or as measured, and the step that shows it, to be repeated with others."""
+    """Throughput of a full system, stated or measured, and the step that shows it.
+
+    The step is to be repeated with others.
+    """
 
     per_s: float
     step: Step
 
 
 def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
-    """Return what the first configuration serves when it is full, or the step that will tell.
+    """Return the first configuration's throughput when it is full, or the next step.
 
     Its throughput is what others are compared with: it is measured where the capacity is stated, too.
     """
@@ -161,7 +165,8 @@ def fullest(finished: Sequence[Finished]) -> Finished | None:
 
 
 def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
-    """Return what saturated steps served, pooled: closed loops, and open ones that grew; None where no step served.
+    """Return the pooled throughput of saturated steps: closed loops, and open ones that grew; None where no step
+    served.
 
     Where the throughput falls with the number in flight, as by preemptions, what is within 3 % of the largest counts,
     and what chance can explain. A closed loop that was repeated at the end counts in any case. Where the steps differ
@@ -196,7 +201,7 @@ def measured_capacity(finished: Sequence[Finished]) -> Capacity | None:
 
 
 def _binding(closed: Sequence[Finished], best: Finished) -> tuple[Limit | None, str, bool]:
-    """Return what bound the saturated steps, the evidence, and whether the server was full."""
+    """Return the limit of the saturated steps, the evidence, and whether the server was full."""
     by_level = sorted(closed, key=lambda each: each.step.level)
     last = by_level[-1].outcome
     if _is_full(best.outcome) or _is_full(last):
@@ -217,7 +222,7 @@ def _binding(closed: Sequence[Finished], best: Finished) -> tuple[Limit | None, 
 def _by_tokens(
     finished: Sequence[Finished], tokens_per_s: float, ci95: Interval | None
 ) -> tuple[float, Interval | None] | None:
-    """Return how many requests a second so many tokens a second are, by the mean of all requests of the study.
+    """Return the requests/s at `tokens_per_s`, by the mean of all requests of the study.
 
     Those of one step are longer or shorter by chance, and it serves fewer or more of them in its time.
     """
@@ -242,11 +247,11 @@ def _falls(each: Finished, best: Finished) -> bool:
 
 
 def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float, Interval | None, bool]:
-    """Return the rate over the windows of several steps together, its interval from theirs, and whether they vary.
+    """Return the pooled rate of several steps, its interval, and whether they vary.
 
-    Where the rates differ by more than their intervals explain, that variance between steps (DerSimonian and Laird
-    1986, "Meta-analysis in clinical trials") widens it as a whole, not as that of a mean: at another time the system is
-    as fast as in any of the steps.
+    The rate is over their windows together, its interval from theirs. Where the rates differ by more than their
+    intervals explain, that variance between steps (DerSimonian and Laird 1986, "Meta-analysis in clinical trials")
+    widens it as a whole, not as that of a mean: at another time the system is as fast as in any of the steps.
     """
     lengths = np.array([each.outcome.window.duration_s if each.outcome.window else 0.0 for each in steps])
     rates = np.array([getattr(each.outcome, name) or 0.0 for each in steps])
@@ -262,9 +267,9 @@ def _pooled(steps: Sequence[Finished], name: str, interval: str) -> tuple[float,
 
 
 def _between(rates: Floats, errors: Floats) -> tuple[float, bool]:
-    """Return the variance of rates [n] beyond that of their standard errors [n], and whether chance explains it.
+    """Return the excess variance of rates [n], and whether chance explains it.
 
-    By moments, and by Cochran's Q at 5 %.
+    It is beyond that of their standard errors [n]. By moments, and by Cochran's Q at 5 %.
     """
     if len(rates) < 2 or not errors.all():
         return 0.0, True

@@ -1,4 +1,4 @@
-"""What the engines' pages showed during a step, and what bound its throughput by that evidence."""
+"""Engines' metrics during a step, and the limit of its throughput by that evidence."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ServerSide:
 def server_side(
     log: RequestLog, endpoints: Sequence[EndpointSeries], window: SteadyWindow, start_ns: int
 ) -> ServerSide:
-    """Return what pages say of a step whose measured requests [n] began at `start_ns`."""
+    """Return the server's metrics for a step with measured requests [n] from `start_ns` on."""
     engines = leading_endpoints(endpoints)
     waiting, running = (
         _within(gauge_samples(endpoints, f"requests_{name}"), window) for name in ("waiting", "running")
@@ -96,7 +96,10 @@ def cumulative(page: EndpointSeries, sources: Sources, name: str) -> Floats | No
 
 
 def increase(engines: Sequence[tuple[EndpointSeries, Sources]], name: str, start_ns: int = 0) -> float | None:
-    """Return the increase of a counter since the last scrape before a moment, by default since the first one."""
+    """Return the increase of a counter since the last scrape before a moment.
+
+    By default it is since the first scrape.
+    """
     total = 0.0
     for page, sources in engines:
         values = cumulative(page, sources, name)
@@ -127,7 +130,7 @@ def _rate(engines: Sequence[tuple[EndpointSeries, Sources]], window: SteadyWindo
 
 
 def _foreign_ratio(log: RequestLog, engines: Sequence[tuple[EndpointSeries, Sources]], start_ns: int) -> float | None:
-    """Return which share of the requests that the engines finished were not ours; at most, those that ended here."""
+    """Return the share of the engines' finished requests that were not ours; at most, those that ended here."""
     finished = increase(engines, "requests_finished", start_ns)
     if not finished:
         return None
@@ -138,7 +141,7 @@ def _foreign_ratio(log: RequestLog, engines: Sequence[tuple[EndpointSeries, Sour
 
 
 def _engine_start_ns(engines: Sequence[tuple[EndpointSeries, Sources]]) -> int | None:
-    """Return when the last started of the engines' processes did, by the last page of each."""
+    """Return the latest start time of the engines' processes, by the last page of each."""
     stamps = [
         page.values[-1, column]
         for page, _ in engines
@@ -150,7 +153,7 @@ def _engine_start_ns(engines: Sequence[tuple[EndpointSeries, Sources]]) -> int |
 
 
 def binding(step: Step, server: ServerSide, data: StepData) -> tuple[Limit | None, str]:
-    """Return what bound the throughput of a step, and the evidence; None where nothing did."""
+    """Return the limit of a step's throughput, and the evidence; None where nothing bound it."""
     if late := data.doubts.get("load"):
         return "client", f"the load generator could not keep up: {late}"
     if server.queued_ratio is None or server.running_max is None:
