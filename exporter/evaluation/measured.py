@@ -101,7 +101,7 @@ def closed_loop(run: Run) -> bool:
 
 
 def engine_here(run: Run) -> bool:
-    """Return whether the engine ran on the machine of the recorded hardware, by its URL's host."""
+    """Return whether the engine ran on the machine of the hardware readings, by its URL."""
     config = run.manifest["config"]
     host = next((urlsplit(url).hostname or "" for url in (*urls_of(config), *(config.get("metrics") or ()))), "")
     return host in ("localhost", "::1", run.manifest.get("host", {}).get("name")) or host.startswith("127.")

@@ -140,7 +140,7 @@ def _has_derived_ids(run_id: str, log: RequestLog) -> bool:
 
 
 def _engines(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[tuple[str, str, str, Column, Column]]:
-    """Give each gauge of each engine: its address, name and label, when it was read and its values."""
+    """Yield each gauge of each engine: its address, name and label, the times of its scrapes and its values."""
     for url, samples in engine_samples(endpoints):
         for name, label in GAUGES.items():
             sample = samples[name]

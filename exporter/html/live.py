@@ -71,17 +71,17 @@ class LiveColumns:
             self._news.ended.append(log)
 
     def counted(self, index: Ints, parts: Parts) -> None:
-        """Take in the parts of requests of a run, by their index."""
+        """Add the parts of requests of a run, by their index."""
         if len(index):
             self._news.counted.append((index, parts))
 
     def known(self, log: RequestLog, parts: Parts) -> None:
-        """Take in requests that ended, with their parts. Their index is not used."""
+        """Add ended requests with their parts. Their index is not used."""
         if len(log):
             self._news.known.append((log, parts))
 
     def in_flight(self, count: int, now_ns: int) -> None:
-        """Take in how many requests the client has in flight."""
+        """Add the client's number of requests in flight."""
         self._news.gauges.setdefault(("client", "in_flight"), []).append((now_ns, count))
 
     def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:

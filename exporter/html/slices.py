@@ -51,7 +51,7 @@ def _means(gauge: Gauge | object) -> dict[int, float]:
 
 
 def _weighted(group: Sequence[BreakdownSlice], name: str) -> float | None:
-    """Return the mean over the requests of several slices, None where none has any."""
+    """Return the mean over the requests of several slices, None if missing in all."""
     weights = [(piece.covered or piece.requests, getattr(piece, name)) for piece in group]
     known = [(weight, value) for weight, value in weights if value is not None]
     total = sum(weight for weight, _ in known)

@@ -26,7 +26,7 @@ class Phase:
 
 
 def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
-    """Give the phases of a request that are known; one may have taken no time.
+    """Yield the known phases of a request; one may have taken no time.
 
     - with the engine's stamps on our clock its phases end at its first token by those; what is in the engine
       and in neither queue nor prefill is put before both
@@ -74,7 +74,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
 
 
 def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed: str) -> Iterator[Phase]:
-    """Put parts that are known one behind the other; no gap comes of rounding."""
+    """Yield the known parts as consecutive phases; no gap comes of rounding."""
     passed_s = 0.0
     for name, time_s in parts:
         if time_s >= 0:

@@ -55,7 +55,7 @@ class SpanSource:
 
 
 def exports(source: SpanSource, *, at_once: int = SPANS_AT_ONCE) -> Iterator[ExportTraceServiceRequest]:
-    """Give a run's spans in exports of `at_once` spans at most; a request's are together."""
+    """Yield a run's spans in exports of `at_once` spans at most; a request's are together."""
     batch: list[Span] = []
     for place in range(len(source.requests)):
         new = spans(source, place)

@@ -69,7 +69,7 @@ class EventStream:
         self._wake()
 
     def end(self, final: Callable[[], bytes]) -> None:
-        """Hand out the last event, with which browsers are let go; it is made when one is there."""
+        """Publish the last event, which releases the browsers; it is made when one is there."""
         self._final = final
         self._wake()
 

@@ -371,7 +371,7 @@ def _parts(counts: PartCounts | None) -> Iterator[Metric]:
 
 
 def _seen(histograms: Mapping[tuple[str, str], Cumulative]) -> dict[tuple[str, str], Cumulative]:
-    """Return the histograms of parts without those that no request has, once there are requests."""
+    """Return the histograms without parts that no request has, once there are requests."""
     parts = {part for (part, _), histogram in histograms.items() if any(histogram.counts)}
     return {key: histogram for key, histogram in histograms.items() if key[0] in parts or not parts}
 

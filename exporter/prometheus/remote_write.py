@@ -172,7 +172,7 @@ async def write(
 
 
 class LiveWriter:
-    """Owns the snapshots that wait for a server, and the task that sends them; an async context manager.
+    """Owner of the snapshots that wait for a server, and the task that sends them; an async context manager.
 
     `say` is called once when the server stops taking them, and once when it goes on. `on_sending` is called with each
     moment before it is sent. `on_taken` is called with the last moment that it took, and with how many samples it took
@@ -219,7 +219,7 @@ class LiveWriter:
         self._filled.set()
 
     async def sent(self, most_s: float) -> None:
-        """Wait until nothing is left to send, at most so long."""
+        """Wait until nothing is left to send, at most `most_s` seconds."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._empty.wait(), most_s)
 

@@ -42,7 +42,7 @@ class WriteRequest:
         return sum(len(points) for _, points in self.series)
 
     def by_step(self) -> Iterator[WriteRequest]:
-        """Give the same as a request for each moment."""
+        """Yield the same points as one request for each moment."""
         stamps = sorted({point.at_ms for _, points in self.series for point in points})
         for at_ms in stamps:
             of_step = ((labels, tuple(p for p in points if p.at_ms == at_ms)) for labels, points in self.series)
@@ -53,7 +53,7 @@ class WriteRequest:
 
 
 def write_requests(history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar]) -> Iterator[WriteRequest]:
-    """Give the requests that send snapshots, each with its moment (int64 ns Unix, ascending).
+    """Yield the requests that send snapshots, each with its moment (int64 ns Unix, ascending).
 
     `shown` holds the exemplars that were sent already.
     """

@@ -20,7 +20,7 @@ def objectives(summary: Summary) -> Iterator[Prose]:
 
 
 def evidence(objective: ObjectiveResult) -> str:
-    """Return the value that decided, and the requests that it is of."""
+    """Return the deciding value of an objective, and its number of requests."""
     more = objective.left_out_requests
     left_out = f"; {more} more {'has' if more == 1 else 'have'} no value" if more else ""
     if objective.value is None:

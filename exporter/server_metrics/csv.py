@@ -68,7 +68,7 @@ def _short_endpoints(urls: Sequence[str]) -> dict[str, str]:
 
 
 def _block(metrics: Json, kind: str, endpoints: Mapping[str, str]) -> Iterator[list[Any]]:
-    """Give the header and the rows of one type; nothing where there is no such series."""
+    """Yield the header and the rows of one type; nothing without series of this type."""
     chosen = {name: metric for name, metric in metrics.items() if metric["type"] == kind}
     rows = [(name, metric, series) for name, metric in chosen.items() for series in metric["series"]]
     if not rows:

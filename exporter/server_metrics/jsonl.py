@@ -72,7 +72,7 @@ def _phase(at_ns: int, phases: Sequence[tuple[str, int, int | None]]) -> str | N
 
 
 def _entries(samples: Sequence[_Sample], values: Sequence[float]) -> Iterator[Json]:
-    """Give the entries of one metric that the page has."""
+    """Yield the entries of one metric with values on the page."""
     for sample in samples:
         fields = {name: values[column] for name, column in sample.fields if math.isfinite(values[column])}
         inner = {name: values[column] for name, column in sample.members if math.isfinite(values[column])}

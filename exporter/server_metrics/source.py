@@ -51,7 +51,7 @@ class Metric:
 
 
 def named(endpoints: Sequence[EndpointSeries]) -> dict[tuple[str, str], Metric]:
-    """Name every metric of the endpoints, by its family and type as exposed.
+    """Return the endpoints' metrics with their names, by family and type as exposed.
 
     - A counter loses its `_total`, as the format has it; where another metric has the short name, it keeps it.
     - Where endpoints disagree about a family's type, those met later are called `family:type`.

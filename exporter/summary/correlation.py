@@ -396,7 +396,7 @@ def _commonest(reasons: Texts) -> str:
 
 
 def _slices(of: Findings, timed: Bools) -> Iterator[BreakdownSlice]:
-    """Give each slice the means of the requests submitted in it; the last has those of its end as well."""
+    """Yield the mean parts of each slice's requests, by submission; the last slice includes its end."""
     if len(of.edges_ns) == 0:
         return
     edges, submit_ns = np.array(of.edges_ns, dtype=np.int64), of.submit_ns
