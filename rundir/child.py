@@ -69,7 +69,7 @@ async def read_spec(lines: asyncio.StreamReader, decode: Callable[[bytes], Spec]
 
 
 async def commands(lines: asyncio.StreamReader, decode: Callable[[bytes], Command]) -> AsyncGenerator[Command, None]:
-    """Give commands up to the end of input; a line that is none is answered with an `error` event."""
+    """Yield commands up to the end of input; an invalid line is answered with an `error` event."""
     while line := await lines.readline():
         try:
             command = decode(line)

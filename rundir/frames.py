@@ -44,7 +44,7 @@ class FrameLog:
         self._framer = Framer(_extent_of(self._path) if self._bytes else None)
 
     def rotate(self) -> bool:
-        """Go on in the next file where it is due, and return whether it was. NAME-0007 is followed by NAME-0008.
+        """Begin the next file where it is due, and return whether it was. NAME-0007 is followed by NAME-0008.
 
         Raises OSError when the next file cannot be made; the one before then stays in use.
         """
@@ -107,7 +107,7 @@ class Unwritten:
             self._say("unwritten", count=self.count, reason=error.strerror or str(error))
 
     def end(self) -> None:
-        """Note that there is room."""
+        """Report that records can be written again."""
         if self._said_s is not None:
             self._said_s = None
             self._say("written", count=self.count)

@@ -128,7 +128,7 @@ class SparingErrors(logging.Handler):
 
 
 def limit_errors() -> None:
-    """Let libraries write no more to standard error than SparingErrors does."""
+    """Limit the output of libraries to standard error as SparingErrors does."""
     logging.getLogger().handlers = [SparingErrors()]
 
 

@@ -50,9 +50,7 @@ def escaped(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the same for a person: of a word of more than LONGEST_WORD characters, and of a text of more than LONGEST,
-    the beginning.
-    """
+    """Return an escaped text for a person, cut to LONGEST characters and words of LONGEST_WORD."""
     text = escaped(text)
     if len(text) > LONGEST_WORD:
         text = _LONG_WORD.sub(r"\1...", text)
@@ -61,7 +59,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the same of a text of several lines, which stay lines."""
+    """Return a text of several lines for a person, line by line."""
     return "\n".join(map(printable, text.split("\n")))
 
 
