@@ -22,7 +22,7 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class LogSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Into which log a process writes, and when it goes on in a new file; None: never."""
+    """The log of a process and its rotation; None: it never goes on in a new file."""
 
     out: str
     rotation: Rotation | None = None
@@ -51,13 +51,13 @@ class Spec(LogSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SpanSpec(LogSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where spans are received."""
+    """Specification of a receiver of spans."""
 
     receiver: ReceiverSpec
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True, tag_field="cmd", tag="settle", forbid_unknown_fields=True):
-    """For how many seconds to scrape on."""
+    """Command to go on scraping for a number of seconds."""
 
     seconds: _Seconds = 0
 

@@ -91,7 +91,7 @@ _exchange = msgspec.json.Decoder(_Exchange)
 
 
 class TimingLog:
-    """Owns an append-only file of replies."""
+    """Writer of an append-only file of replies; owns the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._frames = FrameLog(path)

@@ -1,4 +1,4 @@
-"""Which exposed metric or formula means which canonical quantity, one YAML an engine; and which engine a page is of."""
+"""Catalogue of engines' metrics as canonical quantities, one YAML each; recognition of a page's engine."""
 
 from __future__ import annotations
 

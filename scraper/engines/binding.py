@@ -1,4 +1,4 @@
-"""Which columns of a page (or matrix) each entry of an engine's catalogue names."""
+"""Columns of a page (or matrix) for each entry of an engine's catalogue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _NUMBERS = {"gauge": ("gauge", "unknown"), "counter": ("counter", "unknown"), "h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanonicalSource:
-    """Where a matrix holds a canonical quantity: `columns` of a gauge or counter (one a label set), or `histograms`.
+    """The place of a canonical quantity in a matrix.
+
+    It is `columns` of a gauge or counter (one a label set), or `histograms`.
 
     - `metric` is the name or the formula, with the names that the page shows.
     - The sum of `columns` is divided by that of the columns in `over` where there are any (a ratio of two gauges).

@@ -129,7 +129,7 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spans(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine's spans tell a request: any of `match` is the request's span, `times` are tried in their order.
+    """An engine's spans of requests: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
     the id in the reply, {request} the X-Request-Id, {n} the number of the prompt. `probe_ids` is how the engine's ids
@@ -164,7 +164,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """How the metrics of a server are named and labelled.
+    """Names and labels of a server's metrics.
 
     - `aliases` are prefixes seen instead of `prefix`.
     - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and where there

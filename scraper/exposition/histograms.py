@@ -1,4 +1,4 @@
-"""Which columns of a page (or matrix) are a histogram's."""
+"""Columns of histograms in a page (or matrix)."""
 
 from __future__ import annotations
 

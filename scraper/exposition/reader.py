@@ -36,7 +36,7 @@ class _Layout:
 
 
 class PageReader:
-    """Reads the pages of one target in any format, and remembers its recent layouts.
+    """Reader of one target's pages in any format, with a cache of recent layouts.
 
     While the layout is unchanged, and when one of the last `KEPT_LAYOUTS` returns, `page.series` is the same object.
     `page.values` is a fresh array each time. What is kept: the last page, and for each layout one page by lines;

@@ -52,7 +52,7 @@ class Nvml:
         return answered
 
     def close(self) -> None:
-        """Give NVML back."""
+        """Shut NVML down."""
         _ask(self._library, self._library.nvmlShutdown)
 
     def _read(self, gpu: Gpu, clock_offset_ns: int) -> HardwareRecord | None:

@@ -44,7 +44,7 @@ class Rapl:
             raise SourceLostError(f"energy_uj cannot be read any more: {error}") from error
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
 
 def open_rapl(root: Path = ROOT) -> Rapl | Missing:

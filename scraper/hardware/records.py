@@ -48,7 +48,7 @@ class HardwareRecord(msgspec.Struct, array_like=True, frozen=True, tag="reading"
 
 
 class HardwareAbsence(msgspec.Struct, array_like=True, frozen=True, tag="absent", kw_only=True):
-    """From this moment on a source says nothing, and why."""
+    """A source without readings from this moment on, and the reason."""
 
     at_ns: int
     source: str
@@ -61,7 +61,7 @@ _decoder: msgspec.msgpack.Decoder[HardwareLogRecord] = msgspec.msgpack.Decoder(H
 
 
 class SourceLostError(Exception):
-    """A source that answered once does not any more; the text is the reason."""
+    """The loss of a source that answered before; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class Estimates:
 
     @property
     def wide(self) -> Bools:
-        """Tell where the interval is wider than the value: buckets and sums cannot tell it."""
+        """Return a mask of the quantiles with intervals wider than the value. Buckets and sums cannot tell these."""
         with np.errstate(all="ignore"):
             return np.asarray(self.high - self.low > np.abs(self.values), dtype=np.bool_)
 

@@ -18,7 +18,9 @@ NARROWEST = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prior:
-    """For each segment and bucket, [S, B]: mean, variance, width, and the standard deviation of the mean.
+    """A first estimate of the mean, variance and width of each bucket.
+
+    Also of the standard deviation of the mean; all for each segment and bucket, [S, B].
 
     An open bucket has its mean excess as its width; it is blank where nothing tells how far it reaches.
     """
@@ -81,7 +83,7 @@ def _closed(lower: Floats, upper: Floats, counts: Floats) -> tuple[Floats, Float
 
 
 def _edge(lower: float, upper: float, total: float) -> tuple[float, float]:
-    """Return where an open bucket ends, and to which side it is open; the side of the sum if to both."""
+    """Return the closed edge of an open bucket and its open side. If both are open, 0 and the side of the sum."""
     if math.isfinite(lower):
         return lower, 1.0
     if math.isfinite(upper):

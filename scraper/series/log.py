@@ -222,7 +222,7 @@ class _Layout(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class LogReader:
-    """Reads the payloads of a scrape log in their order; of series no more than the limit takes."""
+    """Reader of a scrape log's payloads, in order, up to the limit of series."""
 
     def __init__(self, limit: SeriesLimit | None = None) -> None:
         self._limit = limit or SeriesLimit()
@@ -292,7 +292,7 @@ class LogReader:
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:
-    """Give the scrapes of a log up to its end or its tear. Raises msgspec.DecodeError as `LogReader.take` does."""
+    """Yield the scrapes of a log up to its end or its tear. Raises msgspec.DecodeError as `LogReader.take` does."""
     reader = LogReader()
     for payload in read_frames(path, gaps=True):
         scrape = reader.take(payload)

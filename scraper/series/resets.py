@@ -150,7 +150,7 @@ def models_in_turn(endpoint: EndpointSeries) -> list[tuple[str, int]]:
 
 
 def without_resets(values: Floats, resets: Bools) -> Floats:
-    """Make cumulative columns (float64[T, K]) go on across resets (bool[T]); NaN beyond the largest number."""
+    """Return cumulative columns (float64[T, K]) continued across resets (bool[T]); NaN beyond the largest number."""
     filled = _filled(values, resets)
     lost = np.zeros(values.shape)
     lost[1:] = np.where(resets[1:, None], filled[:-1], 0.0)
@@ -165,7 +165,7 @@ def together(columns: Sequence[Floats]) -> Floats:
 
 
 def _held(values: Floats) -> Floats:
-    """Let a value that no number can hold be missing."""
+    """Return the values with NaN for those beyond the largest number."""
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -248,7 +248,9 @@ def _start_times(endpoint: EndpointSeries) -> Floats | None:
 
 
 def _advanced(moments: Floats) -> Bools:
-    """Tell where a moment is later than the last one known; one that goes back is another process's, not a restart."""
+    """Return a mask of the moments later than the last known one. One that goes back is another process's, not a
+    restart.
+    """
     latest = np.fmax.accumulate(moments)
     later = np.zeros(len(moments), dtype=np.bool_)
     later[1:] = latest[1:] > latest[:-1]

@@ -60,7 +60,7 @@ class SeriesTable:
         self._is_cut = False
 
     def append(self, scrape: Row | FailureRecord) -> None:
-        """Take in one scrape, in the order of the log."""
+        """Add one scrape, in the order of the log."""
         if isinstance(scrape, FailureRecord):
             self._failures.append((scrape.request_ns, scrape.error))
         else:

@@ -94,7 +94,7 @@ async def again_while_away(
 
 
 class Wire:
-    """Owns the connection to a collector; an async context manager.
+    """Connection to a collector; an async context manager that owns it.
 
     `url`: grpc://HOST:PORT and grpcs:// speak gRPC, as http(s)://HOST:4317 does (what engines call their endpoint);
     any other http(s) URL speaks HTTP/protobuf, at /v1/traces where it has no path. `zipped`: bodies go as gzip.
@@ -123,7 +123,7 @@ class Wire:
         await self._stack.aclose()
 
     async def send(self, body: bytes, signal: str = TRACES) -> bytes:
-        """Give the collector one export, once; return its reply. Raises Unavailable, Rejected."""
+        """Send one export to the collector, once; return its reply. Raises Unavailable, Rejected."""
         return await (self._over_grpc(body, signal) if self._speaks_grpc else self._over_http(body, signal))
 
     async def deliver(
@@ -134,7 +134,7 @@ class Wire:
         patience_s: float = math.inf,
         on_away: Callable[[Unavailable], object] = lambda _: None,
     ) -> bytes:
-        """Give the collector one export until it has taken or refused it; return its reply.
+        """Send one export to the collector until it is taken or refused; return the reply.
 
         Raises Rejected, and Unavailable as `again_while_away` does.
         """
@@ -303,8 +303,10 @@ class Forwarder:
 
 
 def http_url(url: str, signal: str = TRACES) -> str:
-    """Return where an export is posted: at /v1/ and its signal, or where the path of the URL ends in the name of one,
-    at that of its own. The URL itself, if it has another path, is that of spans, and "" is returned for others.
+    """Return the URL for exports of a signal.
+
+    It is at /v1/ and the signal, or where the path of the URL ends in the name of one, at that of its own. The URL
+    itself, if it has another path, is that of spans, and "" is returned for others.
     """
     parts = urlsplit(url)
     path = parts.path if parts.path.strip("/") else f"/v1/{TRACES}"

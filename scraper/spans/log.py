@@ -130,7 +130,10 @@ _decoder: msgspec.msgpack.Decoder[SpanLogRecord] = msgspec.msgpack.Decoder(SpanL
 
 
 class SpanLog:
-    """Owns an append-only file of exports and the receiver's states, or several: each begins with the last state."""
+    """Writer of an append-only log of exports and the receiver's states.
+
+    Owns its file, or several: each begins with the last state.
+    """
 
     def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
         self.path = Path(path)  # of the first
@@ -166,7 +169,7 @@ def decode(payload: bytes) -> SpanLogRecord:
 
 
 def read_log(path: str | os.PathLike[str]) -> Iterator[SpanLogRecord]:
-    """Give the records of a log up to its end or its tear. Raises msgspec.DecodeError as `decode` does."""
+    """Yield the records of a log up to its end or its tear. Raises msgspec.DecodeError as `decode` does."""
     yield from map(decode, read_frames(path))
 
 

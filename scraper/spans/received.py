@@ -74,7 +74,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedSpan:
-    """One span, when it came (int64 ns Unix by our clock) and from whom; `fault` is that of the function.
+    """One span with its arrival (int64 ns Unix by our clock) and its sender; `fault` is that of the function.
 
     `service` is the sender's `service.name`, "" where it states none of its own.
     """
@@ -103,7 +103,7 @@ class ReceivedSpan:
 
 
 def received_spans(export: ExportTraceServiceRequest, received_ns: int, moved_ns: int = 0) -> Iterator[ReceivedSpan]:
-    """Give each span of an export; when it came was moved by `moved_ns` for a clock that was set since."""
+    """Yield each span of an export. Its arrival was moved by `moved_ns` for a clock that was set since."""
     for sender in export.resource_spans:
         service = service_of(sender.resource)
         for scope in sender.scope_spans:
@@ -114,7 +114,7 @@ def received_spans(export: ExportTraceServiceRequest, received_ns: int, moved_ns
 def received(
     span: Span, scope: str, received_ns: int, resource: Resource, service: str = "", moved_ns: int = 0
 ) -> ReceivedSpan:
-    """Look at one span; `scope` is the name of its scope."""
+    """Return a span as received; `scope` is the name of its scope."""
     return ReceivedSpan(
         received_ns=received_ns,
         span=span,
@@ -275,7 +275,10 @@ def _is_probe(span: Span, spans: Spans) -> bool:
 
 
 def _is_call(span: Span) -> bool:
-    """Tell a call of a model from the workflow around it, which may hold several."""
+    """Return whether a span is a call of a model, not the workflow around it.
+
+    A workflow may hold several calls.
+    """
     return span.kind in (Span.SPAN_KIND_CLIENT, Span.SPAN_KIND_SERVER) and bool(_calls_model(span, _PATH_ATTRIBUTES))
 
 

@@ -82,7 +82,9 @@ Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
 
 class Receiver:
-    """Owns both servers, and the forwarder if there is one; an async context manager.
+    """The servers for spans over gRPC and HTTP, with an optional forwarder; an async context manager.
+
+    It owns all three.
 
     `log` keeps every export; `deliver` is given each as it comes, with its stamp; `say` gets one line, once for
     each kind of trouble: the counts show how often. `grpc_port` and `http_port` are 0 where nothing listens.

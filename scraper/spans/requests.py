@@ -1,4 +1,7 @@
-"""From recorded exports to one row an engine's request: its stamps and times, by what `engines/*.yaml` say of spans."""
+"""Stamps and times of engines' requests from recorded exports, one row a request.
+
+They are read by the descriptions of spans in `engines/*.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ class RequestSpans:
         self._refused: Counter[str] = Counter()
 
     def add(self, received: ReceivedSpan) -> None:
-        """Take in one span."""
+        """Add one span."""
         span, kind = received.span, received.kind
         key = (span.trace_id, span.span_id)
         reason = received.fault or ("repeated" if key in self._parents else "")

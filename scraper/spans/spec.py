@@ -1,5 +1,6 @@
-"""Where spans are received and forwarded, and whether that is possible; a module of its own so that options need not
-import grpcio.
+"""Addresses for receiving and forwarding spans, and checks of them.
+
+It is a module of its own so that options need not import grpcio.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ SIGNALS = {
 
 
 class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to listen, as HOST:PORT (port 0: any that is free), empty for not; and where to pass spans on to.
+    """Addresses of a receiver: those to listen at, and the collector to forward spans to.
+
+    Those to listen at are HOST:PORT (port 0: any that is free), empty for not.
 
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
@@ -71,7 +74,7 @@ def most_connections() -> int:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Take HOST:PORT apart, brackets around an IPv6 address aside. Raises ValueError."""
+    """Split HOST:PORT, without brackets around an IPv6 address. Raises ValueError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not HOST:PORT")
@@ -89,7 +92,7 @@ def require_free(address: str) -> None:
 
 
 def forward_parts(url: str) -> SplitResult:
-    """Take a URL to forward to apart: grpc(s)://HOST:PORT or http(s)://HOST. Raises ValueError for any other."""
+    """Split a forwarding URL: grpc(s)://HOST:PORT or http(s)://HOST. Raises ValueError for any other."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("grpc", "grpcs", "http", "https") and bool(parts.hostname) and parts.port != 0

@@ -27,7 +27,7 @@ class Scrape:
 
 
 def clock_of(url: str) -> str:
-    """Return where the clock stands that a `/perf_metrics` of TensorRT-LLM is stamped by; empty for any other page."""
+    """Return the URL of the clock behind a TensorRT-LLM `/perf_metrics`, empty for other pages."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -33,16 +33,17 @@ class Say(Protocol):
 
 
 class Log(Protocol):
-    """Where scrapes are written; `append` returns why a page cannot be used, "" if it can."""
+    """A log of scrapes; `append` returns why a page cannot be used, "" if it can."""
 
     def append(self, scrape: Scrape, /) -> str:
-        """Keep one scrape."""
+        """Write one scrape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeConfig:
-    """How targets are scraped: interval and clock offset (monotonic to Unix) in ns, client identity, limits, session,
-    and the seed of the jitter after failures.
+    """Configuration of scrapes: interval and clock offset, client identity, limits, session, jitter seed.
+
+    Interval and clock offset (monotonic to Unix) are in ns; the jitter is that after failures.
     """
 
     interval_ns: int = 0
@@ -103,7 +104,7 @@ class Target:
         self._stopping = True
 
     def leave(self) -> None:
-        """Stop, and say no more whether it answers."""
+        """Stop, and report no more whether the target answers."""
         self._stopping = self._leaving = True
 
     async def tick(self) -> None:

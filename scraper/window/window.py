@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrapeSelection:
-    """Which scrapes of one endpoint a window uses: rows of its matrix.
+    """The scrapes of one endpoint used by a window: rows of its matrix.
 
     `reference` and `last` are rows; `late` says that no scrape precedes the window, so that the first one is the
     reference. `edges_ns` (int64[S+1]) bound the slices, `rows` (int[S+1]) are the scrapes at the edges, `complete`

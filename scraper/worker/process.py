@@ -1,4 +1,4 @@
-"""How either process begins and ends: it reads its specification, and says why it cannot go on."""
+"""Start and end of the two processes: reading the specification, and the reason for a failure."""
 
 from __future__ import annotations
 

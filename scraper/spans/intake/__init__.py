@@ -1,1 +1,1 @@
-"""How exports come in: connections, bodies and turns, and what is seen in an export before it is logged."""
+"""Intake of exports: connections, bodies and turns, and the check of an export before it is logged."""

@@ -34,8 +34,10 @@ CALL_BOUNDS = {
 
 
 class Reading:
-    """One body, in hand while its context is open: `hold` before anything is waited for, `grow` with each piece of it,
-    `finish` when it is whole, `begin` when its turn has come. `due_s` is when it is refused, by the clock of the loop.
+    """One body, in flight while its context is open.
+
+    Call `hold` before anything is waited for, `grow` with each piece of it, `finish` when it is whole, `begin` when its
+    turn has come. `due_s` is when it is refused, by the clock of the loop.
 
     The context raises Refusal where the body comes too slowly, waits too long, or gives way.
     """
@@ -61,8 +63,8 @@ class Reading:
             raise self._refusal from None
 
     def hold(self) -> None:
-        """Note that it is waited for, so that it is bounded from now on. What came whole and has its turn at once never
-        is: turns bound it. Raises Refusal as `grow` does.
+        """Mark the body as waited for, so that it is bounded from now on. A body that came whole and has its turn at
+        once is never held: turns bound it. Raises Refusal as `grow` does.
         """
         if self._task is not None:
             return
@@ -83,31 +85,31 @@ class Reading:
             self.due_s = self._begun_s + min(WHOLE_S, PATIENCE_S + self.size_bytes / LEAST_BYTES_PER_S)
 
     def finish(self) -> None:
-        """Note that the body is whole: it gives way no more, and may wait for its turn."""
+        """Mark the body as whole: it gives way no more, and may wait for its turn."""
         self._is_whole = True
         if self._task is not None:
             self._readings.keep(self)
             self.due_s = self._begun_s + WHOLE_S
 
     def begin(self) -> None:
-        """Note that its turn has come."""
+        """Mark the beginning of the body's turn."""
         self.due_s = _NEVER
 
     def give_way(self, refusal: Refusal) -> None:
-        """Let it be refused, from another task; its sender may send it again."""
+        """Refuse the body, from another task; its sender may send it again."""
         if self._task is not None and self._refusal is None:
             self._refusal, self.due_s = refusal, _NEVER
             self._task.cancel()
 
     def end_late(self) -> None:
-        """Let it be refused because it is over its time."""
+        """Refuse the body because it is overdue."""
         slow = f"no whole export within {WHOLE_S:g} s, or less than {LEAST_BYTES_PER_S / 1000:g} kB/s"
         waited = f"no turn within {WHOLE_S:g} s: too many exports at once"
         self.give_way(turned_away(waited if self._is_whole else slow))
 
 
 class Readings:
-    """The bodies in hand that come over one wire: at most `most` that are being read, and `most_bytes` of all.
+    """The bodies in flight on one wire: at most `most` that are being read, and `most_bytes` of all.
 
     One timer looks for those that are over their time: one of its own for each body took half of what guards cost.
     """
@@ -134,7 +136,7 @@ class Readings:
         return bool(self._held)
 
     def hold(self, reading: Reading) -> None:
-        """Have a body in hand from now on; the oldest gives way where there are too many."""
+        """Add a body to those in flight; the oldest gives way where there are too many."""
         if len(self._read) >= self._most:
             self._let_oldest_give_way()
         self._read[reading] = self._held[reading] = None
@@ -142,17 +144,17 @@ class Readings:
             self._look_at(reading.due_s)
 
     def release(self, reading: Reading) -> None:
-        """Have a body in hand no more."""
+        """Remove a body from those in flight."""
         self._read.pop(reading, None)
         self._held.pop(reading, None)
         self._bytes -= reading.size_bytes
 
     def keep(self, reading: Reading) -> None:
-        """Let a body give way no more."""
+        """Exempt a body from giving way."""
         self._read.pop(reading, None)
 
     def let_all_give_way(self, refusal: Refusal) -> None:
-        """Let all bodies give way that are not whole."""
+        """Refuse all bodies that are not whole."""
         while self._read:
             self._let_oldest_give_way(refusal)
 

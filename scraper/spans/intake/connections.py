@@ -56,20 +56,20 @@ class Connection(asyncio.Protocol):
             self.opening.cancel()
 
     def give_up(self) -> None:
-        """Note that nothing can be spoken on it."""
+        """Mark the connection as failed."""
         if not self.was_cut:
             self.was_cut = True
             self._connections.note_cut(self)
         self._expect_nothing()
 
     def begin(self) -> None:
-        """Note that the head of a request is whole."""
+        """Mark the head of a request as whole."""
         self._awaits_head, self._tail = False, b""
         if self._due is not None:
             self._expect_nothing()
 
     def end(self, *, is_last: bool) -> None:
-        """Note that a request was answered: another may follow, unless it was the last."""
+        """Mark a request as answered: another may follow, unless it was the last."""
         self.is_busy, self._awaits_head, self._head_bytes = False, not is_last, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Owns the listening sockets of an HTTP server; at most `most` connections are open at once.
+    """Connections of an HTTP server, at most `most` open at once; owns the listening sockets.
 
     A new one takes the place of the one that has waited longest without ever having been answered, else of the one
     that was answered longest ago; where all are busy it is closed. `cut` counts those, and those that took too long.
@@ -178,7 +178,7 @@ class Connections:
         self.forget(connection)
 
     def forget(self, connection: Connection) -> None:
-        """Give the place of a connection away."""
+        """Free the place of a connection."""
         self._new.pop(connection, None)
         self._answered.pop(connection, None)
 
