@@ -20,7 +20,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedProfile:
-    """How long one engine step takes.
+    """Durations of engine steps.
 
     step_s + prefill_token_s x prompt tokens computed + sequence_s x sequences in the step
     + kv_token_s x tokens those sequences hold in the KV cache, times a log-normal factor of mean 1

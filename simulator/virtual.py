@@ -274,7 +274,7 @@ class _Traffic:
 
 
 class _Scrapes:
-    """Own the scrapes of a load, and know when the next is due."""
+    """The scrapes of a load, and the time of the next."""
 
     def __init__(self, start_ns: int, every_s: float | None) -> None:
         self.pages: list[Page] = []

@@ -17,7 +17,7 @@ _ALL = 1 << 62
 
 
 class Gateway:
-    """Own how many requests are in flight."""
+    """The gateway's guardrails and its count of requests in flight."""
 
     def __init__(self, settings: GatewaySettings, seed: int) -> None:
         self.settings = settings

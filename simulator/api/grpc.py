@@ -116,7 +116,7 @@ def _raw(datatype: str, data: bytes) -> object:
 
 
 async def _responses(request: Any, stream: TokenStream, info: ReplyInfo) -> AsyncIterator[bytes]:
-    """Give a response a token, or one of all when no stream is wanted. Raises EngineStoppedError."""
+    """Yield a response a token, or one of all without a stream. Raises EngineStoppedError."""
     inputs = _inputs(request)
     said: list[TokenOutput] = []
     while stream.record is None or len(said) < stream.record.output_tokens:

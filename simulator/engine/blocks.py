@@ -22,12 +22,12 @@ def extend_chain(chain: list[int], token_ids: Sequence[int], full_blocks: int, b
 
 
 def cache_root(salt: str) -> int:
-    """Return where the chains of requests with this salt begin; without one, 0."""
+    """Return the root of the hash chains for requests with this salt, 0 without one."""
     return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little") if salt else 0
 
 
 class BlockPool:
-    """Own the blocks of one engine: who uses which, and which still hold a known prefix.
+    """The KV blocks of one engine: their users, and the free ones with a known prefix.
 
     A block's contents are known from `register` until the block is given to someone else. Every method is
     O(blocks it touches).
@@ -86,7 +86,7 @@ class BlockPool:
         return True
 
     def register(self, block: int, block_hash: int) -> None:
-        """Make a computed full block findable; a prefix that is known already stays with the first block."""
+        """Register a computed full block by its prefix; a known prefix stays with the first block."""
         if self._hash_of[block] is None and block_hash not in self._block_of:
             self._hash_of[block] = block_hash
             self._block_of[block_hash] = block

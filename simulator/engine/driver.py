@@ -75,7 +75,7 @@ class TokenStream:
 
 
 class EngineDriver:
-    """Own the engine's time: run it, feed it, deliver its tokens.
+    """Driver of the engine in its own time: runs it, feeds it, delivers its tokens.
 
     `on_step` sees every outcome before any reader gets a token of it, `on_abort` every request that was aborted at
     once. With `late_aborts` a request without a reader goes on until an output shows that, as long as the engine runs.

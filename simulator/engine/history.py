@@ -84,19 +84,19 @@ class RequestRecord:
 
     @property
     def recovered(self) -> bool:
-        """Whether it was preempted and finished all the same."""
+        """Return whether the request was preempted and finished all the same."""
         return self.preemptions > 0 and self.finish_reason in ("stop", "length")
 
     # Of a request that finished, in seconds.
 
     @property
     def wait_s(self) -> float:
-        """From arrival to the first scheduling."""
+        """Return the time from arrival to the first scheduling."""
         return (self.scheduled_ns - self.arrival_ns) / 1e9
 
     @property
     def queue_s(self) -> float:
-        """The same from where the engine took it in."""
+        """Return the time from intake by the engine to the first scheduling."""
         return (self.scheduled_ns - self.queued_ns) / 1e9
 
     @property

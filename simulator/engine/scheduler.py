@@ -109,7 +109,7 @@ class _Step:
 
 
 class Engine:
-    """Own the queue, the running batch and the KV blocks of one engine.
+    """The queue, the running batch and the KV blocks of one engine.
 
     The same settings, submissions and times give the same history.
     """

@@ -86,7 +86,7 @@ def instance_of(thread: str) -> str:
 
 
 def spans_of(record: RequestRecord, trace_id: bytes, parent_id: bytes, model: str) -> Iterator[tuple[str, Span]]:
-    """Give the spans of a finished request, each with its process' service.instance.id."""
+    """Yield the spans of a finished request, each with its process's service.instance.id."""
     tree = _Tree(record=record, trace_id=trace_id)
     root_id = tree.root(record.request_id, parent_id, _attributes(record, model))
     _tokenizer(tree, root_id)

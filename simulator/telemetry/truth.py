@@ -21,7 +21,7 @@ KEPT_RECORDS = 100_000
 
 
 class TruthLog:
-    """Own the truth file, if there is one, and the newest records. A context manager.
+    """The newest true records, and the optional truth file; a context manager that owns the file.
 
     `records` holds the last KEPT_RECORDS records, oldest first. A file that is there is continued: an engine that
     restarts forgets what it counted, but not what was true.

@@ -146,7 +146,7 @@ class TrtllmPage:
             self._collect(self._queue.popleft())
 
     def abort(self, record: RequestRecord) -> None:
-        """Nothing is shown of an aborted request."""
+        """Ignore an aborted request: nothing of it is shown."""
 
     def _observe_finish(self, record: RequestRecord) -> None:
         self._success.labels(**self._labels, finished_reason=record.finish_reason).inc()

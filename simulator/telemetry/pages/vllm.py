@@ -107,7 +107,7 @@ def one_two_five_bounds(limit: int) -> tuple[float, ...]:
 
 
 class VllmPage:
-    """Own the metrics of one engine, in a registry of their own."""
+    """Metrics of one vLLM engine, in a registry of their own."""
 
     def __init__(self, model: str, settings: EngineSettings, *, start_s: float | None = None) -> None:
         """Register every family at zero, as vLLM shows them before the first request.
