@@ -1,4 +1,6 @@
-"""When requests go out: an open loop keeps a schedule whatever comes back, a closed loop keeps N in flight.
+"""Dispatch of requests by an open or a closed loop.
+
+An open loop keeps a schedule whatever comes back, a closed loop keeps N in flight.
 
 The driver knows nothing of HTTP: it awaits `send` for each planned request. Its own lateness is not hidden: `send`
 gets the moment that was due and stamps for itself when it began.
@@ -31,7 +33,7 @@ Send = Callable[[PlannedRequest, int, int], Coroutine[None, None, tuple[PlannedR
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """How one phase is to be driven.
+    """The order to drive one phase.
 
     start_ns        when it begins; offsets count from here
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop

@@ -26,7 +26,7 @@ _steps: dict[bytes, int] = {}
 
 
 class ProtocolError(ValueError):
-    """The peer does not speak HTTP/1.x as we know it; `at` bytes of what BodyEnd was given last were still good."""
+    """A violation of HTTP/1.x by the peer. `at` bytes of BodyEnd's last input were still good."""
 
     at = 0
 
@@ -91,7 +91,7 @@ def _content_length(head: Head) -> int | None:
 
 
 class BodyEnd:
-    """Finds the end of one reply's body as its bytes pass by; keeps at most one unfinished chunk-size line.
+    """Finder of the end of one reply's body in its stream of bytes. It keeps at most one unfinished chunk-size line.
 
     Three ways, fixed by the head: chunk sizes are walked, a length is counted down, or the peer closes.
     """

@@ -29,7 +29,7 @@ _ITIMERSPEC = struct.Struct("@llll")
 
 
 class Alarm:
-    """Wakes a waiting task at a moment of the monotonic clock; owns a timerfd where there is one.
+    """Timer that wakes a waiting task at a moment of the monotonic clock. It owns a timerfd where there is one.
 
     Used by one event loop. `precise` tells whether there is a timerfd; without, `until` must not be called.
     """

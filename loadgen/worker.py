@@ -59,7 +59,10 @@ class _Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sender:
-    """Everything that sending takes; the same for the worker's whole life but for the stop and the tally."""
+    """The state for sending requests in a worker.
+
+    It is the same for the worker's whole life but for the stop and the tally.
+    """
 
     spec: WorkerSpec
     roots: list[str]

@@ -1,4 +1,4 @@
-"""How much of this machine's processor time others took: steal time, beside which latencies are to be read.
+"""Steal time: the processor time that a hypervisor gave to other guests. Latencies are to be read beside it.
 
 A hypervisor that runs another guest stops everything here at once; no stamp of ours can tell that from a slow server.
 """

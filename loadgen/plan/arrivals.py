@@ -1,4 +1,4 @@
-"""When to send: arrival processes as pure functions of a seed, without a clock.
+"""Arrival processes as pure functions of a seed, without a clock.
 
 Every random process is one of unit rate whose time is changed: with S(k) the k-th arrival at one a second and L(t) the
 number expected by t, the k-th arrival is at the t with L(t) = S(k). A rate, a ramp and a burst are each only an L.

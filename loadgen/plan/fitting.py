@@ -1,4 +1,4 @@
-"""From a workload to the requests as they will be sent: prompts fitted to the tokenizer, clipped to the model.
+"""Conversion of a workload to the requests to send. Prompts are fitted to the tokenizer and clipped to the model.
 
 Runs in the conductor, before the load or ahead of it; a worker only reads the result.
 """
@@ -110,7 +110,7 @@ class _Parts:
 
 
 class Fitter:
-    """Fits requests for one target and tokenizer; keeps what they share.
+    """Fitter of requests for one target and tokenizer; keeps their shared texts.
 
     With the reference tokenizer a prompt is the text of the drawn ids, and the declared length is how many were drawn,
     as the draft's appendix has it; turning random ids into text loses something, so a server's usage may differ. With

@@ -60,7 +60,7 @@ class RatioBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens were delivered in chunks."""
+    """The delivery of tokens in chunks."""
 
     itl_option: Annotated[
         Option,

@@ -36,7 +36,7 @@ NUMBERS = (
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """How many requests a second were offered, sent and served; the drain counts in none of these."""
+    """Rates of requests offered, sent and served, per second. The drain counts in none of these."""
 
     load_s: Annotated[float | None, doc("from the first dispatch to the last", "s")]
     ramp_s: Annotated[

@@ -30,8 +30,10 @@ Kind = Literal["draft", "count", "none", "earlier"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
-    """How to warm up: `draft` asks for the draft's minimum, `count` for exactly `requests`, `none` is a cold start,
-    `earlier` is none of its own: the load of the name `after` came before.
+    """The warm-up policy and its number of requests.
+
+    `draft` asks for the draft's minimum, `count` for exactly `requests`, `none` is a cold start, `earlier` is none of
+    its own: the load of the name `after` came before.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Which transport carries a worker's requests."""
+"""Selection of the transport for a worker's requests."""
 
 from __future__ import annotations
 

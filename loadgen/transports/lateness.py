@@ -1,4 +1,4 @@
-"""How late this process was: reads behind the kernel's receive stamps, and pauses of the garbage collector.
+"""Lateness of this process: reads behind the kernel's receive stamps, and pauses of the garbage collector.
 
 A histogram over all reads of a run must cost next to nothing a read: 4 buckets an octave, so that a quantile is known
 to within 19 % below 1 s and counting is two shifts and an addition.

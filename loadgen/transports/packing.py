@@ -1,4 +1,6 @@
-"""How a part of a request lies on disk: a few bytes a read. Read back by `reply.unpack`; a worker does without numpy.
+"""The format of a request's part on disk: a few bytes a read.
+
+Read back by `reply.unpack`; a worker does without numpy.
 
 packing 0  stamps and read ends as int64 little-endian, the body through zlib
 packing 1  the first stamp as int64, then uint32 differences; no read ends: read lengths (uint32) stand before the body,

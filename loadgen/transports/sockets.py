@@ -1,4 +1,7 @@
-"""Where the bytes of a connection come from: a plain socket read with the kernel's stamps, or a stream under TLS."""
+"""Sources of a connection's bytes: a plain socket or a stream under TLS.
+
+The plain socket is read with the kernel's stamps.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class FittedPrompt:
 
 
 class TokenizerError(Exception):
-    """A tokenizer cannot be had, or stopped answering as it did when it was probed."""
+    """A tokenizer's failure: not available, or other answers than when it was probed."""
 
 
 class Tokenizer(Protocol):

@@ -71,7 +71,7 @@ class LocalTokenizer:
 
     @property
     def why_no_template(self) -> str:
-        """Why no chat template can be rendered, else empty."""
+        """Return the reason why no chat template can be rendered, else an empty string."""
         return self._chat if isinstance(self._chat, str) else ""
 
     async def encode(self, text: str) -> list[int]:

@@ -142,7 +142,7 @@ def share(sharing: Sharing | None, name: str, content: str, rng: np.random.Gener
 
 
 def choose(sharing: Sharing | None, pieces: Sequence[Shared], rng: np.random.Generator) -> list[Shared | None]:
-    """Return for each request of a block the piece that it begins with, or None."""
+    """Return the shared piece of each request of a block, or None. The request begins with that piece."""
     if sharing is None:
         return [None] * _BLOCK
     shares = rng.random(_BLOCK) < sharing.share

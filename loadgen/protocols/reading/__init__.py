@@ -1,1 +1,1 @@
-"""How a reply is read: its events, its text, its timings, and why it failed."""
+"""Reading of replies: events, text, timings and reasons of failures."""

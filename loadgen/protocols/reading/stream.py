@@ -235,7 +235,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a protocol's replies look.
+    """The form of a protocol's replies.
 
     kinds     content types of its streams
     split     the events of a stream from a position on

@@ -16,7 +16,7 @@ from rundir.fields import Count, Missing, doc
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How late something was."""
+    """The distribution of a lateness."""
 
     count: Annotated[Count | UnsetType, doc("Number of values; absent where nothing was measured.", "values")] = UNSET
     p50: Annotated[float | None, doc("Median.", "ms")]

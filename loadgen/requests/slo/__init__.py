@@ -323,7 +323,7 @@ def _column(objective: Objective, metrics: RequestMetrics) -> Floats:
 
 
 def _all_hold(objective: Objective, values_ms: Floats) -> Bools:
-    """Return for each latency whether it keeps the bound, bool[n]; NaN does not."""
+    """Return a mask of the latencies that keep the bound, bool[n]; NaN does not."""
     with np.errstate(invalid="ignore"):
         fits: Bools = values_ms <= objective.bound if objective.inclusive else values_ms < objective.bound
     return fits

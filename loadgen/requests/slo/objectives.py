@@ -1,4 +1,4 @@
-"""How the objectives of `--slo` are written and read.
+"""Syntax and parser of the objectives of `--slo`.
 
 Several are separated by commas: `ttft_p99<500ms,tpot_p99<50ms,error_rate<1%`.
 
