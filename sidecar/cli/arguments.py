@@ -88,7 +88,7 @@ class Translation:
             self.words += values[value_count:]
 
     def take_load(self, typed: Sequence[str]) -> None:
-        """Add the load of a run that options of other benchmarks stand for."""
+        """Add the load that other benchmarks' options imply."""
         if self.profile:
             try:
                 self.arguments = with_streams(self.profile, self.arguments)
@@ -119,7 +119,7 @@ class Translation:
         self.problems += [f"{far}: {said}; `{command} --help` lists them"] if far else []
 
     def take_name(self) -> None:
-        """Put the first word that stands alone behind the command: which test it is."""
+        """Insert the name of a test behind the command: the first positional argument but URLs."""
         name = next((word for word in self.words if not _is_url(word)), None)
         if name is not None:
             self.words.remove(name)
@@ -140,7 +140,7 @@ class Translation:
         self.words = []
 
     def take_urls(self, command: str, option: str) -> None:
-        """Make URLs that stand alone the option's. Raises ConfigurationError for anything else that does."""
+        """Add positional URLs as values of the option. Raises ConfigurationError for any other positional argument."""
         for word in self.words:
             if not _is_url(word):
                 raise ConfigurationError(unused(word, f"sidelight {command}"))
@@ -200,7 +200,7 @@ def _own_values(values: Sequence[str]) -> int:
 
 
 def _shape(arguments: Sequence[str]) -> float:
-    """Return --burstiness, 1 where there is none that can be read."""
+    """Return the value of --burstiness, 1 where it is missing or unreadable."""
     try:
         return float(arguments[arguments.index("--burstiness") + 1])
     except (ValueError, IndexError):

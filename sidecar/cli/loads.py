@@ -28,7 +28,9 @@ LEAST_OF_AIPERF, REQUESTS_OF_VLLM = 10, 1000
 
 
 def meant(name: str, typed: Iterable[str]) -> str:
-    """Return an option's name; AIPerf's --num-prompts, a number of distinct prompts, is not that of vLLM's."""
+    """Return the meaning of an option's name. AIPerf's --num-prompts, a number of distinct prompts, is not that of
+    vLLM's.
+    """
     others = frozenset(typed) - {"--num-prompts"}
     return _DISTINCT if name == "--num-prompts" and others & _AIPERF and not others & _VLLM else name
 
@@ -43,7 +45,7 @@ def sweep_note(typed: Iterable[str], arguments: Iterable[str]) -> str:
 
 
 def defaults_of(typed: Iterable[str], arguments: list[str]) -> tuple[list[str], str]:
-    """Return the arguments that another benchmark takes for typed, and its name; none where a load is typed."""
+    """Return another benchmark's default load as arguments, and its name; none where a load is typed."""
     theirs = next((name for name in typed if name in _VLLM | _AIPERF), None)
     ours = frozenset(arguments)
     if theirs is None or ours & _LOADS:

@@ -98,7 +98,7 @@ def of_systems(text: str, arguments: Sequence[str]) -> str:
 
 
 class _Shown(logging.Formatter):
-    """Lines of a log as a person may see them."""
+    """Formatter of printable log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
@@ -192,7 +192,7 @@ def hint_of(command: str, name: str, names: Iterable[str]) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the hint of an error: which known name comes near, or nothing."""
+    """Return a hint at the known name nearest to a wrong one, or ""."""
     bare = {known.lstrip("-"): known for known in names}
     near = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
     return f"; did you mean {bare[near[0]]}?" if near else ""

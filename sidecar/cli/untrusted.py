@@ -1,4 +1,4 @@
-"""`sidelight report --untrusted`: the same command in a process that may only take so much memory and time."""
+"""`sidelight report --untrusted`: the same command in a process with limited memory and time."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def run_bounded(arguments: Sequence[str], *, most_bytes: int = MOST_BYTES, least
 
 
 def bound_this_process(most_bytes: int, cpu_s: int) -> None:
-    """Let this process take so much and no more: beyond the time ConfigurationError is raised wherever it is then, each
-    second again, and soon it is killed.
+    """Limit the memory and CPU time of this process. Beyond the time, ConfigurationError is raised wherever it is then,
+    each second again, and soon the process is killed.
     """
 
     def end(*_: object) -> None:

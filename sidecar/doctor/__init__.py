@@ -126,7 +126,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
 
 
 async def _examine_models(console: Console, url: str, options: DoctorOptions, contact: Contact) -> Served:
-    """Print which model is examined: the one that was named, else the first.
+    """Print the name of the model examined: the given one, else the first.
 
     Behind a gateway it may have another name: an engine that does not list the one that was named is asked for its own.
     """

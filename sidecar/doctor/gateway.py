@@ -78,7 +78,7 @@ def _of_gateway(gateway: GatewaySpan, part: GatewayPart | None, around: Surround
 
 
 def _parts(parts: Parts) -> Iterator[Line]:
-    """Give the parts of this request's TTFT."""
+    """Yield a line on the parts of this request's TTFT."""
     is_apart = not math.isnan(parts.gateway_s[0])
     labels = {part: NETWORK if part.name == NETWORK and is_apart else part.label for part in TTFT_PARTS}
     known = [(label, float(part.of(parts)[0])) for part, label in labels.items()]

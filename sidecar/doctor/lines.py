@@ -1,4 +1,4 @@
-"""A line of an examination: how it went, and a sentence; and how both are printed."""
+"""A line of an examination: its outcome and a sentence; and the printing of both."""
 
 from __future__ import annotations
 

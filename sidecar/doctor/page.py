@@ -230,7 +230,9 @@ def _gateway(page: Page, recognised: Recognised) -> Iterator[Line]:
 
 
 def _quantities(page: Page, engine: Catalogue) -> Iterator[Line]:
-    """Give a line for each canonical quantity: its value, when it is observed and its metric; or why it is missing."""
+    """Yield a line for each canonical quantity: its value and metric, or its absence. It states when the quantity is
+    observed, or why it is missing.
+    """
     sources = engines.canonical(page.series, engine.name)
     width = max(map(len, sources))
     values = {name: _value(source, page.values) for name, source in sources.items() if not isinstance(source, Missing)}

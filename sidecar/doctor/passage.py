@@ -1,4 +1,4 @@
-"""Send one request through a gateway, and one to the engine without it; collect their spans, and say what they tell."""
+"""One request through a gateway, one to the engine without it, and their spans."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def examine_passages(
 
 
 def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
-    """Print how a request through the gateway was answered; tell whether a run can be made of such replies."""
+    """Print the outcome of a request through the gateway; return whether a run is possible with its reply."""
     for field, said in answer.refused.items():
         print_line(console, WARN, refusal(gateway.url, field, said))
     try:

@@ -30,7 +30,7 @@ Traces = Mapping[bytes, Sequence[ReceivedSpan]]
 
 @dataclass(slots=True)
 class Arrivals:
-    """The spans that came so far, by their trace ids, and where they are received; those with a fault are left out."""
+    """Received spans by trace id, and the addresses that receive them. Spans with a fault are left out."""
 
     clock: Clock
     listen: str = ""
@@ -40,7 +40,7 @@ class Arrivals:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, received_ns: int, export: ExportTraceServiceRequest) -> None:
-        """Take in an export."""
+        """Add the spans of an export."""
         for received in received_spans(export, received_ns):
             if not received.fault:
                 self.traces.setdefault(received.span.trace_id, []).append(received)

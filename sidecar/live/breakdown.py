@@ -69,7 +69,9 @@ class LiveParts:
 
     @property
     def cause(self) -> str:
-        """Return where the TTFT of the latest LATEST requests went, in a sentence; "" where too little is known."""
+        """Return the cause of the latest requests' TTFT in a sentence. The requests are the LATEST last ones; "" where
+        too little is known.
+        """
         breakdown = self._lately()
         return where_it_goes(breakdown) if breakdown else ""
 
@@ -139,7 +141,7 @@ class LiveParts:
         return not self._has_gateways and all(bytes.fromhex(trace_id) in self._spans for trace_id in log.trace_id)
 
     def _spans_of(self, trace_id: str, request_id: str, response_id: str) -> Sequence[ReceivedSpan]:
-        """Take the spans of a request out of those that are kept: of its trace, else of the one that has its id."""
+        """Remove and return the spans of a request. They are those of its trace, else of the one that has its id."""
         if spans := self._take(bytes.fromhex(trace_id)):
             return spans
         for engine, traces in self._traces.items():

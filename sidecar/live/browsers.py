@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Browsers:
-    """Owns the columns of a run's measured phase on their way to browsers.
+    """Columns of a run's measured phase on their way to browsers.
 
     They are made once a request has ended: what they import, in the warm-up where there is one, would have kept it
     waiting.

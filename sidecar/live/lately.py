@@ -12,7 +12,7 @@ RATE_S, LEAST_S = 10.0, 1.0
 
 @dataclass(slots=True)
 class Flow:
-    """Keeps the counts of the last seconds."""
+    """Counts of the last seconds."""
 
     counts: deque[tuple[float, int, int]] = field(default_factory=deque)
 

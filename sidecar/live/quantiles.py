@@ -28,14 +28,14 @@ MOST_SCRAPES = 1200  # of an endpoint while a run goes: an estimate takes 75 ms 
 
 @dataclass(slots=True)
 class QuantileView:
-    """`latest` are the quantiles of each endpoint as of when they were last estimated."""
+    """Quantiles of each endpoint's pages, estimated anew now and then. `latest` are those of the last estimate."""
 
     latest: Mapping[str, EngineQuantiles] = field(default_factory=dict)
     _due_ns: int = 0
 
     def refresh(self, pages: Mapping[str, SeriesTable], window: Window) -> None:
-        """Estimate those of a window up to now: each EVERY_S, more rarely where pages are so many that it would take
-        more than MOST_SHARE.
+        """Estimate the quantiles of a window up to now. Each is estimated EVERY_S, more rarely where pages are so many
+        that it would take more than MOST_SHARE.
         """
         if window.end_ns < self._due_ns:
             return
@@ -46,7 +46,7 @@ class QuantileView:
             self._due_ns = window.end_ns + round(1e9 * max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE))
 
     def clock_moved(self) -> None:
-        """Estimate at the next refresh, whatever the time is then."""
+        """Force an estimate at the next refresh, whatever the time is then."""
         self._due_ns = 0
 
 

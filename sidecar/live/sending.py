@@ -1,4 +1,4 @@
-"""`--prometheus-write` while a run or a watch goes on: its live page every few seconds, by a task of the conductor, for
+"""`--prometheus-write` during a run or a watch: its live page every few seconds. A task of the conductor sends it, for
 which nothing else waits.
 """
 

@@ -155,7 +155,7 @@ class Tally:
 
     @property
     def failing(self) -> str:
-        """Return since when every request has failed, in a sentence; "" where that is of fewer than FAILING."""
+        """Return the time since which every request has failed, in a sentence; "" below FAILING requests."""
         if self._failed < FAILING:
             return ""
         since = f" since {iso_ms(self._ok_ns)[11:19]} UTC" if self._ok_ns else ""
@@ -248,6 +248,6 @@ def rates_so_far(counts: ClientCounts, elapsed_s: float, load_s: float) -> dict[
 
 
 def reported_rates(client: ClientSummary) -> dict[str, float]:
-    """Return the rates that the report states."""
+    """Return the rates of the report."""
     stated = {**asdict(client.throughput), **asdict(client.rates)}
     return {of: stated[name] for of, name in RATES.items() if stated[name] is not None}

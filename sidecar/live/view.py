@@ -1,4 +1,4 @@
-"""A run while it goes: its logs are read as they grow, into the tables that the report takes, and counted.
+"""Live state of a run. Its logs are read as they grow, into the tables that the report takes, and counted.
 
 A TTFT counts when the first token has come and tokens as they come, as far as the workers wrote that, which takes them
 a second at most; all else counts when a request has ended. In flight and sent are as the workers last reported them.
@@ -59,7 +59,7 @@ class Described:
 
 
 class LiveRun:
-    """Shows a run while it goes; owns the reader of its logs. A context manager.
+    """Live views of a run, and the reader of its logs. A context manager.
 
     An endpoint without a page for `stale_s` seconds is said to be silent, and its gauges are not shown. Browsers
     are sent over `stream` what came.
@@ -105,7 +105,7 @@ class LiveRun:
 
     @property
     def engine_version(self) -> str:
-        """Return the version that the engine said at `/version`; "" where it said none."""
+        """Return the engine's version as stated at `/version`, or ""."""
         return self._described.engine_version
 
     def __enter__(self) -> Self:
@@ -244,7 +244,7 @@ class LiveRun:
         return self._slo
 
     def _measured_s(self) -> float:
-        """Return for how long the measured phase has been going on, 0 before."""
+        """Return the duration of the measured phase so far, s; 0 before it."""
         start_ns = self._starts_ns.get("measure")
         return 0.0 if start_ns is None else (self._clock.now_ns() - start_ns) / 1e9
 

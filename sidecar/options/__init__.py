@@ -1,1 +1,1 @@
-"""Commands' options: what they are, how they are checked, and their schema."""
+"""Options of the commands, their checks and their schema."""

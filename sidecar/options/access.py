@@ -42,7 +42,7 @@ _PEM = "give the path of a PEM file"
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessOptions:
-    """How metrics pages are requested; the same for all of them."""
+    """Options of requests for metrics pages; the same for all of them."""
 
     metrics_ca: Annotated[
         Path | None,
@@ -103,7 +103,7 @@ ListenOpen = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Who may use the ports of --listen and --otlp-listen."""
+    """Restrictions on access to the ports of --listen and --otlp-listen."""
 
     listen_tls: Annotated[
         tuple[Path, Path] | None,
@@ -157,13 +157,15 @@ def check_listening(options: ListenOptions, addresses: Mapping[str, str]) -> Non
 
 
 def guard_of(options: ListenOptions) -> Guard:
-    """Return who may use our ports, from checked options."""
+    """Return the access restrictions of our ports, from checked options."""
     cert, key = options.listen_tls or ("", "")
     return Guard(cert=str(cert), key=str(key), ca=_text(options.listen_client_ca), token=options.listen_token or "")
 
 
 def check_access(options: AccessOptions) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where one cannot be used; no secret is shown."""
+    """Check the options of access to pages. Raises ConfigurationError, naming the option and the cure, where one cannot
+    be used; no secret is shown.
+    """
     register_secrets(options)
     _exclude_each_other(options, require_headers("--metrics-header", options.metrics_header))
     require_tls("--metrics-", ca=options.metrics_ca, cert=options.metrics_cert, key=options.metrics_key)
@@ -192,7 +194,7 @@ def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key:
 
 
 def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> None:
-    """Raise ConfigurationError where a file cannot be used; `flags` begins the options' names."""
+    """Check TLS files. Raises ConfigurationError where a file cannot be used; `flags` begins the options' names."""
     if key and not cert:
         raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate of this key")
     if not (ca or cert):
@@ -240,7 +242,9 @@ def _lines(flag: str, path: Path) -> list[str]:
 
 
 def _shown(line: str) -> str:
-    """Return as much of a header as is surely no secret: what stands before a colon, or what looks like a name."""
+    """Return the part of a header that cannot be a secret. It is the text before a colon, or text that looks like a
+    name.
+    """
     if ":" in line or "=" in line:
         return repr(header_name(line))
     word = line.split(maxsplit=1)[0] if line.split() else ""

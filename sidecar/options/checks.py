@@ -200,7 +200,9 @@ def _check_load(options: RunOptions) -> None:
 
 
 def _check_contact(options: ContactOptions) -> None:
-    """Raise ConfigurationError where the headers, fields or certificates of every request cannot be used."""
+    """Check the headers, fields and certificates of every request. Raises ConfigurationError where one cannot be
+    used.
+    """
     headers_of(options)
     extra_of(options)
     if options.insecure and options.ca is not None:
@@ -228,12 +230,12 @@ def extra_of(options: ContactOptions) -> dict[str, object]:
 
 
 def lengths_of(options: RunOptions) -> workloads.Lengths:
-    """Return the lengths that are given in place of the workload's."""
+    """Return the lengths given in place of the workload's."""
     return workloads.Lengths(input_tokens=options.input_tokens, output_tokens=options.output_tokens)
 
 
 def named(flag: str, value: str, message: str) -> str:
-    """Begin a message with the option and its value, each where the message does not."""
+    """Return a message with the option and its value first. Each is added only if the message does not name it."""
     if message.startswith("--"):
         return message
     return f"{flag} {message}" if message.startswith(value) else f"{flag} {value}: {message}"

@@ -61,7 +61,7 @@ class Masked:
 
 
 def register_secrets(options: object) -> None:
-    """Take in the secrets of options, before anything is written."""
+    """Register the secrets of options, before anything is written."""
     for name, how in declarations(type(options), Masked).items():
         if (value := getattr(options, name)) is not None:
             how.register(value)
@@ -114,7 +114,7 @@ MASKED_URLS = Masked(lambda urls: [masked(url) for url in urls], register=_regis
 
 
 def option(group: Group, text: str, **more: Any) -> Parameter:
-    """Return where an option stands in --help, and its description there."""
+    """Return an option's place in --help, and its description there."""
     return Parameter(group=group, help=text, **more)
 
 
@@ -306,14 +306,14 @@ def plain(value: float) -> str:
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Raise ConfigurationError naming the first format that does not exist."""
+    """Check the names of formats. Raises ConfigurationError naming the first that does not exist."""
     for name in formats:
         if name not in FORMATS:
             raise ConfigurationError(f"--formats {name}: no such format; choose from {', '.join(FORMATS)}")
 
 
 def check_trace_url(url: str | None) -> None:
-    """Raise ConfigurationError unless a link to traces can be made of the URL; None is none."""
+    """Check that a link to traces can be made of the URL; None is valid. Raises ConfigurationError."""
     if url is not None and ("{trace_id}" not in url or not url.startswith(("http://", "https://"))):
         raise ConfigurationError(f"--trace-url {url}: must be an http:// or https:// URL with {{trace_id}} in it")
 

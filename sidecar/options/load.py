@@ -85,7 +85,7 @@ def _warmup(_hint: Any, tokens: Any) -> int | str:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ContactOptions(AccessOptions):
-    """How requests are sent to a target, and where its metrics pages are."""
+    """Options of requests to a target, and the addresses of its metrics pages."""
 
     url: Annotated[
         tuple[str, ...],

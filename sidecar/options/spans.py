@@ -64,7 +64,9 @@ OtlpCa = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanOptions(ListenOptions, AccessOptions):
-    """How spans of engines and gateways are received, and where they are forwarded; who may use our ports."""
+    """Options of receiving and forwarding spans, and of access to our ports. The spans are those of engines and
+    gateways.
+    """
 
     otlp_listen: OtlpListen = None
     otlp_forward: Annotated[
@@ -91,7 +93,7 @@ class SpanOptions(ListenOptions, AccessOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RemoteWriteOptions:
-    """Where the series of a run or a watch are sent."""
+    """Destination of the series of a run or a watch."""
 
     prometheus_write: Annotated[
         str | None,
@@ -112,7 +114,7 @@ class RemoteWriteOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(RemoteWriteOptions):
-    """Where the results of a run are sent."""
+    """Destinations of the results of a run."""
 
     otlp_export: Annotated[
         str | None,
@@ -127,14 +129,18 @@ class ExportOptions(RemoteWriteOptions):
 
 
 def check_exports(options: ExportOptions) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
+    """Check the destinations of results. Raises ConfigurationError, naming the option and the cure, where one cannot be
+    used.
+    """
     if options.otlp_export is not None:
         check_collector("--otlp-export", options.otlp_export)
     check_remote_write(options)
 
 
 def check_remote_write(options: RemoteWriteOptions) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where one cannot be used."""
+    """Check the options of remote write. Raises ConfigurationError, naming the option and the cure, where one cannot be
+    used.
+    """
     if options.prometheus_write is not None:
         example = "http://127.0.0.1:9090/api/v1/write"
         http_url("--prometheus-write", options.prometheus_write, user=True, bare=False, example=example)
@@ -142,8 +148,8 @@ def check_remote_write(options: RemoteWriteOptions) -> None:
 
 
 def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
-    """Raise ConfigurationError, naming the option and the cure, where one cannot be used; `listen` is the address of
-    the live page, where one is named.
+    """Check the options of spans. Raises ConfigurationError, naming the option and the cure, where one cannot be used;
+    `listen` is the address of the live page, where one is named.
     """
     register_secrets(options)
     page = {"--listen": listen} if listen is not None and listen_address(listen) is not None else {}
@@ -162,7 +168,7 @@ def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
 
 
 def check_collector(flag: str, url: str) -> None:
-    """Raise ConfigurationError unless spans can be sent to the URL that the option names."""
+    """Check that spans can be sent to the URL of an option. Raises ConfigurationError."""
     try:
         forward_parts(url)
     except ValueError as error:
@@ -170,7 +176,7 @@ def check_collector(flag: str, url: str) -> None:
 
 
 def require_ports(options: SpanOptions) -> None:
-    """Raise ConfigurationError where an address for spans is not free, before anything is recorded."""
+    """Require free addresses for spans, before anything is recorded. Raises ConfigurationError."""
     if options.otlp_listen is None:
         return
     for address in listen_addresses(options.otlp_listen):

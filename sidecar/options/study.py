@@ -45,7 +45,7 @@ MOST_SHARE = 10.0  # of the capacity
 
 
 def share(text: str) -> float:
-    """Return 0.7 of 70% and of 0.7. Raises ValueError."""
+    """Return a share from a text like 70% or 0.7. Raises ValueError."""
     try:
         ratio = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -82,7 +82,9 @@ def _read_numbers(_hint: Any, tokens: Any) -> tuple[int, ...]:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a declaration as it may be recorded: headers by their names, no secret of a URL, a body or a command."""
+    """Return the recorded form of a declaration: headers by their names, without secrets. These may be in a URL, a body
+    or a command.
+    """
     if not text.startswith("{"):
         name, equals, url = text.partition("=")
         return f"{name}{equals}{masked(url)}"

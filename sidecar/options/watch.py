@@ -176,7 +176,8 @@ def _page(url: str) -> str:
 
 
 def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions, tuple[str, ...]]:
-    """Read the configuration file again; return the options by it, and one line for each change that is refused.
+    """Return the options of the configuration file read again, and the changes refused. There is one line for each
+    refused change.
 
     `given` are the arguments of the command line, which take precedence over the file. An option that the file no
     longer names gets its default. Raises ConfigurationError for a file, or a value, that cannot be used.

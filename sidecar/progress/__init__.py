@@ -165,7 +165,7 @@ class Progress:
         self._silent = silent
 
     def done(self, directory: str, status: str) -> None:
-        """Print where the results are, for machines; a person reads the report."""
+        """Print the path of the results, for machines; a person reads the report."""
         if self.mode == "json":
             self._json({"event": "done", "directory": directory, "status": status})
 

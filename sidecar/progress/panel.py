@@ -32,7 +32,7 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How an objective stands: its value in its unit, None where it is not known yet."""
+    """State of an objective: its value in its unit, None where it is not known yet."""
 
     objective: str
     met: bool | None
@@ -79,9 +79,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A text in one line: where that is too narrow, it ends before a word, and no number is cut or parted from its
-    unit.
-    """
+    """A text in one line, cut before a word where it is too narrow. No number is cut or parted from its unit."""
 
     text: Text
 
@@ -203,7 +201,7 @@ def waiting_row(waiting: Sequence[float | None]) -> WaitingLine:
 
 
 def _row(label: str, *cells: Text) -> Text:
-    """Return a line of cells that stand where they stood before, whatever their numbers."""
+    """Return a line of cells at fixed places, whatever their numbers."""
     row = Text(f"{label:{LABEL}}", style="bold cyan")
     for at, shown in enumerate(cells):
         row.append_text(shown)

@@ -82,7 +82,7 @@ def derive_run(run: Run, formats: Sequence[str] = (), *, trace_url: str | None =
 
 
 def _link(trace_url: object) -> str:
-    """Return where a manifest says that traces are looked at; empty for another kind of link."""
+    """Return a manifest's link to traces; empty for another kind of link."""
     return trace_url if isinstance(trace_url, str) and trace_url.startswith(("http://", "https://")) else ""
 
 

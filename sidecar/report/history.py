@@ -43,8 +43,9 @@ MOST_STEPS = 17_280  # a day
 def history(
     run: Run, parts: Parts, summary: Summary, *, after_ns: int | None = None, sent_ns: int = 0
 ) -> Iterator[tuple[int, Snapshot]]:
-    """Give a snapshot each 5 s, and one at the end: what had ended and was scraped by then; with `after_ns`, only those
-    that are later; the last is later than `sent_ns`. Of a run that lasted longer than a day, steps are longer.
+    """Yield a snapshot each 5 s, and one at the end. A snapshot has the requests that had ended and the pages scraped
+    by then; with `after_ns`, only later ones are yielded; the last is later than `sent_ns`. Of a run that lasted longer
+    than a day, steps are longer.
 
     `parts` and `summary` are those of the run: the last snapshot holds the report's numbers, as the live page does.
     """
@@ -139,7 +140,7 @@ def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
 
 
 def _tags(run: Run) -> dict[str, str]:
-    """Return the labels of --tag. Raises ConfigurationError for what is none: others may have written the manifest."""
+    """Return the labels of --tag. Raises ConfigurationError for invalid ones: others may have written the manifest."""
     tags = run.manifest["config"].get("tag") or ()
     try:
         check_tags(tags)

@@ -177,7 +177,7 @@ async def _plan_preliminary(
 
 
 def _order(options: RunOptions, prepared: Prepared, **which: Any) -> PlanOrder:
-    """Return the order of a plan: `which` requests, as the options and the target have all of them."""
+    """Return the order of a plan of `which` requests, from the options and the target."""
     return PlanOrder(
         max_model_len=prepared.max_model_len,
         ignore_eos=options.ignore_eos,
@@ -194,7 +194,9 @@ def _width(options: RunOptions, count: int) -> int:
 
 
 def _shown(session: Session, plan: Path) -> Path | None:
-    """Return where a plan without texts is written beside the one that is sent; None where the run keeps that one."""
+    """Return the path of a plan without texts beside the sent one, or None. None where the run keeps the one that is
+    sent.
+    """
     return None if session.plans is None else session.path / RAW / plan.name
 
 
@@ -242,7 +244,7 @@ def _stop(session: Session, why: str) -> None:
 
 @asynccontextmanager
 async def _beside(waiting: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Let something wait while the context is open."""
+    """Run a task while the context is open."""
     task = asyncio.ensure_future(waiting)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The manifest: what was asked, with what, by which clock; written when a run starts and again when it ends."""
+"""The manifest: the options, versions and clock of a run. It is written when a run starts and again when it ends."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ async def recorded(
     about: Mapping[str, Any],
     **decided: object,
 ) -> AsyncIterator[tuple[str, Path]]:
-    """Create a run directory and give the run's id and the directory; write its manifest now, and again at the end
-    with the time and the status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
+    """Create a run directory, and yield the run's id and the directory. Its manifest is written now and at the end,
+    then with time and status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
 
     `about` describes the target, `decided` are options that were not given. Raises as `create` and `_require_room`.
     """
@@ -95,7 +95,9 @@ async def recorded(
 
 
 def _require_room(manifest: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError where a manifest leaves no room for the ends of logs: the run could not be read."""
+    """Require a manifest small enough to be read. Raises ConfigurationError where it leaves no room for the ends of
+    logs: the run could not be read.
+    """
     if len(json_text(manifest)) > MOST_MANIFEST_BYTES // 2:
         raise ConfigurationError(
             f"the options of this run take more than {MOST_MANIFEST_BYTES // 2:,} characters of its {MANIFEST}; what "

@@ -80,7 +80,7 @@ class Session:
 
 
 class Recorded(Protocol):
-    """A run that goes on: where its events are written, and by which clock."""
+    """A run in progress: the place of its events, and its clock."""
 
     @property
     def path(self) -> Path: ...
@@ -285,7 +285,8 @@ async def watching(session: Session) -> AsyncIterator[None]:
 
 
 def _followed(session: Session, wall: Clock) -> Clock:
-    """Return the clock by the wall clock of now; say and record it where that was set since `wall` was anchored.
+    """Return the clock by the current wall clock. Where that was set since `wall` was anchored, a warning is printed
+    and recorded.
 
     Where it cannot be recorded, as on a full disk, `wall` is returned, so that it is tried again.
     """
@@ -303,7 +304,7 @@ def _followed(session: Session, wall: Clock) -> Clock:
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T:
-    """Await something, but give it up when the user stops. Raises Interrupted then."""
+    """Await something, unless the user stops. Raises Interrupted then."""
     working = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -333,12 +334,12 @@ def record_if_possible(run: Recorded, name: str, **data: Any) -> None:
 
 
 def record_note(run: Recorded, text: str) -> None:
-    """Record something that a reader of the report must know."""
+    """Record a note that a reader of the report must know."""
     record(run, "note", text=text)
 
 
 def warn_and_record(session: Session, text: str) -> None:
-    """Say something to who watches the run, and to a reader of its report."""
+    """Print a warning, and record it as a note of the report."""
     session.progress.warn(text)
     record_note(session, text)
 

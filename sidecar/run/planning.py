@@ -1,4 +1,4 @@
-"""Which requests are sent, in which order and when: from options to the plans that load workers read."""
+"""Plans for load workers, from options: the requests, their order and their times."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _source(options: RunOptions) -> tuple[str, str]:
 
 
 def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
-    """Return a load of a recorded run's requests; where nothing else was said, they are due when they were.
+    """Return a load of a recorded run's requests. Without other options, they are due at their recorded times.
 
     Raises SavedRequestsError.
     """

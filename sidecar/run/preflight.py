@@ -1,4 +1,4 @@
-"""One request before any load: whether the target answers as a load needs it, and what it refuses."""
+"""One request before any load: checks of the target's answer, and the fields that it refuses."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def request_id(self) -> str:
-        """Return its X-Request-Id, "" where it had none."""
+        """Return its X-Request-Id, or ""."""
         return request_id(self.run_id, self.exchange.index) if self.contact.request_id else ""
 
 
@@ -97,7 +97,7 @@ async def ask(
     tokens: int = 1,
     clock: Clock = Clock(offset_ns=0),  # noqa: B008  it is frozen
 ) -> Answer:
-    """Send one request, stamped by a clock, and return whatever came of it.
+    """Send one request, stamped by a clock, and return its answer, also a failure.
 
     A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it, as another request; one that
     refuses so few tokens, as beside `min_tokens`, is asked for more.

@@ -70,13 +70,13 @@ class Prepared:
 
     @property
     def max_model_len(self) -> int | None:
-        """Return the least of the lengths that the URLs state, None where none states one."""
+        """Return the least of the lengths that the URLs state, None if all are missing."""
         return min((server.max_model_len for server in self.served if server.max_model_len is not None), default=None)
 
 
 @asynccontextmanager
 async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[Prepared]:
-    """Look at the target of a run; the server's tokenizer, where it is used, stays open inside the block.
+    """Prepare a run on its target. The server's tokenizer, where it is used, stays open inside the block.
 
     Raises TargetUnreachable, TargetIncompatible, ConfigurationError.
     """
@@ -131,7 +131,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
 
 
 def _require_room(options: RunOptions, served: Sequence[Served]) -> None:
-    """Raise ConfigurationError for lengths given as numbers that are over the model's."""
+    """Require lengths within the model's. Raises ConfigurationError for lengths given as numbers that are over it."""
     given = {"--input-tokens": options.input_tokens, "--output-tokens": options.output_tokens}
     lengths = {name: int(value) for name, value in given.items() if value is not None and value.isdecimal()}
     for server in served:
@@ -206,12 +206,16 @@ async def _looked(
 
 
 def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:
-    """Return where metrics pages are looked for: beside the API, but for gRPC, whose port speaks no HTTP/1."""
+    """Return the addresses that may have metrics pages. They are beside the API, but for gRPC: its port speaks no
+    HTTP/1.
+    """
     return tuple(urls) if contact.endpoint != "grpc" else ()
 
 
 def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
-    """Return where metrics are read: the pages that were named, else the usual ones, which a `/perf_metrics` is not."""
+    """Return the addresses of metrics: the pages that were named, else the usual ones. A `/perf_metrics` does not count
+    as a named page: it is read beside the usual ones.
+    """
     return (*(() if any(not clock_of(url) for url in named) else usual), *named)
 
 
@@ -257,7 +261,8 @@ async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float
 async def _tokenizer(
     options: RunOptions, served: Served, contact: Contact, stack: AsyncExitStack
 ) -> tuple[Tokenizer, str | None]:
-    """Return the declared tokenizer and, where the server's was wanted but there is none, why.
+    """Return the declared tokenizer, and the reason if the server's is missing. The reason is None where the server's
+    was not wanted.
 
     The stack closes the server's.
     """

@@ -186,8 +186,8 @@ async def keep_up(
 
 
 class Supervised:
-    """Keeps a child up, started again whenever it dies, until it is asked to finish. An async context manager; the
-    first child, which `begin` was done for, is the caller's.
+    """A child that is started again whenever it dies, until it is asked to finish. An async context manager; the first
+    child, which `begin` was done for, is the caller's.
 
     `begin` makes another one ready. `died` is called with each death, `restarted` when one is up again after it.
     `unwritten` is how many records those that died had said that they could not write; of the last second before a
@@ -226,7 +226,7 @@ class Supervised:
         self._up = asyncio.create_task(keep_up(self._live, self._on_death, pause=self._pause))
 
     async def finish(self, command: msgspec.Struct, event: str, *, timeout_s: float) -> dict[str, Any] | None:
-        """Send a last command, and return the event that answers it; None where it is not answered in time, neither by
+        """Send a last command, and return the event that answers it. None where it is not answered in time, neither by
         the child nor by the one that is started in its place. No other is started after that.
         """
         if self._up is None:
@@ -255,7 +255,7 @@ class Supervised:
         return True
 
     async def _finished(self, child: Child) -> None:
-        """Wait until a child is to finish, and for its answer. Raises WorkerDied."""
+        """Wait for the request to finish, and for a child's answer. Raises WorkerDied."""
         await child.while_alive(self._asked.wait())
         if self._command is None:
             raise AssertionError("what is asked for is known")
@@ -269,6 +269,6 @@ class Supervised:
         self._died(death)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not where it is to finish."""
+        """Wait, unless the child is to finish."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._asked.wait(), seconds)

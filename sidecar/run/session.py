@@ -1,4 +1,4 @@
-"""A session: what is found out first, which processes it starts, and how its run directory is opened and closed.
+"""A session: its preparation, its processes, and the opening and closing of its run directory.
 
 The conductor times nothing: load workers, the scraper and the receiver of spans stamp and append; it starts them,
 watches, and reads what they wrote.
@@ -69,9 +69,9 @@ SPANS = "spans-{}.log"  # by how many receivers died before
 
 
 async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
-    """Load and scrape a target. Returns what `finish` makes of the run, which was read as it went and whose manifest
-    says how it ended; beside it `finish` returns the parts of its requests and its summary, which the live page shows
-    until it has been scraped.
+    """Load and scrape a target, and return the result of `finish`. `finish` gets the run, which was read as it went and
+    has the status in its manifest; beside its result it returns the parts of its requests and its summary, which the
+    live page shows until it has been scraped.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
@@ -203,7 +203,7 @@ def _live(
 
 
 async def scrape(options: ScrapeOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
-    """Scrape targets without any load, for a duration or until a signal; return what `finish` makes of it."""
+    """Scrape targets without any load, and return the result of `finish`. It lasts for a duration or until a signal."""
     with ExitStack() as reading:
         result, *_ = finish((await _scrape(options, reading, command=command, progress=progress)).logs.run())
         return result

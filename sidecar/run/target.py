@@ -32,7 +32,7 @@ NO_KEY = "set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """How a target is spoken to: which API, and what goes with every request; `request_id`: an X-Request-Id too."""
+    """Access to a target: the API, and the parts of every request; `request_id`: an X-Request-Id too."""
 
     endpoint: str = "chat"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,8 @@ class Served:
 
 
 async def probe(url: str, *, model: str | None, contact: Contact, any_model: bool = False) -> Served:
-    """Ask which models there are, where the protocol says they are listed, and choose one; with `any_model` the first.
+    """Ask a target for its models, and choose one. They are listed where the protocol says; with `any_model` the first
+    is chosen.
 
     A model that was named is chosen whatever the list says: behind a gateway it may be empty, fail, or have other
     names. Raises TargetUnreachable (nothing listens, no answer); and unless one was named TargetIncompatible (a web
@@ -211,7 +212,7 @@ def proxy_note(urls: Iterable[str]) -> str | None:
 
 
 def unused_proxy(url: str) -> str | None:
-    """Return the name of the environment's proxy variable that others would use for a URL; None where there is none."""
+    """Return the proxy variable that other clients would use for a URL, or None."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if host == "localhost" or host.startswith("127.") or host == "::1" or proxy_bypass(host):

@@ -43,7 +43,7 @@ SomeOptions = TypeVar("SomeOptions", bound=RunOptions)
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """A configuration of the system that is measured, and how it is set up."""
+    """A configuration of the measured system, and its set-up."""
 
     url: str | tuple[str, ...] = ()
     header: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ def _declared(text: str) -> dict[str, Any]:
 
 
 def as_declared(name: str, variant: Variant) -> str:
-    """Return a configuration as --variant has it."""
+    """Return a configuration in the form of --variant."""
     declared = {key: value for key, value in msgspec.to_builtins(variant).items() if value}
     return json.dumps({name: declared})
 
@@ -242,7 +242,7 @@ def system_of(options: StudyOptions, variants: Collection[str], procedure: Proce
 
 
 def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOptions:
-    """Return the options that a study was begun with; what is not recorded, since it is secret, as given now.
+    """Return the options that a study was begun with. Secrets are not recorded, and are as given now.
 
     Raises ConfigurationError where such a one is missing, or one cannot be read.
     """

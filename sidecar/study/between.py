@@ -133,7 +133,7 @@ async def death(options: RunOptions, before: Glance) -> str:
 
 
 async def reset_cache(options: RunOptions) -> str:
-    """Empty the prefix cache of every server; return what to say where that did not work, else nothing."""
+    """Empty the prefix cache of every server; return a note if that failed, else ""."""
     async with contact_of(options).session(_RESET_S) as session:
         problems = [problem for url in options.url if (problem := await _reset(session, root_url(url)))]
     return "; ".join(problems)

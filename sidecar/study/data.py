@@ -1,4 +1,4 @@
-"""The tables of a step, read from its run directory: what a test and its outcome are derived from."""
+"""Tables of a step from its run directory, for a test and its outcome."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _MANIFEST_FACTS = ("target", "tokenizer", "workload", "clock", "clock_state", "n
 
 
 class Steps:
-    """Reads the steps of a study; those read last stay in memory, as long as they are small together.
+    """Steps of a study, read on demand. Those read last stay in memory, as long as they are small together.
 
     `facts` are those of the steps that were read, which the requirements are checked against, and `damage` what is lost
     of their records, by run.
     """
 
     def __init__(self, study: Path, *, outside: bool = False) -> None:
-        """Read those of a study; `outside` of it, too, where that is meant."""
+        """Read the steps of a study; `outside` of it, too, where that is meant."""
         self.facts: dict[str, StepFacts] = {}
         self.damage: dict[str, str] = {}
         self._study, self._outside = study, outside

@@ -97,7 +97,7 @@ def _damage(study: Study, of_steps: Mapping[str, str]) -> str:
 
 
 def procedure_named(name: str) -> Procedure:
-    """Return a test by its name. Raises ConfigurationError where this version has none of it."""
+    """Return a test by its name. Raises ConfigurationError for an unknown one."""
     if name not in PROCEDURES:
         raise ConfigurationError(f"{name[:40]}: this version has no such test; it has {', '.join(PROCEDURES)}")
     return PROCEDURES[name]
@@ -208,7 +208,7 @@ def _drift(study: Study, procedure: Procedure) -> Drift | None:
 
 
 def _pairs(before: Finished, after: Finished) -> Iterator[tuple[str, Ends, Ends]]:
-    """Yield metrics that two steps know the interval of, each with both: estimate, low, high.
+    """Yield metrics with intervals in both steps, each with both: estimate, low, high.
 
     Of saturated steps these are rates: the latencies of a closed loop follow from them.
     """
@@ -248,7 +248,7 @@ def _cost(study: Study) -> Cost:
 
 
 def _command(record: StudyRecord) -> list[str]:
-    """Return the command that runs a study again: of one of several, that of its test alone."""
+    """Return the command that runs a study again. Of one of several, it is that of its test alone."""
     if record.command[1:3] != ["test", ALL]:
         return record.command
     options, asked = iter(record.command[3:]), record.asked
@@ -267,7 +267,7 @@ def _command(record: StudyRecord) -> list[str]:
 
 
 def _workload(study: Study, facts: Mapping[str, StepFacts]) -> str:
-    """Return the workload in words: of the first level, or of the first step; empty where levels have different ones,
+    """Return the workload in words: of the first level, or of the first step. Empty where levels have different ones,
     such as the lengths of a long context.
     """
     steps = of_kind(study.finished, LEVEL) or study.finished

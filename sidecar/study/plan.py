@@ -82,7 +82,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """How `engines` simulated engines serve requests of some `lengths`; less than one is a slower one.
+    """Throughput of `engines` simulated engines on requests of some `lengths`. Less than one engine is a slower one.
 
     A step of an engine takes as long as the sequences in it, and the prompt tokens that it computes.
     """
@@ -165,7 +165,7 @@ def _engines_shown(asked: Asked, common: RunOptions, finished: Sequence[Finished
 
 
 def _lengths(asked: Asked, common: RunOptions, step: Step) -> Lengths:
-    """Return the lengths of a step's requests, cut to the model as these are; those that a test sets are not."""
+    """Return the lengths of a step's requests, cut to the model's. Those that a test sets are not cut."""
     longest = asked.max_model_len or (None if "input_tokens" in step.options else ENGINE.max_model_len)
     return lengths_from(with_values(common, step.options), longest)
 

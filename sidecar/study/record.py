@@ -1,4 +1,4 @@
-"""The directory of a study: `study.json`, which says what was asked, and `steps.log`, which says how far it came.
+"""The directory of a study: `study.json` with the request, and `steps.log` with the progress.
 
 Each step is a run directory under `steps/`. All else in the directory is derived (`derive`).
 """
@@ -47,7 +47,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 class StudyRecord(Struct, frozen=True, kw_only=True):
-    """`study.json`: what was asked, as resolved, and of what."""
+    """`study.json`: the resolved request, and its targets."""
 
     schema_version: Annotated[Literal[1], doc("Version of this schema.", NO_UNIT)] = 1
     study_id: Annotated[str, doc("Names the study; sorts by time.")]
@@ -96,7 +96,7 @@ class Judged(Struct, frozen=True, kw_only=True, tag="verdict"):
 
 
 class Retried(Struct, frozen=True, kw_only=True, tag="retried"):
-    """A study that went on tries a step again that was void twice."""
+    """A step that was void twice is tried again by a resumed study."""
 
     at_ns: StampNs
     number: int
@@ -152,7 +152,7 @@ def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[s
 
 
 def directory_of(options: StudyOptions, name: str) -> Path:
-    """Return where a study goes: --out, else into a directory of its own."""
+    """Return the directory of a study: --out, else one of its own."""
     return options.out or Path("runs") / f"{utc_now():%Y%m%d-%H%M%S}-{name}"
 
 
@@ -178,7 +178,7 @@ def write_all(path: Path, options: Mapping[str, Any]) -> None:
 
 
 def make(path: Path, *, world_readable: bool) -> None:
-    """Make the directory of a study or of all tests. Raises ConfigurationError, of a full disk CannotWrite."""
+    """Make the directory of a study or of all tests. Raises ConfigurationError; CannotWrite if the disk is full."""
     try:
         path.mkdir(mode=0o755 if world_readable else 0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -213,7 +213,7 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 def append(path: Path, *frames: Frame) -> None:
-    """Append to the log of steps, so that it is on the disk. Raises CannotWrite."""
+    """Append to the log of steps, and sync it to the disk. Raises CannotWrite."""
     try:
         require_regular(path / LOG)
         with FrameLog(path / LOG) as log:
@@ -250,7 +250,7 @@ def open_study(path: Path) -> Study:
 
 
 def open_whole(path: Path) -> Study:
-    """Read a study that others rest on: none of it may be lost. Raises ConfigurationError as `open_study` does."""
+    """Read a study without damage, for others that rest on it. Raises ConfigurationError as `open_study` does."""
     study = open_study(path)
     if study.damage:
         raise ConfigurationError(f"{path}: {study.damage}")
@@ -270,7 +270,8 @@ def _damage(path: Path, extent: Extent, frames: Sequence[Frame]) -> str:
 
 
 def step_directory(study: Path, run: str, *, outside: bool = False) -> Path:
-    """Return where the run of a step is, as its study names it: in the study, but of a comparison of recorded runs.
+    """Return the directory of a step's run, as its study names it. It is in the study, but of a comparison of recorded
+    runs.
 
     Raises ConfigurationError for one that lies elsewhere, unless it may be `outside`, and for one behind a link.
     """
@@ -326,7 +327,7 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
 
 
 def run_name(number: int, step: Step) -> str:
-    """Return where a step's run is, inside the study's directory."""
+    """Return the path of a step's run inside the study's directory."""
     again = "-again" if step.repeat else ""
     return f"{STEPS}/{number:04d}-{step.label.replace('/', '-')}{again}"
 
@@ -341,7 +342,7 @@ def is_whole(run: Path) -> bool:
 
 
 def set_aside(run: Path) -> Path | None:
-    """Rename the run directory of a step that did not come to its end; return its new name, None where there is none.
+    """Rename the run directory of an unfinished step. Returns its new name, None if there is no directory.
 
     Raises CannotWrite, and ConfigurationError for a directory that is not a step's.
     """

@@ -27,7 +27,7 @@ from sidecar.study.verb import Ended, asked_of, code_of
 
 
 def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
-    """Compare recorded runs: write a study whose steps they are. Their directories stay as they are.
+    """Compare recorded runs: write a study with them as its steps. Their directories stay as they are.
 
     Raises ConfigurationError for a path without runs, one that is named twice, and runs that must not be compared.
     """
@@ -90,7 +90,7 @@ def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
 
 
 def _runs(path: Path) -> Iterator[Path]:
-    """Yield the run directories that a path stands for: of a study, those of its steps that count."""
+    """Yield the run directories of a path; of a study, those of its steps that count."""
     path = path.resolve()
     if (path / record.STUDY).is_file():
         steps = counting(record.open_whole(path).finished)

@@ -1,4 +1,6 @@
-"""A study as it goes: decide, set up, run, judge, write down; until there is no further step, or the user stops it."""
+"""The course of a study: decide, set up, run, judge, write down. It goes on until there is no further step, or the user
+stops it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ OTHER_REQUESTS = 4.0
 
 
 def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
-    """Run a load, and return the tables of the run; also of one that broke off after it had begun.
+    """Run a load, and return the tables of the run, also of a broken-off one.
 
     Raises SidelightError where it could not begin, and where its files cannot be written.
     """
@@ -128,7 +130,9 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
 
 
 def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
-    """Note whether a step warmed its configuration's engine up, or leaves it unknown: it may have started again."""
+    """Record the step that warmed its configuration's engine up. Where the engine may have started again, the record is
+    removed.
+    """
     if each.outcome.void and each.outcome.engine_start_ns is None:
         warmed.pop(each.step.variant, None)
     elif each.step.warm_up != "none" and not (begun.warmed_by or each.outcome.void):

@@ -1,4 +1,4 @@
-"""`sidelight test`: what was asked, as resolved; one study, or all of them in the order of what needs what."""
+"""`sidelight test`: its resolved options; one study, or all of them in the order of their needs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TAKEN = {each.name: each.variants for each in map(procedure_named, TESTS) if eac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a study ended: the exit code of the command, what follows from it, its directory."""
+    """End of a study: the command's exit code, the derived results, the directory."""
 
     code: int
     derived: DerivedStudy
@@ -78,7 +78,7 @@ def asked_of(options: StudyOptions, procedure: Procedure, engines: float | None 
 
 
 def _stated(options: StudyOptions) -> Capacity | None:
-    """Return the capacity that was given, or is that of --from. Raises ConfigurationError."""
+    """Return the capacity given by option or by --from. Raises ConfigurationError."""
     if options.capacity_from is None:
         return Capacity(per_s=options.capacity, tokens_per_s=options.capacity_tokens) if options.capacity else None
     if options.capacity is not None:
@@ -98,7 +98,7 @@ def capacity_of(path: Path) -> Capacity:
 
 
 def plan(options: StudyOptions, name: str) -> Iterator[str]:
-    """Yield the lines of --plan: of one test its steps, of all what each takes, and all together.
+    """Yield the lines of --plan. Of one test, they are its steps; of all tests, each one's total and the sum.
 
     Raises ConfigurationError, also where a test would refuse to begin.
     """
@@ -145,7 +145,7 @@ def _planned(procedure: Procedure, asked: Asked, common: RunOptions, engines: fl
 
 
 def start(options: StudyOptions, procedure: Procedure, command: list[str], progress: Progress, path: Path) -> Study:
-    """Look at the target, and begin a study. Raises SidelightError; nothing is written then."""
+    """Begin a study after a look at the target. Raises SidelightError; nothing is written then."""
     asked, costs = asked_of(options, procedure)
     for cost in costs:
         progress.warn(cost)
@@ -183,7 +183,7 @@ def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit
 
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
-    """Run one test, or go on with it, and derive its files. Raises SidelightError where it could not begin."""
+    """Run or resume one test, and derive its files. Raises SidelightError where it could not begin."""
     with ExitStack() as stack:
         if options.resume is not None:
             record.open_whole(options.resume)  # nothing is written where there is no study
@@ -196,7 +196,7 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
 
 
 def _conducted(study: Study, options: StudyOptions, command: list[str], progress: Progress) -> Ended:
-    """Run the steps that a study lacks, and derive its files."""
+    """Run the remaining steps of a study, and derive its files."""
     procedure = procedure_named(study.record.asked.test)
     each = targets(options, procedure)
 
@@ -231,7 +231,7 @@ def code_of(derived: DerivedStudy, options: StudyOptions, error: SidelightError 
 
 
 def _bracket(finished: Sequence[Finished]) -> str:
-    """Say between which loads the limit is, as far as the steps show it."""
+    """Return the loads between which the limit is, as far as the steps show it."""
     limit = measured_capacity(finished) or Capacity(per_s=0.0)
     verdicts = bracket([each for each in finished if each.step.load == "open"], limit)
     ends = ["?" if each is None else figure(load_of(each, limit)) for each in (verdicts.stable, verdicts.growing)]
@@ -239,7 +239,7 @@ def _bracket(finished: Sequence[Finished]) -> str:
 
 
 def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
-    """Return a study that goes on, and its options. Raises ConfigurationError naming what is not as it was."""
+    """Return a resumed study and its options. Raises ConfigurationError naming the change."""
     path = options.resume or Path()
     study = record.open_whole(path)
     asked = study.record.asked
@@ -307,7 +307,8 @@ def _each_test(
 
 
 def _all_begun(options: StudyOptions, stack: ExitStack) -> tuple[Path, StudyOptions]:
-    """Return the directory of all tests, held by `stack`, and their options: those that they were begun with.
+    """Return the directory of all tests, locked by `stack`, and their options. The options are those that they were
+    begun with.
 
     Raises ConfigurationError where studies are there already, or options are not as they were.
     """
@@ -335,15 +336,15 @@ def _left_out(name: str, options: StudyOptions) -> str:
 
 
 def _require_taken(variants: Collection[str]) -> None:
-    """Raise ConfigurationError for configurations that none of all tests takes."""
+    """Check that some test takes each configuration. Raises ConfigurationError."""
     if unplaced := [name for name in variants if not any(name in names for names in TAKEN.values())]:
         takers = "; ".join(f"{test} has {', '.join(names)}" for test, names in TAKEN.items())
         raise ConfigurationError(f"--variant {', '.join(unplaced)}: no test takes one of that name; {takers}")
 
 
 def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Capacity]) -> StudyOptions:
-    """Return the options of one of all tests: what it does not have is left out, since it is of others; the capacity is
-    what was shown of its workload.
+    """Return the options of one of all tests. Options that it does not have are left out, since they are of others; the
+    capacity is that shown for its workload.
 
     Of configurations it takes those of its names; a test of a single one without --url takes the first.
     """

@@ -1,4 +1,4 @@
-"""The requests that a watch counted in the last minutes: what a terminal, the live page and an alert say of them.
+"""Requests that a watch counted in the last minutes, for terminal, live page and alerts.
 
 What is said of them is what a report says of its window: the same statistics of the same columns.
 """
@@ -32,7 +32,7 @@ _NOT_SHOWN = Missing("not shown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """n requests that were counted at once, and the slowest of them."""
+    """Batch of n requests that were counted at once, and the slowest of them."""
 
     at_ns: int
     parts: Parts
@@ -43,7 +43,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clients:
-    """Clients' spans that ended: how many, and how many of them in an error."""
+    """Numbers of clients' spans that ended, and of those with an error."""
 
     at_ns: int
     ended: int
@@ -68,7 +68,7 @@ class Recent:
 
 
 class Lately:
-    """Owns the requests of the last WINDOW_S, `most` of them and one batch at most.
+    """Requests of the last WINDOW_S, `most` of them and one batch at most.
 
     A request's time is when it was counted: clients' clocks may differ from ours.
     """
@@ -83,7 +83,7 @@ class Lately:
         self._largest_due_ns = 0
 
     def clock_moved(self, moved_ns: int) -> None:
-        """Go on by a clock that was set by so much."""
+        """Shift all times by the step of the clock."""
         if self._begun_ns is not None:
             self._begun_ns += moved_ns
         self._largest_due_ns += moved_ns
@@ -91,11 +91,11 @@ class Lately:
         self._clients = deque(replace(spans, at_ns=spans.at_ns + moved_ns) for spans in self._clients)
 
     def count_clients(self, ended: int, failed: int, now_ns: int) -> None:
-        """Take in how many clients' spans ended."""
+        """Add the number of clients' spans that ended."""
         self._clients.append(_Clients(at_ns=now_ns, ended=ended, failed=failed))
 
     def take(self, ended: Ended, now_ns: int) -> None:
-        """Take in requests that are counted now."""
+        """Add requests that are counted now."""
         longest = slowest(ended.requests, ended.parts, _NOT_SHOWN, _NOT_SHOWN, start_ns=0)
         self._size += len(ended)
         self._batches.append(
@@ -145,7 +145,7 @@ class Lately:
         )
 
     def _group(self) -> Group | None:
-        """Describe all of them together, as a report does."""
+        """Return the statistics of all requests together, as in a report."""
         if not self._batches:
             return None
         parts = concat([batch.parts for batch in self._batches])

@@ -30,8 +30,8 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """One scraped page: what its gauges said last, None where they said nothing; `silence` is why none comes any more,
-    `restarted_s` how long ago the engine was seen to have begun anew, None for not lately.
+    """State of one scraped page: the last values of its gauges, None where missing. `silence` is the reason why no page
+    comes any more, `restarted_s` how long ago the engine was seen to have begun anew, None for not lately.
     """
 
     url: str

@@ -44,7 +44,7 @@ _FILES_KEPT = 10  # the logs are as many files, so that a tenth of them is delet
 
 @dataclass(slots=True, kw_only=True)
 class Upkeep:
-    """A process that is started again whenever it dies; `died` is the event of that, `cost` what it means for others.
+    """A process that is started again whenever it dies. `died` is the event of its death, `cost` the effect on others.
 
     `lives` counts those that came up, `restarts` those that died; `child` is None while there is none, and `down_ns`
     then says since when one is down that died.
@@ -109,7 +109,7 @@ class Watch:
     unrecorded: deque[run_events.Event] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
 
     def view_ns(self) -> int:
-        """Return the time by the clock that the view goes by."""
+        """Return the time by the view's clock."""
         return self.clock.now_ns() - self.ahead_ns
 
     def warn_and_record(self, text: str) -> None:
@@ -131,7 +131,7 @@ class Watch:
 
 
 async def keep_processes_up(shared: Watch, look_through: Callable[[], None]) -> None:
-    """Keep a receiver and a scraper up, whatever they die of. The first of each has to come up.
+    """Keep a receiver and a scraper up, whatever the cause of their death. The first of each has to come up.
 
     When the wall clock was set, and that is recorded, the next ones stamp by the new time, once `look_through` has read
     all that is stamped by the old one.
@@ -256,7 +256,7 @@ def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
 
 
 async def _clock_step(shared: Watch) -> None:
-    """Wait until the wall clock is set, and that is recorded; `shared` then goes by the new time.
+    """Wait until the wall clock is set and that is recorded. `shared` then goes by the new time.
 
     A report that does not know of it would mix stamps of two clocks. Where it cannot be recorded, as on a full disk,
     all goes on by the old time, and it is tried again.
@@ -271,7 +271,7 @@ async def _clock_step(shared: Watch) -> None:
 
 
 def _follow_clock(shared: Watch) -> bool:
-    """Record that the wall clock was set, and go on by the new time; return whether that could be recorded."""
+    """Record a step of the wall clock, and go on by the new time. Returns whether it could be recorded."""
     before, after = shared.clock, anchor(shared.wall_ns)
     moved_ns, first_log = after.offset_ns - before.offset_ns, _next_log(shared) + _SPARE_LOGS
     step = {"moved_ns": moved_ns, "first_log": first_log, "offset_ns": after.offset_ns}
@@ -302,7 +302,7 @@ def _follow_clock(shared: Watch) -> bool:
 
 
 def _next_log(shared: Watch) -> int:
-    """Return the number of the logs that processes write which begin now."""
+    """Return the number of the next logs of starting processes."""
     numbers = (next_number(shared.path / run_directory.RAW, pattern) for pattern in (SPANS, SCRAPES))
     return max(shared.first_log, *numbers)
 

@@ -1,4 +1,5 @@
-"""A resident sidecar: spans and pages come in without any load of ours, and the breakdown is served as requests end.
+"""A resident sidecar: spans and pages come in without load, and the breakdown is served. Requests are broken down as
+they end.
 
 The receiver and the scraper are processes of their own, as in a run. A directory of it reads as that of a run does.
 """
@@ -289,7 +290,7 @@ def _state(shared: Watch) -> WatchState:
 
 
 def _look_through(shared: Watch) -> None:
-    """Look until nothing is left that has come so far."""
+    """Read until all data that have come so far are read."""
     _look(shared)
     while shared.view.is_behind:
         _look(shared)

@@ -61,7 +61,8 @@ READ_S = 1.0
 
 
 class WatchView:
-    """Owns the tails of a watch's logs. A context manager; `poll` and `state` may run in a thread, one call at a time.
+    """View of a watch on its logs, which it tails. A context manager; `poll` and `state` may run in a thread, one call
+    at a time.
 
     It keeps the requests of the last minutes, for `state`. `columns` are filled for browsers. A poll reads spans for
     `read_s`, after which what is known by then is shown.
@@ -127,7 +128,7 @@ class WatchView:
         self._requests.missed(back_ns)
 
     def clock_moved(self, moved_ns: int) -> None:
-        """Go on by a clock that was set by so much; all that was logged by the old time has been read."""
+        """Shift all times by the step of the clock. All that was logged by the old time has been read."""
         self._requests.clock_moved(moved_ns)
         self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
         self._lately.clock_moved(moved_ns)
@@ -139,7 +140,7 @@ class WatchView:
         self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
 
     def scrape_only(self, urls: Collection[str]) -> None:
-        """Forget, at the next look, the pages that are no longer scraped."""
+        """Remove, at the next look, the pages that are no longer scraped."""
         self._wanted = frozenset(masked(url) for url in urls)
 
     def poll(self, now_ns: int, *, all_of_it: bool = False) -> None:
@@ -384,7 +385,7 @@ def _tokens(before: int | None, counts: Sequence[int]) -> int | None:
 
 
 def _shown(queue: ForwardQueue) -> dict[str, int]:
-    """Return a queue as the page has it; nothing where nothing is forwarded."""
+    """Return a queue as the page has it; nothing without a forwarder."""
     if not queue.limit_bytes:
         return {}
     return {"exports": queue.exports, "bytes": queue.size_bytes, "limit_bytes": queue.limit_bytes}
