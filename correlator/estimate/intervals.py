@@ -24,7 +24,6 @@ from scraper.series.table import EndpointSeries
 
 Sources = Mapping[str, CanonicalSource | Missing]
 
-SLACK_S = 0.01  # by which a sum may differ: times of two clocks may be below 0
 LARGEST = 2.0**53  # requests or seconds: whole numbers beyond are not exact, and no run has as many
 
 
@@ -74,7 +73,7 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
 
     A page on which the histograms of the end disagree in count was read half written: it counts as not scraped.
     Missing: fewer than two usable scrapes, no known engine, no queue or prefill histogram, one without count or sum,
-    one whose sum falls, or one that is observed at another moment than the end of a request: its sums then speak of
+    one whose sum cannot be, or one that is observed at another moment than the end of a request: its sums then speak of
     other requests than those that ended.
     """
     if not len(endpoint.at_ns):
@@ -156,23 +155,21 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
         name: [rising_histogram(endpoint, columns, restarts) for columns in groups]
         for name, groups in (times | _end_tokens(endpoint, engine)).items()
     }
-    falling = [name for name, shown in rising_of.items() if _sum_falls(shown)]
+    faults = {name: fault for name, label_sets in rising_of.items() if (fault := _sum_fault(label_sets))}
     for name, source in (("queue", queue), ("prefill", prefill)):
-        if name in falling:
-            return Missing(f"the sum of {source.metric} cannot be: it falls while its count rises")
-    rising_of = {name: label_sets for name, label_sets in rising_of.items() if name not in falling}
+        if name in faults:
+            return Missing(f"the sum of {source.metric} cannot be: it {faults[name]}")
+    rising_of = {name: label_sets for name, label_sets in rising_of.items() if name not in faults}
     counts = [_count(label_sets) for label_sets in rising_of.values()]
     sums = {name: _sum(label_sets) for name, label_sets in rising_of.items()}
-    if not (np.abs([counts[0], counts[1], sums["queue"], sums["prefill"]]) < LARGEST).all():
+    stated = np.all([_stated(rising_of[name]) for name in times], axis=0)
+    if not (np.abs([counts[0], counts[1], sums["queue"], sums["prefill"]])[:, stated] < LARGEST).all():
         return Missing("the server's sums are too large to add up")
-    rows = np.flatnonzero(np.all([np.abs(count - counts[0]) < 0.5 for count in counts], axis=0))
+    rows = np.flatnonzero(stated & np.all([np.abs(count - counts[0]) < 0.5 for count in counts], axis=0))
     if len(rows) < 2:
         return Missing("fewer than two scrapes are usable")
     resets = _resets([histogram for label_sets in rising_of.values() for histogram in label_sets])
     buckets = {name: _buckets(groups, rising_of[name], rows) for name, groups in times.items()}
-    for name, source in (("queue", queue), ("prefill", prefill)):
-        if not _held(float(sums[name][rows[-1]] - sums[name][rows[0]]), buckets[name]):
-            return Missing(f"the sum of {source.metric} cannot be: its buckets hold other times")
     return Intervals(
         start_ns=endpoint.at_ns[rows[:-1]],
         end_ns=endpoint.at_ns[rows[1:]],
@@ -206,7 +203,7 @@ def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> I
     if len(endpoint.at_ns) < 2 or any(columns.count < 0 or columns.sum < 0 for columns in groups):
         return None
     risen = [rising_histogram(endpoint, columns, restarts) for columns in groups]
-    if _sum_falls(risen):
+    if _sum_fault(risen):
         return None
     sums = {"ttft": np.diff(_sum(risen))}
     if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
@@ -234,8 +231,15 @@ def _sum(label_sets: Sequence[RisingHistogram]) -> Floats:
     return np.asarray(np.sum([histogram.sum for histogram in label_sets], axis=0))
 
 
-def _sum_falls(label_sets: Sequence[RisingHistogram]) -> bool:
-    return any(histogram.sum_falls for histogram in label_sets)
+def _sum_fault(label_sets: Sequence[RisingHistogram]) -> str:
+    """Return the fault of a sum that is on no page, '' for none."""
+    return next((shown.sum_fault for shown in label_sets if shown.sum_fault and np.isnan(shown.sum).all()), "")
+
+
+def _stated(label_sets: Sequence[RisingHistogram]) -> Bools:
+    """Return the pages (bool[T]) on which every sum is finite."""
+    faulty = [np.isfinite(shown.sum) for shown in label_sets if shown.sum_fault]
+    return np.logical_and.reduce(faulty) if faulty else np.ones(len(label_sets[0].sum), dtype=np.bool_)
 
 
 def _resets(histograms: Sequence[RisingHistogram]) -> Bools:
@@ -262,18 +266,6 @@ def _buckets(
     counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
     # Bounds that changed during the run leave counts below zero.
     return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))
-
-
-def _held(total: float, buckets: Buckets | None) -> bool:
-    """Return whether a sum fits the contents of the buckets; one observation may be in only one of the two."""
-    if buckets is None:
-        return True
-    counts = buckets.counts.sum(axis=0)
-    upper = buckets.bounds[counts > 0]
-    lower = np.concatenate(([min(0.0, buckets.bounds[0])], buckets.bounds[:-1]))[counts > 0]
-    counts = counts[counts > 0]
-    least, most = float(counts @ lower) - lower.max(initial=0.0), float(counts @ upper) + upper.max(initial=0.0)
-    return not (total < least - SLACK_S or total > most + SLACK_S)
 
 
 def _never_waiting(endpoint: EndpointSeries, sources: Sources) -> bool:

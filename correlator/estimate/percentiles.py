@@ -212,8 +212,8 @@ def drained_means(
 def _increases(endpoint: EndpointSeries, window: Window) -> list[tuple[float, float]] | None:
     """Return the increase of count and sum of each histogram of `_ONCE`.
 
-    It runs from the last scrape before a window to the last of all. None where a histogram is missing, where nothing
-    was scraped before the window, and where the server restarted.
+    It runs from the last scrape before a window to the last of all. None where a histogram is missing or impossible,
+    where nothing was scraped before the window, and where the server restarted.
     """
     engine = detect(endpoint.series)
     first = int(np.searchsorted(endpoint.response_ns, window.start_ns, side="right")) - 1
@@ -226,7 +226,8 @@ def _increases(endpoint: EndpointSeries, window: Window) -> list[tuple[float, fl
         if isinstance(source, Missing) or any(min(columns.count, columns.sum) < 0 for columns in source.histograms):
             return None
         risen = [rising_histogram(endpoint, columns, restarts) for columns in source.histograms]
-        if any(histogram.sum_falls or histogram.resets[first + 1 :].any() for histogram in risen):
+        unknown = any(np.isnan(histogram.sum[[first, -1]]).any() for histogram in risen)
+        if unknown or any(histogram.resets[first + 1 :].any() for histogram in risen):
             return None
         count, sum_s = (
             float(sum(column[-1] - column[first] for column in columns))

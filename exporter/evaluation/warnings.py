@@ -27,8 +27,8 @@ from recorded.run import Run
 from rundir.columns import take
 from rundir.printable.numbers import count_of
 from scraper.engines import QUANTITIES, catalogue
-from scraper.series.resets import alternates, models_in_turn
-from scraper.window.aggregate import falling_sums, impossible_gauges
+from scraper.series.resets import alternates, models_in_turn, unlikely_starts
+from scraper.window.aggregate import impossible_sums, impossible_values
 from scraper.window.summary import Server
 
 CACHED_RATIO = 0.05
@@ -223,15 +223,20 @@ def _scrapes(server: Server) -> Iterator[str]:
 
 
 def _impossible(run: Run, correlation: Correlation) -> Iterator[str]:
-    """Yield impossible values of the pages: gauges out of their range, and times beyond those of the client."""
+    """Yield impossible values of the pages: numbers out of their range, and times beyond those of the client."""
     for endpoint in run.endpoints:
-        for metric, values in impossible_gauges(endpoint).items():
+        for metric, values in impossible_values(endpoint).items():
             yield (
                 f"the page at {endpoint.url} states {metric} {values[0]:g}, which cannot be: such values "
                 f"({len(values)}) are left out; a share is 0 to 1, and no count is below 0"
             )
-        for metric in falling_sums(endpoint):
-            yield f"the page at {endpoint.url} states a sum of {metric} that falls, which cannot be: it is left out"
+        for metric, fault in impossible_sums(endpoint).items():
+            yield f"the page at {endpoint.url} states a sum of {metric} that {fault}, which cannot be: it is left out"
+        if advanced := unlikely_starts(endpoint):
+            yield (
+                f"the start time on the page at {endpoint.url} advanced {advanced} x and no counter fell, which cannot "
+                "be: no restart is counted"
+            )
     if correlation.comparable and correlation.client_requests and correlation.missing:
         yield f"no breakdown: {correlation.missing}"
 

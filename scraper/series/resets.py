@@ -17,11 +17,11 @@ import numpy as np
 
 from rundir.columns import Bools, Floats
 from scraper.exposition import HistogramColumns, Series, without_le
+from scraper.series.sums import NO_NUMBER, ROUNDING, sum_fault
 from scraper.series.table import EndpointSeries
 
 START_TIME = "process_start_time_seconds"
-ROUNDING = 1e-9  # of a value: a fall within it is of several processes' values added up in another order
-MOST_FALL = 0.01  # s, or tokens, of a sum: by which times of two clocks may be below 0
+MOST_UNSEEN = 3  # restarts that no counter shows: one that counts far soon after a restart may hide it, and not always
 MODEL_LABEL = "model_name"  # of vLLM, SGLang and TensorRT-LLM
 
 Labels = tuple[tuple[str, str], ...]
@@ -55,7 +55,8 @@ class RisingHistogram:
     """A histogram without its resets, and the scrapes (bool[T]) of the resets.
 
     `count` (float64[T]) and `buckets` (float64[T, B], cumulative over buckets) never fall. `sum` (float64[T]) is NaN
-    where the page has none, or one that falls between resets (`sum_falls`); what a formula takes off
+    where the page has none or one that is not finite; `sum_fault` says why a sum cannot be (`sums`), and then it is
+    NaN throughout, unless all that is wrong is that single pages state none that is finite. What a formula takes off
     it (`HistogramColumns.less`) is already off.
     """
 
@@ -63,7 +64,7 @@ class RisingHistogram:
     buckets: Floats
     sum: Floats
     resets: Bools
-    sum_falls: bool
+    sum_fault: str
 
 
 def restarts_of(endpoint: EndpointSeries) -> Restarts:
@@ -79,10 +80,10 @@ def restarts_of(endpoint: EndpointSeries) -> Restarts:
 def rising(endpoint: EndpointSeries, column: int, restarts: Restarts) -> Rising:
     """Return one counter, or another cumulative series, across its resets.
 
-    An absent value is the last known one since the last reset, zero where there is none.
+    An absent value, or one below 0, is the last known one since the last reset, zero where there is none.
     """
     series = endpoint.series[column]
-    values = endpoint.values[:, [column]]
+    values = amounts(endpoint.values[:, [column]])
     resets = _resets(endpoint, values, (series.family.removesuffix("_total"), without_le(series.labels)), restarts)
     return Rising(values=np.maximum.accumulate(without_resets(values, resets))[:, 0], resets=resets)
 
@@ -93,29 +94,31 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
     Where it has no `_count`, its last bucket counts; it needs one of the two.
     """
     counted = columns.count if columns.count >= 0 else columns.buckets[-1]
-    values = endpoint.values[:, [counted, *columns.buckets]]
+    values = amounts(endpoint.values[:, [counted, *columns.buckets]])
     resets = _resets(endpoint, values, (columns.family, columns.labels), restarts)
     counts = np.maximum.accumulate(without_resets(values, resets))
-    total, sum_falls = np.full(len(values), np.nan), False
+    total, fault = np.full(len(values), np.nan), ""
     if columns.sum >= 0:
-        total = without_resets(endpoint.values[:, [columns.sum]], resets)[:, 0]
-        sum_falls = _falls(total)
+        stated = endpoint.values[:, [columns.sum]]
+        total = without_resets(stated, resets)[:, 0]
+        unstated = np.isfinite(values[:, 0]) & ~np.isfinite(stated[:, 0])
+        total[unstated] = np.nan
+        fault = sum_fault(total, np.where(np.isfinite(values), counts, np.nan), columns.bounds)
+        fault = fault or (NO_NUMBER if unstated.any() else "")
     if columns.less >= 0:
         total = together([total, -without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]])
     return RisingHistogram(
         count=counts[:, 0],
         buckets=counts[:, 1:],
-        sum=np.full(len(values), np.nan) if sum_falls else total,
+        sum=total if fault in ("", NO_NUMBER) else np.full(len(values), np.nan),
         resets=resets,
-        sum_falls=sum_falls,
+        sum_fault=fault,
     )
 
 
-def _falls(total: Floats) -> bool:
-    """Return whether a sum (float64[T]) falls. No sum of times or of tokens does."""
-    known = total[np.isfinite(total)]
-    with np.errstate(over="ignore"):
-        return bool((np.diff(known) < -MOST_FALL - ROUNDING * np.abs(known[:-1])).any())
+def amounts(values: Floats) -> Floats:
+    """Return counts with those below 0 as missing."""
+    return np.where(values < 0, np.nan, values)
 
 
 def alternates(endpoint: EndpointSeries) -> bool:
@@ -125,6 +128,20 @@ def alternates(endpoint: EndpointSeries) -> bool:
         return False
     known = moments[np.isfinite(moments)]
     return bool((known[1:] < known[:-1]).any())
+
+
+def unlikely_starts(endpoint: EndpointSeries) -> int:
+    """Return how often the start time advanced although no counter fell; 0 below three times."""
+    moments = _start_times(endpoint)
+    if moments is None:
+        return 0
+    advanced = _advanced(moments)
+    times = int(advanced.sum())
+    if times < MOST_UNSEEN:
+        return 0
+    counters = amounts(endpoint.values[:, _counting_columns(endpoint.series)])
+    counted = np.count_nonzero(counters > 0, axis=1)[:-1][advanced[1:]].all()
+    return times if counted and not reset_rows(counters).any() else 0
 
 
 def models_in_turn(endpoint: EndpointSeries) -> list[tuple[str, int]]:
@@ -202,11 +219,13 @@ def _filled(values: Floats, resets: Bools) -> Floats:
 def _process_restarts(endpoint: EndpointSeries) -> Bools:
     """Return the rows (bool[T]) by which the process had begun anew.
 
-    A page with start times of several processes says nothing, and then none is assumed.
+    A page with start times of several processes says nothing, and then none is assumed; nor by start times that the
+    page's own counters contradict.
     """
     moments = _start_times(endpoint)
     if moments is not None:
-        return _advanced(moments)
+        advanced = _advanced(moments)
+        return np.zeros_like(advanced) if unlikely_starts(endpoint) else advanced
     stated = any(series.name == START_TIME for series in endpoint.series)
     return np.zeros(len(endpoint.values), dtype=np.bool_) if stated else _common_resets(endpoint)
 
@@ -218,7 +237,7 @@ def _common_resets(endpoint: EndpointSeries) -> Bools:
     no start time, and a counter that has already passed its last value does not show the restart that the others show.
     """
     columns = _counting_columns(endpoint.series)
-    values = endpoint.values[:, columns]
+    values = amounts(endpoint.values[:, columns])
     known = np.isfinite(values)
     last = np.maximum.accumulate(np.where(known, np.arange(len(values))[:, None], -1), axis=0)
     resets = np.zeros(len(values), dtype=np.bool_)

@@ -10,7 +10,7 @@ import numpy as np
 from rundir.columns import Floats
 from rundir.stats import Missing
 from scraper.engines import CanonicalSource, canonical, detect
-from scraper.series.resets import restarts_of, rising_histogram
+from scraper.series.resets import amounts, restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import (
     Buckets,
@@ -103,7 +103,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
         slice_sums=_sum_slices([increase.slice_sums for increase in increases], share=share),
         buckets=_sum_buckets([increase.buckets for increase in increases], share=share),
         intervals=tuple(part for increase in increases for part in increase.intervals),
-        sum_falls=any(increase.sum_falls for increase in increases),
+        sum_fault=next((increase.sum_fault for increase in increases if increase.sum_fault), ""),
     )
 
 
@@ -147,30 +147,36 @@ def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
     return np.where((samples >= 0) & (samples <= most), samples, np.nan)
 
 
-def impossible_gauges(endpoint: EndpointSeries) -> dict[str, list[float]]:
-    """Return the finite but impossible values of an engine's gauges, left out, by metric."""
-    engine = detect(endpoint.series)
+def impossible_values(endpoint: EndpointSeries) -> dict[str, list[float]]:
+    """Return the finite but impossible values of an engine's gauges and counts, left out, by metric."""
     refused: dict[str, list[float]] = {}
-    for source in canonical(endpoint.series, engine.name).values() if engine else ():
-        if isinstance(source, CanonicalSource) and source.quantity.kind == "gauge":
-            samples = _samples(endpoint.values, source)
-            refused[source.metric] = samples[
-                np.isfinite(samples) & np.isnan(gauge_values(endpoint.values, source))
-            ].tolist()
+    for source in _sources(endpoint):
+        if source.quantity.kind == "gauge":
+            samples, possible = _samples(endpoint.values, source), gauge_values(endpoint.values, source)
+        else:
+            counts = [column for group in source.histograms for column in (group.count, *group.buckets) if column >= 0]
+            samples = endpoint.values[:, [*source.columns, *counts]]
+            possible = amounts(samples)
+        refused[source.metric] = samples[np.isfinite(samples) & np.isnan(possible)].tolist()
     return {metric: values for metric, values in refused.items() if values}
 
 
-def falling_sums(endpoint: EndpointSeries) -> list[str]:
-    """Return the metrics of an engine's histograms with a falling sum, which is left out."""
-    engine, restarts = detect(endpoint.series), restarts_of(endpoint)
-    metrics = [
-        source.metric
-        for source in (canonical(endpoint.series, engine.name).values() if engine else ())
-        if isinstance(source, CanonicalSource)
+def impossible_sums(endpoint: EndpointSeries) -> dict[str, str]:
+    """Return the faults of the sums of an engine's histograms, by metric."""
+    restarts = restarts_of(endpoint)
+    faults = {
+        source.metric: rising_histogram(endpoint, columns, restarts).sum_fault
+        for source in _sources(endpoint)
         for columns in source.histograms
-        if columns.count >= 0 and rising_histogram(endpoint, columns, restarts).sum_falls
-    ]
-    return list(dict.fromkeys(metrics))
+        if columns.count >= 0
+    }
+    return {metric: fault for metric, fault in faults.items() if fault}
+
+
+def _sources(endpoint: EndpointSeries) -> list[CanonicalSource]:
+    engine = detect(endpoint.series)
+    sources = canonical(endpoint.series, engine.name).values() if engine else ()
+    return [source for source in sources if isinstance(source, CanonicalSource)]
 
 
 def _samples(values: Floats, source: CanonicalSource) -> Floats:

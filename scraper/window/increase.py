@@ -17,6 +17,8 @@ from scraper.series.resets import RisingHistogram, rising, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.window import ScrapeSelection
 
+ABSENT = "the series is on no page of the window"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterIncrease:
@@ -60,7 +62,7 @@ class Intervals:
 class HistogramIncrease:
     """A histogram's increase over a window: R scrape intervals after the reference, S slices.
 
-    `sum` and `sums` are NaN where the page shows no sum, or one that falls (`sum_falls`); slices are NaN where no
+    `sum` and `sums` are NaN where the page shows no sum, or one that cannot be (`sum_fault`); slices are NaN where no
     scrape fell into them. `buckets` is a reason where the bounds changed during the run or could not be matched;
     `intervals` has one part for each set of bounds, and none where there are no buckets.
     """
@@ -73,7 +75,7 @@ class HistogramIncrease:
     slice_sums: Floats
     buckets: Buckets | Missing
     intervals: tuple[Intervals, ...]
-    sum_falls: bool = False
+    sum_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +87,11 @@ class GaugeSamples:
 
 
 def counter(endpoint: EndpointSeries, column: int, selection: ScrapeSelection) -> CounterIncrease | Missing:
-    """Return the increase of one counter over a window. Missing: it is on no page of the window."""
-    if not np.isfinite(endpoint.values[selection.reference : selection.last + 1, column]).any():
-        return Missing("the series is on no page of the window")
+    """Return the increase of one counter over a window. Missing: no page of the window has it, or one that can be."""
+    shown = endpoint.values[selection.reference : selection.last + 1, column]
+    shown = shown[np.isfinite(shown)]
+    if not (shown >= 0).any():
+        return Missing("the series is below 0, which cannot be" if len(shown) else ABSENT)
     series = rising(endpoint, column, selection.restarts)
     return CounterIncrease(
         total=float(series.values[selection.last] - series.values[selection.reference]),
@@ -108,7 +112,7 @@ def histogram(
     """Return the increase of one histogram over a window. Missing: no count on any page of the window."""
     counted = columns.count if columns.count >= 0 else (columns.buckets[-1] if columns.buckets else -1)
     if counted < 0 or not np.isfinite(endpoint.values[selection.reference : selection.last + 1, counted]).any():
-        return Missing("the series is on no page of the window")
+        return Missing(ABSENT)
     series = rising_histogram(endpoint, columns, selection.restarts)
     span = slice(selection.reference, selection.last + 1)
     buckets = endpoint.values[:, columns.buckets]
@@ -122,7 +126,7 @@ def histogram(
         slice_sums=_by_slice(series.sum, selection),
         buckets=_buckets(buckets[span][shown], series.buckets, columns, selection),
         intervals=_intervals(buckets, series, columns, selection),
-        sum_falls=series.sum_falls,
+        sum_fault=series.sum_fault,
     )
 
 

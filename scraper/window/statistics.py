@@ -18,6 +18,7 @@ from rundir.fields import UNSET
 from rundir.stats import Missing, statistics_of
 from scraper.engines import CanonicalSource
 from scraper.quantiles import Fit, fit, read, read_rows
+from scraper.series.sums import OVERFLOWS
 from scraper.series.table import EndpointSeries
 from scraper.window import aggregate
 from scraper.window.aggregate import TOO_LARGE, Part
@@ -172,8 +173,9 @@ def _histogram(about: dict[str, Any], increase: HistogramIncrease, selection: Sc
         stats, reasons = SampleStatistics(), {"stats": TOO_LARGE}
         return Histogram(**about, stats=stats, resets=increase.resets, missing=reasons, timeslices=[])
     # Of a page without a sum no interval is known.
-    absent = "its sum falls while its count rises" if increase.sum_falls else "the page shows no sum"
-    why_no_sum = TOO_LARGE if np.isfinite(increase.sums).any() else absent
+    absent = f"its sum {increase.sum_fault}" if increase.sum_fault else "the page shows no sum"
+    added = np.isfinite(increase.sums).any() and not increase.sum_fault
+    why_no_sum = TOO_LARGE if added or increase.sum_fault == OVERFLOWS else absent
     moments, missing = _moments(increase.count, increase.sum, why_no_sum)
     missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE) | missing
     fits = fits_of(increase)

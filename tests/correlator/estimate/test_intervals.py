@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from series import END, PREFILL, QUEUE, endpoint_of, histogram
 
 from correlator.estimate.intervals import Observed, observe
-from correlator.estimate.percentiles import ServerMeans, server_means
+from correlator.estimate.percentiles import ServerMeans, drained_means, server_means
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
@@ -218,3 +218,46 @@ def test_means_are_sums_over_counts(ttft_s: list[float], queue_s: float, prefill
 
     assert mean.ttft_s == pytest.approx(sum(ttft_s) / count)
     assert (mean.queue_s, mean.prefill_s) == (pytest.approx(queue_s), pytest.approx(prefill_s))
+
+
+@pytest.mark.parametrize("stated", ["NaN", "-Inf", "+Inf"])
+@pytest.mark.parametrize("family", [QUEUE, PREFILL])
+def test_a_sum_that_is_not_finite_is_a_reason(family: str, stated: str):
+    """Not a sum of 0, which the buckets could hold; one page alone with it is left out."""
+    other = PREFILL if family == QUEUE else QUEUE
+
+    def shown(*sums: float | str) -> Observed | Missing:
+        return observe(
+            scraped(*(histogram(family, n, total) + histogram(other, n, n / 2) for n, total in enumerate(sums)))
+        )
+
+    refused, once = shown(*[stated] * 4), shown(0, 0.5, stated, 1.5)
+    assert isinstance(refused, Missing)
+    assert family in refused.reason
+    assert isinstance(once, Observed)
+    assert [1, 2] == once.ends.count.tolist()
+
+
+@pytest.mark.parametrize("stated", ["7.5", "NaN", "-Inf", "each"])
+def test_a_drained_run_takes_no_mean_from_a_sum_that_cannot_be(stated: str):
+    """One that stands still, or is not finite: a prefill of 0 ms was said, and the rest of the TTFT called `other`."""
+
+    def prefill_of(total: str) -> ServerMeans:
+        families = (QUEUE, "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds", PREFILL)
+        pages = (
+            "".join(
+                histogram(
+                    family,
+                    n,
+                    total if family == PREFILL and total != "each" else 0.07 * n,
+                    buckets=[("0.05", 0), ("0.1", n)],
+                )
+                for family in families
+            )
+            for n in range(0, 40, 4)
+        )
+        client = means([1.0] * 36, [0.1] * 36, end_s=9.5, no_server="none")
+        window = Window(start_ns=round(0.5e9), end_ns=round(9.5e9))
+        return drained_means(client, [scraped(*pages)], window, sent=36, wait_s=0.1)
+
+    assert prefill_of(stated).prefill_s == (pytest.approx(0.07) if stated == "each" else None)

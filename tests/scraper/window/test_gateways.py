@@ -22,7 +22,7 @@ ROUND_TRIP = "dynamo_request_plane_roundtrip_ttft_seconds"
 def litellm(requests: float, whole_s: float, call_s: float, queue_s: float) -> str:
     """Return a page after so many requests that took so long."""
     times = ((WHOLE, whole_s), (CALL, call_s), (QUEUE, queue_s))
-    page = "".join(histogram(name, requests, total, labels='model="m"') for name, total in times)
+    page = "".join(histogram(name, requests, total, buckets=(), labels='model="m"') for name, total in times)
     return page + counter("litellm_deployment_failure_responses_total", requests / 2) + END
 
 
@@ -59,9 +59,9 @@ def test_times_in_milliseconds_and_of_several_parts():
         whole, call = "envoy_http_downstream_rq_time", "envoy_cluster_upstream_rq_time"
         listener, cluster = ('envoy_http_conn_manager_prefix="{}"', 'envoy_cluster_name="{}"')
         shown = (
-            histogram(whole, requests, 300 * requests, labels=listener.format("llm")),
+            histogram(whole, requests, 300 * requests, buckets=(), labels=listener.format("llm")),
             histogram(whole, 50 * requests, requests, labels=listener.format("admin")).partition("\n")[2],
-            histogram(call, requests, 280 * requests, labels=cluster.format("engine")),
+            histogram(call, requests, 280 * requests, buckets=(), labels=cluster.format("engine")),
             histogram(call, requests, 9 * requests, labels=cluster.format("otlp")).partition("\n")[2],
         )
         return "".join(shown) + END

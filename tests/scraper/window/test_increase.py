@@ -303,6 +303,25 @@ def test_a_start_time_that_goes_back_is_another_process_not_a_restart():
     assert (3, 0) == (increased.total, increased.resets)
 
 
+def test_start_times_that_no_counter_follows_are_no_restarts():
+    """A new one at each scrape, while the counter goes on: else each page's value counted as an increase."""
+    moving = [[10, 1e9], [15, 1e9 + 1], [17, 1e9 + 2], [19, 1e9 + 3]]
+    increased = counted(moving, STARTED)
+    assert (9, 0) == (increased.total, increased.resets)
+    fell = counted([*moving, [4, 1e9 + 4]], STARTED)
+    assert fell.resets == 4
+
+
+def test_a_counter_below_0_is_missing_there():
+    """And a reason where it never was another."""
+    increased = counted([[5], [-3], [9]], "# TYPE c_total counter\nc_total 0\n")
+    assert (4, 0) == (increased.total, increased.resets)
+    series = endpoint([1, 2, 3], [[-5], [-3], [-9]])
+    refused = counter(series, 0, chosen(series, 1, 3))
+    assert isinstance(refused, Missing)
+    assert "below 0" in refused.reason
+
+
 def test_reset_series_are_known_by_their_created():
     """`_created` of the series itself moves where an exporter clears it without restarting."""
     layout = "# TYPE c_total counter\nc_total 0\n# TYPE c_created gauge\nc_created 0\n"

@@ -19,7 +19,7 @@ from scraper.engines import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape
-from scraper.window.aggregate import IMPOSSIBLE, impossible_gauges
+from scraper.window.aggregate import IMPOSSIBLE, impossible_values
 from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 
@@ -248,7 +248,7 @@ def test_gauges_that_cannot_be_are_missing():
     for name in ("requests_waiting", "kv_cache_usage"):
         assert wrong["missing"][name] == IMPOSSIBLE
     (endpoint,) = build(rows(records))
-    assert {WAITING: [-5.0, -1.0], "vllm:kv_cache_usage_perc": [-0.5, 17.0, -0.1]} == impossible_gauges(endpoint)
+    assert {WAITING: [-5.0, -1.0], "vllm:kv_cache_usage_perc": [-0.5, 17.0, -0.1]} == impossible_values(endpoint)
 
 
 def test_what_is_too_large_to_add_up_is_a_reason():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import summaries
 from logs import request_log
-from series import END, QUEUE, endpoint_of, gauge, histogram
+from series import END, PREFILL, QUEUE, counter, endpoint_of, gauge, histogram
 
 from correlator.opening import WatchRun
 from exporter.evaluation.warnings import warnings
@@ -100,13 +100,29 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
 
 
 def test_numbers_that_cannot_be_are_named():
-    """Gauges and sums that fall by their metric, times by what they cannot be parts of."""
+    """Gauges, counts and sums by their metric, a start time by its steps, times by what they cannot be parts of."""
     page = gauge("vllm:kv_cache_usage_perc", 17) + gauge("vllm:num_requests_waiting", 4)
-    shown = endpoint_of([page + histogram(QUEUE, n, 9 - n) + END for n in range(2)])
-    usage, falls, times = said({"correlation.missing": "a queue of 10 s"}, endpoints=[shown])
+    page += counter("vllm:num_preemptions_total", -5)
+    held = [("0.05", 0)]
+    shown = endpoint_of(
+        [
+            page
+            + gauge("process_start_time_seconds", 1e9 + n)
+            + histogram(QUEUE, 2 * n + 1, 9 - n)
+            + histogram(PREFILL, 2 * n + 1, 7, buckets=held)
+            + END
+            for n in range(4)
+        ]
+    )
+    usage, preempted, falls, frozen, started, times = said(
+        {"correlation.missing": "a queue of 10 s"}, endpoints=[shown]
+    )
     assert f"{QUEUE} that falls" in falls
+    assert f"{PREFILL} that lies" in frozen
+    assert "vllm:num_preemptions_total -5, which cannot be" in preempted
+    assert "3 x" in started
     assert "vllm:kv_cache_usage_perc 17, which cannot be" in usage
-    assert "(2)" in usage
+    assert "(4)" in usage
     assert times == "no breakdown: a queue of 10 s"
 
 
