@@ -30,6 +30,7 @@ SPANS = Records(
 )
 # By how much an engine's clock may be off: machines that set their clocks by a server's (NTP) agree to far less.
 MOST_CLOCK_S = 2.0
+MOST_FIRST_S = 1e9  # nanoseconds of more are no whole number of 64 bits beside a time of the day
 
 
 def by_time(
@@ -62,7 +63,7 @@ def spans_by_time(requests: RequestLog, spans: EngineSpans, places: Ints) -> Mat
     Spans without a time to their first token fit none, nor do those that count other tokens than the client.
     """
     first_s = _first_s(spans)[places]
-    usable = (spans.arrival_ns[places] >= 0) & np.isfinite(first_s)
+    usable = (spans.arrival_ns[places] >= 0) & (np.abs(first_s) < MOST_FIRST_S)
     arrival_ns = np.where(usable, spans.arrival_ns[places], -1)
     first_ns = np.rint(np.where(usable, first_s, 0.0) * 1e9).astype(np.int64)
     timings = Timings(

@@ -191,7 +191,9 @@ def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts)
     since = _since(endpoint)
     elapsed_s = (endpoint.at_ns - endpoint.at_ns[since]) / 1e9
     increase = _increase(endpoint, source, since, restarts)
-    return _sampled(endpoint, np.divide(increase, elapsed_s, out=np.full(len(increase), np.nan), where=elapsed_s > 0))
+    with np.errstate(over="ignore"):
+        rate = np.divide(increase, elapsed_s, out=np.full(len(increase), np.nan), where=elapsed_s > 0)
+    return _sampled(endpoint, np.where(np.isfinite(rate), rate, np.nan))
 
 
 def _sampled(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:

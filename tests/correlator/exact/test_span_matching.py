@@ -82,6 +82,14 @@ def test_one_span_is_for_one_request(world: World, seed: int, ahead_s: float):
     assert wrong(trial, matches) <= 1 + len(joined) / 200
 
 
+def test_a_span_of_a_time_that_no_clock_holds_fits_no_request():
+    """A first token after 1e300 s is none, and no warning of numpy."""
+    trial = played(World(requests=20, rate_per_s=10), 1)
+    spans = spans_of(trial)
+    spans = replace(spans, ttft_s=np.full_like(spans.ttft_s, 1e300))
+    assert (spans_by_time(trial.requests, spans, np.arange(len(trial.timings))).row < 0).all()
+
+
 def test_of_all_that_is_joined_hardly_any_is_wrong():
     """Of 48 runs of many kinds, a third with lost spans and a third with other clients: at most one in 1,000."""
     kinds = product(

@@ -78,6 +78,12 @@ def test_preemptions_are_those_of_the_last_five_seconds():
     )
 
 
+def test_a_rate_beyond_the_largest_number_is_unknown():
+    """And no warning of numpy is on anybody's terminal."""
+    shown = engine([0, 0.5, 1], waiting=np.zeros(3), preemptions=[0, 1.7e308, 1.7e308])
+    assert [None, None, 1.7e308] == met("preemptions", requests([0, 0.5, 1]), shown)
+
+
 def test_the_hit_rate_is_that_of_the_last_five_seconds():
     """Hits over look-ups; where nothing was looked up it is unknown, not zero."""
     queries, hits = [0, 10, 20, 20, 20, 20, 20, 20, 24], [0, 0, 10, 10, 10, 10, 10, 10, 11]
