@@ -14,9 +14,10 @@ class RedirectError(aiohttp.ClientError):
 
 
 def on_same_host() -> aiohttp.TraceConfig:
-    """Return what lets a session follow no redirect to another host, nor from https to http: RedirectError is raised.
+    """Return a trace of sessions that raises RedirectError at a redirect to another host.
 
-    aiohttp leaves out the Authorization of a request there, and sends all other headers and the body.
+    So it does at one from https to http. aiohttp leaves out the Authorization of a request there, and sends all other
+    headers and the body.
     """
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_check)

@@ -319,6 +319,35 @@ def test_odd_words_are_found(source: str, odd: set[str]):
     assert odd == odd_words(ast.parse(source), source)
 
 
+# What a docstring's first sentence does not begin with or hold: a clause in the place of a noun.
+CLAUSES = re.compile(
+    r"^(Return|Tell|Say|Yield|Give) (which|what|how|why|when|that|if)\b|^Tell whether\b"
+    r"|\b(of which|what|whose|such|so many|of ours)\b",
+    re.IGNORECASE,
+)
+FIRST_WORDS = 15
+
+
+def first_sentence(docstring: str) -> str:
+    """Return the first sentence of a docstring, up to a full stop, colon or semicolon."""
+    return re.split(r"(?<=[.:;])\s", " ".join(docstring.split("\n\n", maxsplit=1)[0].split()))[0]
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_a_docstring_names_its_thing_first(package: str):
+    """With a noun of the field, in at most 15 words, and no clause; docstrings of commands are help texts."""
+    sentences = [
+        (f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 1)}", first_sentence(docstring))
+        for path in (REPOSITORY / package).rglob("*.py")
+        if path.parent != REPOSITORY / "sidecar/cli"
+        for node in nodes(path)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (docstring := ast.get_docstring(node))
+    ]
+    odd = {place: text for place, text in sentences if CLAUSES.search(text) or len(text.split()) > FIRST_WORDS}
+    assert {} == odd
+
+
 @pytest.mark.parametrize("package", [*sorted(MAY_IMPORT), "tests"])
 def test_the_code_speaks_the_fields_words(package: str):
     """No banned word."""

@@ -232,7 +232,7 @@ def _costed(pairs: _Pairs, of: Records) -> _Pairs | Missing:
 
 
 def _repeats(pairs: _Pairs, usual_s: Floats, spread_s: Floats) -> bool:
-    """Return whether another clock offset fits at least half as many requests, as under even load.
+    """Return whether another clock offset fits half as many requests, as under even load.
 
     A clock that is set otherwise makes all ways in longer, and all ways out shorter by as much.
     """

@@ -123,7 +123,7 @@ def _where(finished: Finished) -> str:
 
 
 def _is_alike(declared: str, engine: str) -> bool:
-    """Return whether the declared name of an engine is a known one, or part of one."""
+    """Return whether the declared name of an engine is known, whole or in part."""
     name, *known = (re.sub(r"[^a-z]", "", text.lower()) for text in (declared, engine, catalogue(engine).title))
     return any(each in name or name in each for each in known)
 

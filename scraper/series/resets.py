@@ -131,7 +131,7 @@ def alternates(endpoint: EndpointSeries) -> bool:
 
 
 def unlikely_starts(endpoint: EndpointSeries) -> int:
-    """Return how often the start time advanced although no counter fell; 0 below three times."""
+    """Return the number of advances of the start time without a counter that fell; 0 below three times."""
     moments = _start_times(endpoint)
     if moments is None:
         return 0

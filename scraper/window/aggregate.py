@@ -148,7 +148,7 @@ def gauge_values(values: Floats, source: CanonicalSource) -> Floats:
 
 
 def impossible_values(endpoint: EndpointSeries) -> dict[str, list[float]]:
-    """Return the finite but impossible values of an engine's gauges and counts, left out, by metric."""
+    """Return the finite but impossible values of an engine's gauges and counts, by metric."""
     refused: dict[str, list[float]] = {}
     for source in _sources(endpoint):
         if source.quantity.kind == "gauge":
