@@ -237,14 +237,14 @@ def test_only_what_is_asked_for_is_written(tmp_path: Path, recorded: Recorded):
 
 def test_rates_are_over_what_scrapes_cover():
     """Where scrapes ended in the middle of the window, rates divide by the part they cover."""
-    pages = [f"# TYPE a_total counter\na_total {10 * n}\n{histogram(0, 10 * n, 5.0 * n)}" for n in range(5)]
+    pages = [f"# TYPE a_total counter\na_total {10 * n}\n{histogram(0, 10 * n, 20.0 * n)}" for n in range(5)]
     source = source_of(endpoint_of(pages), start_ns=S * 3 // 2, end_ns=S * 23 // 2, slice_ns=4 * S)
     metrics = export(source)["metrics"]
     stats = metrics["a"]["series"][0]["stats"]
     assert (40, pytest.approx(40 / 3.5)) == (stats["total"], stats["rate"])
     assert pytest.approx([40 / 3.5]) == [piece["rate"] for piece in metrics["a"]["series"][0]["timeslices"]]
     stats = metrics["h_seconds"]["series"][0]["stats"]
-    assert pytest.approx((40 / 3.5, 20 / 3.5)) == (stats["count_rate"], stats["sum_rate"])
+    assert pytest.approx((40 / 3.5, 80 / 3.5)) == (stats["count_rate"], stats["sum_rate"])
 
 
 def test_numbers_too_large_are_left_out(small: Small):
