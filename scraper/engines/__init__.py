@@ -54,6 +54,8 @@ QUANTITIES = (
     "preemptions",
     "prefix_cache_queries",
     "prefix_cache_hits",
+    "draft_tokens",
+    "draft_tokens_accepted",
     "requests_finished",
 )
 

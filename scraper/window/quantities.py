@@ -183,6 +183,8 @@ class Quantities(Struct, frozen=True, kw_only=True):
         Counter | UnsetType, doc("Prompt tokens looked up in the prefix cache.", "tokens")
     ] = UNSET
     prefix_cache_hits: Annotated[Counter | UnsetType, doc("Prompt tokens found in the prefix cache.", "tokens")] = UNSET
+    draft_tokens: Annotated[Counter | UnsetType, doc("Tokens that speculative decoding proposed.", "tokens")] = UNSET
+    draft_tokens_accepted: Annotated[Counter | UnsetType, doc("Draft tokens that were accepted.", "tokens")] = UNSET
     requests_finished: Annotated[Counter | UnsetType, doc("Requests that ended in success.", "requests")] = UNSET
     missing: Reasons = UNSET
 

@@ -130,10 +130,20 @@ def test_quantities_stand_by_kind_and_absent_ones_not_at_all():
     text = as_text(summaries.summary(summaries.correlated()))
     assert ["7.80", "8", "21.4", "22"] == row(text, "requests waiting")
     assert (["0"], ["38,752"]) == (row(text, "preemptions"), row(text, "prompt tokens"))
-    assert "requests running" not in text
-    assert "decode time" not in text
+    assert not [name for name in ("requests running", "decode time", "draft tokens") if name in text]
     assert "TPOT: n/a (no reply had two tokens)" in text.splitlines()
     assert "Throughput: 10 requests/s, 3,333.3 input tokens/s" in text.splitlines()
+
+
+@pytest.mark.parametrize(("drafted", "shown"), [(3677.0, ["3,525", "96 %"]), (0.0, None)])
+def test_the_share_of_draft_tokens_that_were_accepted(drafted: float, shown: list[str] | None):
+    """Beside their count, where the engine speculates."""
+    counters = {
+        "draft_tokens": summaries.counter(drafted, 0.0),
+        "draft_tokens_accepted": summaries.counter(3525.0, 0.0),
+    }
+    text = as_text(summaries.summary(summaries.correlated(), summaries.server(**counters)))
+    assert shown == (row(text, "draft tokens accepted") if "draft tokens" in text else None)
 
 
 @pytest.mark.parametrize(("gap_ms", "is_said"), [(539.0, True), (11.0, False)])

@@ -89,10 +89,14 @@ def test_unknown_engine():
 
 
 def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
-    """A current vLLM provides every canonical quantity under its current name."""
+    """A current vLLM provides every canonical quantity under its current name; those of speculation where it is on."""
     (endpoint,) = build(rows(vllm_scrapes))
     sources = canonical(endpoint.series, "vllm")
     assert list(QUANTITIES) == list(sources)
+    for name in ("draft_tokens", "draft_tokens_accepted"):
+        reason = sources.pop(name)
+        assert isinstance(reason, Missing)
+        assert "--speculative-config switches it on" in reason.reason
     for name, source in sources.items():
         assert catalogue("vllm").quantities[name].metrics[0].text() == source.metric
     assert 5 == len(source_of(sources, "requests_finished").columns)

@@ -75,6 +75,12 @@ def server_section(summary: Summary) -> Iterator[RenderableType]:
         counter: Counter | UnsetType = getattr(server, key)
         if counter and not isinstance(counter.stats.total, UnsetType):
             shown.add_row(label, cell(counter.stats.total), "", "", "", "")
+    drafted, accepted = (
+        each.stats.total if each else UNSET for each in (server.draft_tokens, server.draft_tokens_accepted)
+    )
+    if drafted and not isinstance(accepted, UnsetType):
+        shown.add_row("draft tokens", cell(drafted), "", "", "", "")
+        shown.add_row("draft tokens accepted", cell(accepted), percent(accepted / drafted), "", "", "")
     if shown.row_count:
         yield shown
         if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):

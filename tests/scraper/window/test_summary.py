@@ -24,6 +24,7 @@ from scraper.window.summary import Endpoint, Server, server_summary
 from scraper.window.window import Window
 
 S = 10**9
+SPECULATION = {"draft_tokens", "draft_tokens_accepted"}  # not on in any recording
 DYNAMO = Path(__file__).parents[2] / "data" / "dynamo_pages.json.xz"
 
 
@@ -81,8 +82,8 @@ def test_main_recording_adds_up_to_its_spans(recording: Callable[[str], list[Scr
         assert name == "inter_token_latency" or stats["count"] == 397
     assert 397 == summary["requests_finished"]["stats"]["total"]
     assert 37 == summary["requests_waiting"]["stats"]["max"]
-    assert {} == summary["missing"]
-    assert {0} == {summary[name].get("resets", 0) for name in QUANTITIES}
+    assert SPECULATION == set(summary["missing"])
+    assert {0} == {summary[name].get("resets", 0) for name in QUANTITIES if name in summary}
 
 
 @pytest.mark.parametrize("name", ["main", "edges", "engine_death", "multi_api_server"])
@@ -91,7 +92,7 @@ def test_recordings_give_strict_json_without_negative_rates(recording: Callable[
     endpoints = build(rows(recording(name)))
     stamps = endpoints[0].response_ns
     summary = as_json(server_summary(endpoints, Window(start_ns=int(stamps[5]), end_ns=int(stamps[-5])), S))
-    for quantity in QUANTITIES:
+    for quantity in set(QUANTITIES) - SPECULATION:
         numbers = [v for s in summary[quantity]["timeslices"] for v in s.values() if isinstance(v, float | int)]
         assert min(numbers, default=0) >= 0, quantity
     assert (66 if name == "engine_death" else 0) == summary["endpoints"][0]["scrapes"]["failed"]
