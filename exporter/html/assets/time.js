@@ -167,7 +167,7 @@ function timeChart(place, height, rows, show, draw) {
       { ...grid, size: 70, space: height > 150 ? 26 : 16, ...(rows[0].text === cell && { incrs: COUNTS }),
         values: (_, values) => ((step = values[1] - values[0] || 1), values.map((value) => (isEmpty ? "" : rows[0].text === ms ? axisMs(value, step) : rows[0].text(value)))) },
     ],
-    series: [{ label: " ", value: (u, _, series, edge) => (edge ? `${between(u.data[0][edge - 1], u.data[0][edge], u.data[0][edge] - u.data[0][edge - 1])} ${DATA.byClock ? "UTC" : "after the start"}` : "") }, ...order.map((row) => ({
+    series: [{ value: (u, _, series, edge) => (edge ? `${between(u.data[0][edge - 1], u.data[0][edge], u.data[0][edge] - u.data[0][edge - 1])} ${DATA.byClock ? "UTC" : "after the start"}` : "") }, ...order.map((row) => ({
       label: row.label, stroke: () => colour(row.name), width: row.stacked ? 0.5 : 1.75, dash: row.dash,
       fill: row.stacked ? () => colour(row.name) : undefined, points: { show: false },
       paths: row.stacked ? uPlot.paths.bars({ size: [1], align: -1 }) : uPlot.paths.stepped({ align: -1 }),
@@ -186,6 +186,7 @@ function timeChart(place, height, rows, show, draw) {
   drawing.setAttribute("role", "img");
   // Parts stand in their own order, as in other legends.
   const [range, ...lines] = chart.root.querySelectorAll(".u-series");
+  range.firstChild.remove(); // its heading is empty
   range.parentNode.append(...lines.slice(0, stacked.length).reverse(), ...lines.slice(stacked.length), range);
   return {
     end: () => chart.destroy(), // it listens to the window

@@ -150,9 +150,33 @@ def test_steps_and_ranges_are_those_that_are_labelled(expression: str, value: ob
         pytest.skip("node is not installed (Debian package nodejs)")
     assets = resources.files("exporter.html") / "assets"
     script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js", "waterfall.js"))
-    shown = f"; const DATA = {{}}; process.stdout.write(JSON.stringify({expression}))"
+    data = json.dumps({"titles": {"blank output": "no text"}})
+    shown = f"; const DATA = {data}; process.stdout.write(JSON.stringify({expression}))"
     command = [NODE, "-e", script.replace('"use strict";', "") + shown]
     assert json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == value
+
+
+def test_a_chart_has_no_heading_without_text():
+    """The row of the range under the cursor has none."""
+    if NODE is None:
+        pytest.skip("node is not installed (Debian package nodejs)")
+    assets = resources.files("exporter.html") / "assets"
+    script = "".join((assets / name).read_text(encoding="utf-8") for name in ("plot.js", "time.js"))
+    program = """
+      const DATA = {}, rows = [];
+      function uPlot({ series }) {
+        for (const { label } of series) {
+          rows.push({ parentNode: { append() {} }, firstChild: { label, remove() { this.label = "removed"; } } });
+        }
+        this.root = { querySelector: () => ({ setAttribute() {} }), querySelectorAll: () => rows };
+      }
+      uPlot.paths = { bars() {}, stepped() {} };
+      timeChart({ clientWidth: 500, firstChild: {} }, 200, [{ name: "ink", label: "running", text: cell }], () => {});
+      process.stdout.write(JSON.stringify(rows.map(({ firstChild }) => firstChild.label)));
+    """
+    command = [NODE, "-e", script.replace('"use strict";', "") + program]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert json.loads(output) == ["removed", "running"]
 
 
 @pytest.mark.parametrize(
