@@ -16,7 +16,7 @@ from typing import Any
 
 from exporter.comparison import Compared
 from exporter.html.data import Recorded, page_data
-from exporter.html.markup import escape
+from exporter.html.markup import TITLES, escape
 from exporter.html.sections import comparison_sections, live_sections, sections
 from exporter.report import without_controls
 from exporter.summary.result import Summary
@@ -68,7 +68,9 @@ def as_comparison(runs: Sequence[Compared], recorded: Sequence[Recorded]) -> str
 @cache
 def live_page() -> str:
     """Return the page that a browser is served while a run or a watch goes: it connects to where it came from alone."""
-    return as_page("Sidelight", live_sections(), {"live": True}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY)
+    return as_page(
+        "Sidelight", live_sections(), {"live": True, "titles": TITLES}, scripts=LIVE_SCRIPTS, policy=_LIVE_POLICY
+    )
 
 
 def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:

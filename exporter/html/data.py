@@ -11,6 +11,7 @@ import numpy as np
 from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts
 from correlator.statistics.server_load import engine_samples, met_at_submission
 from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack, text_column
+from exporter.html.markup import TITLES
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.records import request_id, trace_id
@@ -54,6 +55,7 @@ def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> d
         "duration": summary.window.duration_s * 1e3,
         "startsAt": summary.window.start,
         "traceUrl": trace_url,
+        "titles": TITLES,
         "parts": [_described(part, summary.correlation.breakdown) for part in TTFT_PARTS],
         "inner": [_described(part, summary.correlation.breakdown) for part in (*INNER_PARTS, DECODE)],
         "phases": [[name, _since(begin, start_ns), None if end is None else _since(end, start_ns)]

@@ -25,8 +25,8 @@ TITLES = {
 }
 PARTS = {"blue": "network", "magenta": "gateway", "yellow": "queue", "green": "prefill", "cyan": "other"}
 
-
-_CODE = re.compile(r"`([^`<]+)`")
+# What a terminal shows in backticks; and options, in which a browser would break a line.
+_CODE = re.compile(r"`([^`<]+)`|(?<![\w-])(--[a-z][\w-]*)")
 
 
 def escape(text: str) -> str:
@@ -72,7 +72,14 @@ def _line(text: Text) -> str:
         f"<span{style}>{escape(piece.plain)}</span>" if style else escape(piece.plain)
         for piece, style in zip(pieces, styles, strict=True)
     )
-    return _CODE.sub(r"<code>\1</code>", line)
+    return _marked(line)
+
+
+def _marked(text: str) -> str:
+    """Return an escaped text with its code as elements."""
+    return _CODE.sub(
+        lambda found: f"<code>{found[1]}</code>" if found[1] else f'<span class="number">{found[2]}</span>', text
+    )
 
 
 def _span_class(style: str) -> str:
@@ -93,12 +100,14 @@ def _table(table: Table) -> str:
         _heading_cell("col", escape(plain(column.header)), number)
         for column, number in zip(columns, numbers, strict=True)
     )
-    cells = [[escape(plain(cell)) for cell in column.cells] for column in columns]
+    cells = [[_marked(escape(plain(cell))) for cell in column.cells] for column in columns]
     rows = []
     for (label, *others), row in zip(zip(*cells, strict=True), table.rows, strict=True):
         # A label that is set in makes the row a part of the one above.
         inner = label.startswith("  ")
-        values = "".join(f"<td{number}>{value}</td>" for value, number in zip(others, numbers[1:], strict=True))
+        values = "".join(
+            f"<td{number}{_title(value)}>{value}</td>" for value, number in zip(others, numbers[1:], strict=True)
+        )
         rows.append(
             f"<tr{_class('inner' if inner else row.style or '')}>{_heading_cell('row', label.strip())}{values}</tr>"
         )
@@ -112,8 +121,11 @@ def _table(table: Table) -> str:
 
 
 def _heading_cell(scope: str, text: str, attributes: str = "") -> str:
-    title = f' title="{TITLES[text]}"' if text in TITLES else ""
-    return f'<th scope="{scope}"{attributes}{title}>{text}</th>' if text else "<td></td>"
+    return f'<th scope="{scope}"{attributes}{_title(text)}>{text}</th>' if text else "<td></td>"
+
+
+def _title(text: str) -> str:
+    return f' title="{TITLES[text]}"' if text in TITLES else ""
 
 
 def _class(style: object) -> str:

@@ -131,11 +131,14 @@ function figure(place, caption, ...children) {
   return made;
 }
 
+/* What a word means. */
+const titleOf = (label) => DATA.titles[label.replace(/^·+ /, "")] || "";
+
 function choice(label, options, chosen, change) {
   const select = element("select", {}, ...options.map(([value, text]) => element("option", { value: String(value) }, text)));
   select.value = String(chosen);
   select.addEventListener("change", () => change(select.value));
-  return element("label", {}, `${label} `, select);
+  return element("label", { title: titleOf(label) }, `${label} `, select);
 }
 
 function toggle(text, pressed, change) {

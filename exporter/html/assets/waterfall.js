@@ -5,7 +5,7 @@ const LEAST_ROW_PX = 9, MOST_ROW_PX = 18, LIST_PX = 416, AXIS_PX = 26, LEFT_PX =
 const FILTERS = [["phase", "phase"], ["class", "class"], ["address", "URL"], ["status", "status"], ["quality", "quality"]];
 
 function waterfall(place, run) {
-  const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, rows: [], range: { low: 0, high: 1 }, tall: LEAST_ROW_PX, at: -1, chosen: null });
+  const state = (run.list ??= { filters: { phase: "measure" }, sort: "ttft", clock: false, chosen: null });
   const detail = element("div", { class: "detail", "aria-live": "polite" });
   const list = element("div", { class: "scroll", tabindex: "0", role: "application",
     "aria-label": "Requests as bars; arrow keys choose one, its numbers stand beside." });
@@ -47,8 +47,7 @@ function waterfall(place, run) {
     state.tall = Math.max(LEAST_ROW_PX, Math.min(MOST_ROW_PX, Math.floor((LIST_PX - AXIS_PX) / Math.max(1, state.rows.length))));
     spacer.style.height = `${Math.max(0, state.rows.length * state.tall + AXIS_PX - LIST_PX)}px`;
     count.textContent = `${cell(state.rows.length)} of ${cell(columns.sent.values.length)} requests${state.view ? `, sent from ${between(...state.view.map((edge) => edge / 1000))}, as the charts over time show` : ""}${DATA.byClock ? "; those without a breakdown are not drawn" : ""}`;
-    const [sent, e2e] = state.chosen || [];
-    state.at = state.chosen ? state.rows.findIndex((row) => columns.sent.values[row] === sent && Object.is(valueOf(columns, "e2e", row), e2e)) : -1;
+    state.at = state.chosen ? state.rows.findIndex((row) => identity(columns, row) === state.chosen) : -1;
   };
   const refresh = () => {
     list.scrollTop = 0;
@@ -75,7 +74,7 @@ function waterfall(place, run) {
 const sentIn = (view, sent, rows) => (view ? rows.filter((row) => sent[row] >= view[0] && sent[row] <= view[1]) : rows);
 
 /* What a request is known by when others come and rows are numbered anew: no two begin and end at the same times. */
-const identity = (columns, row) => [valueOf(columns, "sent", row), valueOf(columns, "e2e", row)];
+const identity = (columns, row) => `${[valueOf(columns, "sent", row), valueOf(columns, "e2e", row)]}`;
 
 function controls(run, state, refresh) {
   const { columns } = run;
@@ -215,7 +214,7 @@ function detailOf(run, row) {
     if (at >= 0) facts.push([`${label}, ${address}`, name === "kv_cache_usage" ? `${grouped(100 * values[at], 1)} %` : cell(values[at])]);
   }
   return element("table", {}, element("tbody", {}, ...facts.map(([label, value]) =>
-    element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, value)))));
+    element("tr", {}, element("th", { scope: "row", title: titleOf(label) }, label), element("td", {}, value)))));
 }
 
 function traceLink(address, id) {

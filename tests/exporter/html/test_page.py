@@ -24,7 +24,9 @@ from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
 from exporter.html.first_screen import figures as figures_of
+from exporter.html.markup import blocks
 from exporter.report import as_text
+from exporter.report.format import Prose, table
 from exporter.summary.result import Summary
 from rundir.printable.numbers import ms, spoken
 from sidecar.report.derive import derive_run
@@ -232,6 +234,17 @@ def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):
     sections = whole[: whole.index("<script")]
     assert re.search(r'<th scope="row" title="[^"]+">other</th>', sections)
     assert "`" not in sections[sections.index("<main>") :]
+
+
+def test_a_cell_has_its_code_and_what_its_word_means():
+    """As a heading of a row has; an option is in one piece, in cells and in sentences."""
+    shown = table("Levels", "Limit", "Meaning")
+    shown.add_row("1", "seats", "As `--slo` of `run`.")
+    whole = blocks([shown, Prose("! --resume tries it again. A range 1--2.", "red")])
+    assert re.search('<td[^>]* title="[^"]+">seats</td>', whole)
+    assert "As <code>--slo</code> of <code>run</code>.</td>" in whole
+    assert '<span class="number">--resume</span> tries' in whole
+    assert "1--2" in whole
 
 
 def test_a_number_keeps_its_unit_on_its_line(tmp_path: Path):

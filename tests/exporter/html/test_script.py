@@ -139,6 +139,7 @@ def test_a_request_that_failed_is_in_flight_until_it_ended():
         ("[viewOf(900, 1100, 0, 5000), viewOf(-1000, 1000, 0, 5000)]", [[500, 1500], [0, 2000]]),
         ("[viewOf(4600, 4900, 0, 5000), viewOf(-Infinity, Infinity, 0, 5000)]", [[4000, 5000], None]),
         ("sentIn([2, 3], [1, 2, 3, 4], [3, 2, 1, 0])", [2, 1]),
+        ("[titleOf('·· blank output'), titleOf('queue')]", ["no text", ""]),
         ("between(3350, 3600)", "3,350 s to 3,600 s"),
         ("[moment(3480.05, 0.05), moment(3480.1, 0.05)]", ["3,480.05 s", "3,480.10 s"]),
         ("highest(stepsOf(0, 20, 2), [], (at) => (at < 10 ? 3 : 1), (at) => (at < 10 ? 3 : 1))", [3, 1]),
