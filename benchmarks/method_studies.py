@@ -22,11 +22,11 @@ from virtual_study import play, run_step
 from correlator.breakdown import break_down
 from correlator.estimate.table import nothing
 from correlator.exact.table import unjoined
+from correlator.load.stability import Stability
 from loadgen.requests.metrics import request_metrics
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
 from methodology.search import AT_SLO, LONG_S
-from methodology.stability import Stability
 from methodology.study.model import Asked, Done, Finished, Parameters, Scale, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide

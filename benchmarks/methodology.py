@@ -31,8 +31,8 @@ from method_studies import ENGINES, Ledger, Result
 from queues import served, took
 from scipy.stats import binomtest
 
+from correlator.statistics.intervals import quantiles
 from methodology.compare import Comparison, of_family, paired
-from methodology.intervals import quantiles
 from methodology.measures.looks import LOOKS
 
 Floats = npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""How often `methodology.stability.verdict` is right: queues in virtual time, by realised load.
+"""How often `correlator.load.stability.verdict` is right: queues in virtual time, by realised load.
 
 `python benchmarks/stability.py [SEEDS]` prints the table of docs/reference/metrics.md: per cent of the runs called
 stable, undecided and growing. Queues of 1, 4, 16 and 64 servers that can serve 6 requests/s, log-normal service times
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from queues import loaded
 
-from methodology.stability import verdict
+from correlator.load.stability import verdict
 
 PER_S = 6.0
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
+from correlator.statistics.intervals import Ends
 from methodology.fits.logistic import share_crossing
-from methodology.intervals import Ends
 from methodology.study.findings import Quantity
 from methodology.study.model import Asked, Done, Finished, Step
 from methodology.study.planning import LEVEL, fresh, level_label, of_kind

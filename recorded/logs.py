@@ -13,11 +13,20 @@ import msgspec
 
 from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
-from recorded.counts import Events, Held, agreements, disagreements, never_dispatched
 from recorded.directory import MANIFEST, RAW, read_manifest, require_few_logs
 from recorded.errors import ConfigurationError
 from recorded.events import Event, decode_event, on_last_clock
-from recorded.integrity import Agreement, Integrity, Unreadable, integrity
+from recorded.integrity import (
+    Agreement,
+    Events,
+    Held,
+    Integrity,
+    Unreadable,
+    agreements,
+    disagreements,
+    integrity,
+    never_dispatched,
+)
 from recorded.run import Run
 from recorded.stamps import ANY_TIME, Span, require_reads_within, require_within, time_of
 from rundir.files import open_regular, require_directory

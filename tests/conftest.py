@@ -1,17 +1,20 @@
-"""Settings of all tests, and what was recorded for them."""
+"""Settings of all tests, what was recorded for them, and the command line in their own process."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
 from certificates import Authority, established
 from hypothesis import settings
+from processes import Ended
 from skips import in_ci, is_expected
+
+from sidecar import cli
 
 # A busy machine does not refute a law.
 settings.register_profile("sidelight", deadline=None)
@@ -58,3 +61,24 @@ def shared() -> Path:
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Certificates of servers and clients."""
     return established(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def sidelight(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Ended]:
+    """Run a command in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SIDELIGHT_API_KEY", raising=False)
+
+    def run(*arguments: str | Path) -> Ended:
+        # A configuration file configures the application, which a process has once.
+        monkeypatch.setattr(cli.app, "config", ())
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(map(str, arguments)))
+        shown = capsys.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Ended(code=code, out=shown.out, err=shown.err, path=tmp_path)
+
+    return run

@@ -11,9 +11,9 @@ import numpy as np
 from loadgen.requests.delivery import Delivery, FirstTokens, RatioBounds
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import requirements
-from methodology.compliance.system import System, read_system
 from methodology.study.findings import Findings, Plot, Quantity, Table
 from methodology.study.model import Asked, Finished, Outcome, Parameters, SteadyWindow, Step
+from recorded.system import System, read_system
 from rundir.stats import describe
 
 TESTS = (

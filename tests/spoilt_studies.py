@@ -15,19 +15,19 @@ from msgspec.structs import replace as replaced
 from virtual_runs import PartsSource
 from virtual_study import run_step
 
-from exporter.study import study_files
 from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import step_facts
-from methodology.compliance.system import read_system
+from methodology.execution.derive import study_result
+from methodology.execution.record import Begun, Study, StudyRecord
 from methodology.procedures import PROCEDURES
+from methodology.report import study_files
 from methodology.study.findings import Findings
 from methodology.study.model import Asked, Done, Finished, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from methodology.study.result import StudyResult
+from recorded.system import read_system
 from rundir.columns import take
-from sidecar.study.derive import study_result
-from sidecar.study.record import Begun, Study, StudyRecord
 from simulator.settings import SimulatorSettings
 from simulator.virtual import VirtualServer
 

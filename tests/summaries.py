@@ -14,6 +14,7 @@ from correlator.breakdown import Parts
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffset
+from correlator.load.stability import Stability
 from correlator.statistics.association import Association
 from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from correlator.statistics.tail import tail_shares
@@ -21,7 +22,6 @@ from exporter.summary.correlation import Correlation, Evidence, Findings, correl
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
 from loadgen.requests.self_check import CpuRatio, Spread, self_check
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
-from methodology.stability import Stability
 from recorded.integrity import Integrity
 from rundir.fields import UNSET
 from rundir.stats import Missing, describe

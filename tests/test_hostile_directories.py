@@ -19,6 +19,7 @@ from sent_requests import parts
 from tiny_study import TINY
 
 from loadgen.records import RequestPart
+from methodology.execution.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Outcome, Parameters, Step
 from rundir.frames import FrameLog
@@ -27,7 +28,6 @@ from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord
 from sidecar.cli import main
 from sidecar.options.fields import FORMATS
-from sidecar.study.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
 FORMULA = "=cmd|' /C calc'!A0"

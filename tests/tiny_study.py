@@ -65,10 +65,10 @@ TINY = Procedure(
 
 def main() -> None:
     """Run the command line with this test, and with a load generator that is trusted: the machine may be busy."""
+    from methodology import commands as study  # noqa: PLC0415  as above
+    from methodology.execution import data  # noqa: PLC0415  as above
     from methodology.procedures import PROCEDURES  # noqa: PLC0415  what the tests of other processes need not import
     from sidecar import cli  # noqa: PLC0415  as above
-    from sidecar.cli import study  # noqa: PLC0415  as above
-    from sidecar.study import data  # noqa: PLC0415  as above
 
     PROCEDURES[TINY.name] = TINY
     study.TESTS = (*study.TESTS, TINY.name)

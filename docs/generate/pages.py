@@ -25,8 +25,8 @@ import msgspec
 
 from exporter.summary.result import schema
 from methodology.compliance.requirements import requirements
-from methodology.compliance.system import schema as declaration
 from methodology.study.result import StudyResult
+from recorded.system import schema as declaration
 from scraper import engines, gateways
 from scraper.engines import Catalogue, Entry, Quantity
 from scraper.gateways import Gateway

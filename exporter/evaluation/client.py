@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from correlator.load.steady import steady_throughput
 from exporter.evaluation.measured import MeasuredRun, closed_loop
 from exporter.evaluation.workload import workload
 from loadgen.host.clock_sync import ClockSummary
@@ -14,7 +15,6 @@ from loadgen.requests.self_check import SelfCheck, self_check
 from loadgen.requests.slo import parse_slo
 from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
 from loadgen.requests.table import RequestLog
-from methodology.steady import steady_throughput
 from recorded.run import Run
 from rundir.stats import Missing
 from scraper.hardware.summary import Hardware

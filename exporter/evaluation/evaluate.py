@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from correlator.breakdown import Parts
+from correlator.load.sustained import stability_of
 from correlator.opening import WatchRun
 from exporter.evaluation.client import client_of, self_check_of
 from exporter.evaluation.correlation import correlation_of
@@ -20,7 +21,6 @@ from exporter.summary.gateways import beside_pages
 from exporter.summary.result import MeasuredWindow, Status, Summary, Tool
 from exporter.summary.watched import watched_traffic
 from loadgen.requests.summary import output_tokens_within
-from methodology.load import stability_of
 from recorded.errors import CannotWrite
 from recorded.run import Run
 from rundir.clock import iso_ms

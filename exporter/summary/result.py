@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UnsetType, structs
 
+from correlator.load.stability import Stability
+from correlator.statistics.percentiles import NAMES, PercentileIntervals
+from exporter.summary.compliance import RunStatement
 from exporter.summary.correlation import Correlation
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
-from methodology.compliance.runs import RunStatement
-from methodology.percentiles import NAMES, PercentileIntervals
-from methodology.stability import Stability
 from recorded.integrity import Integrity
 from rundir.fields import NO_UNIT, UNSET, Count, Missing, Reason, StampNs, doc
 from rundir.stats import STATISTICS

@@ -9,19 +9,18 @@ from typing import Annotated, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from methodology.compliance.case import Answer, Case, State, by_rules
+from exporter.summary.compliance import DRAFT, State, Verdict
+from methodology.compliance.case import Answer, Case, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
 from methodology.compliance.requirements import Level, Requirement, applying, requirements
-from methodology.compliance.system import System
 from methodology.study.findings import Cell, Findings
 from methodology.study.model import Asked, Finished
 from methodology.study.planning import POPULATE, counting
+from recorded.system import System
 from rundir.fields import doc
 
-Verdict = Literal["unconditional", "conditional", "not compliant", "not judged"]
-DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 MOST_NAMED = 5  # requirements in a sentence
 
 

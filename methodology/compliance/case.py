@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
+from exporter.summary.compliance import State
 from loadgen.requests.warmup import AFTER
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
-from methodology.compliance.system import System
 from methodology.study.findings import Cell, Findings
 from methodology.study.model import Asked, Finished
+from recorded.system import System
 
-State = Literal["met", "not met", "not judged", "not applicable", "declared"]
 APART = ("saturate", "capacity", "warm-up")  # kinds of steps that look for the capacity, or only warm up
 Counted = tuple[Finished, StepFacts]
 

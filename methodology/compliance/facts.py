@@ -10,13 +10,13 @@ from typing import Any, get_args
 import numpy as np
 
 from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.load.steady import SteadyWindow, in_flight
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import arrivals, workloads
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
 from loadgen.requests.metrics import refused_by_filter, request_metrics
 from loadgen.requests.table import RequestLog
-from methodology.steady import SteadyWindow, in_flight
 from methodology.study.model import StepData
 from methodology.study.server_side import increase
 from rundir.columns import take

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from methodology.compliance.facts import StepFacts
-from methodology.compliance.system import System
 from methodology.study.model import Finished
 from methodology.study.outcome import MOST_FOREIGN
+from recorded.system import System
 from scraper.engines import catalogue
 
 # How the names of quantized models say so; from a name without any of these nothing follows.

@@ -5,17 +5,16 @@ Of all tests, `ttft` is the one that is a single run.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 
-from methodology.compliance import Verdict, comply
-from methodology.compliance.case import State
-from methodology.compliance.facts import StepFacts
-from methodology.compliance.system import read_system
+from exporter.summary.compliance import RunStatement
+from methodology.compliance import comply
+from methodology.compliance.facts import StepFacts, facts_of
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
-from rundir.fields import doc
+from recorded.system import read_system
 from rundir.stats import Statistics
 
 TEST = "ttft"
@@ -23,18 +22,9 @@ TEST = "ttft"
 _STATISTICS = {**dict.fromkeys(("p50", "p90", "p95", "mean", "min", "max"), 1), "p99": 1000, "p99_9": 10_000}
 
 
-class RunStatement(Struct, frozen=True, kw_only=True):
-    """Requirements that a run lacks to be a test of the draft."""
-
-    verdict: Annotated[Verdict, doc("unconditional, conditional or not compliant: docs/reference/compliance.md")]
-    sentence: Annotated[str, doc("the verdict in words, with the requirements that are not met")]
-    contradictions: Annotated[
-        list[str] | UnsetType, doc("what the server shows that was declared otherwise; absent where there is nothing")
-    ] = UNSET
-    requirements: Annotated[
-        dict[str, State],
-        doc("met, not met, not applicable, or declared: met by what was declared alone; by requirement"),
-    ]
+def statements_of(recorded: tuple[Any, ...], ttft_ms: Statistics, *, closed_loop: bool) -> dict[str, RunStatement]:
+    """Return the statements of a run by test; `recorded` are the arguments of `facts_of`."""
+    return {TEST: comply_run(facts_of(*recorded), ttft_ms, closed_loop=closed_loop)}
 
 
 def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> RunStatement:

@@ -4,7 +4,7 @@
   alone is tested by the calibration of Hall and York 2001, "On the calibration of Silverman's test for multimodality".
 - Tail: the generalised Pareto distribution of what lies beyond P95 (Pickands 1975).
 Requests of one batch get their tokens together, so that neighbouring gaps are the same step seen several times: both
-count gaps as `methodology.intervals` does, tau of them as one.
+count gaps as `correlator.statistics.intervals` does, tau of them as one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from correlator.statistics.intervals import LEAST_TAIL, autocorrelation_time
 from correlator.statistics.server_load import leading_endpoints
-from methodology.intervals import LEAST_TAIL, autocorrelation_time
 from methodology.study.model import StepData
 from methodology.study.server_side import cumulative
 from rundir.columns import Bools, Floats, Ints

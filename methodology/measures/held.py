@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from correlator.load.steady import SteadyWindow
 from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.steady import SteadyWindow
 from methodology.study.model import Finished, StepData
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from methodology.intervals import QuantileInterval, of_sorted
+from correlator.statistics.intervals import QuantileInterval, of_sorted
 from methodology.study.model import Finished
 from methodology.study.outcome import QUANTILES, TTFT_BIN
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
-from methodology.intervals import Ends
+from correlator.statistics.intervals import Ends
 from methodology.study.findings import Quantity
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from methodology.intervals import Ends
+from correlator.statistics.intervals import Ends
 from rundir.columns import Floats
 from rundir.stats import Missing
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
+from correlator.statistics.intervals import Ends
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.intervals import Ends
 from methodology.measures.scaling import AtLength, Model, exponent, models
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData

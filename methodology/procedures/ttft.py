@@ -10,10 +10,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
+from correlator.statistics.intervals import of_sorted
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.intervals import of_sorted
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import measured, overloaded
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table

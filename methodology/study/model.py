@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from correlator.breakdown import Parts
+from correlator.load.stability import Stability, Verdict
+from correlator.load.steady import SteadyWindow
+from correlator.statistics.intervals import QuantileInterval
 from loadgen.requests.slo import SloResult
 from loadgen.requests.table import RequestLog
-from methodology.intervals import QuantileInterval
-from methodology.stability import Stability, Verdict
-from methodology.steady import SteadyWindow
 from methodology.study.findings import Findings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from rundir.printable.numbers import figure

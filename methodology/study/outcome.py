@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from correlator.load import steady
+from correlator.load.steady import SteadyWindow, within
+from correlator.load.sustained import stability_of
+from correlator.statistics.intervals import QuantileInterval, autocorrelation_time, quantiles
+from correlator.statistics.percentiles import times_in_order
 from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
 from loadgen.requests.slo import parse_slo, slo_result
 from loadgen.requests.slo.objectives import Objective
 from loadgen.requests.table import RequestLog
-from methodology import steady
-from methodology.intervals import QuantileInterval, autocorrelation_time, quantiles
-from methodology.load import stability_of
-from methodology.percentiles import times_in_order
-from methodology.steady import SteadyWindow, within
 from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, take

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from methodology import intervals
-from methodology.intervals import QuantileInterval
+from correlator.statistics import intervals
+from correlator.statistics.intervals import QuantileInterval
 from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import KIND_OF, QUANTILES

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Struct
 
-from methodology.stability import Verdict
-from methodology.steady import SteadyWindow
+from correlator.load.stability import Verdict
+from correlator.load.steady import SteadyWindow
+from exporter.summary.result import DIALECT
 from methodology.study.findings import Evidence, Quantity
 from methodology.study.model import Kind, Limit, Parameters, Scale
 from rundir.fields import NO_UNIT, Amount, Count, doc
@@ -104,3 +106,8 @@ class StudyResult(Struct, frozen=True, kw_only=True):
         bool | None, doc("Whether stated criteria hold; null: none were stated, or that was not decided.")
     ]
     reproduction: Annotated[Reproduction, doc("What it takes to repeat the study.")] = Reproduction()
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of `result.json`, generated from its types."""
+    return {"$schema": DIALECT, "title": "Sidelight study", **msgspec.json.schema(StudyResult)}

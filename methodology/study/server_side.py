@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from correlator.load.steady import SteadyWindow
 from correlator.statistics.server_load import Samples, Sources, gauge_samples, leading_endpoints
 from loadgen.requests.table import RequestLog
-from methodology.steady import SteadyWindow
 from methodology.study.model import Limit, Step, StepData
 from rundir.columns import Bools, Floats
 from rundir.stats import Missing

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError, TargetNotMeasured, unsaved
 from rundir.printable.masking import register_environment
-from sidecar.cli import study
+from sidecar.cli import draft
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, of_systems, print_error, unexpected
 from sidecar.cli.peers import RENAMED
@@ -58,7 +58,6 @@ from sidecar.options.spans import (
     check_spans,
     forward_access,
 )
-from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
 from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
 from sidecar.version import VERSION
@@ -84,13 +83,10 @@ Against your engine:
   sidelight run http://HOST:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128"""
 
 MISSED = 1
-# The options of a command's configuration file, but for `run`'s.
+# The options of a command's configuration file, but for those of `run` and of the draft.
 _OPTIONS: dict[str, type] = {
     "scrape": ScrapeOptions,
     "watch": WatchOptions,
-    "test": StudyOptions,
-    "compare": CompareOptions,
-    "sweep": SweepOptions,
 }
 LOOPBACK = "127.0.0.1"
 
@@ -197,9 +193,8 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
     )
 
 
-app.command(study.run_test, name="test", group=MEASURE, usage="Usage: sidelight test [OPTIONS] NAME URL")
-app.command(study.run_comparison, name="compare", group=MEASURE, usage="Usage: sidelight compare [OPTIONS] A B [C ...]")
-app.command(study.run_sweep, name="sweep", group=MEASURE, usage="Usage: sidelight sweep [OPTIONS] URL")
+for _name, _path, _operands in draft.COMMANDS:
+    app.command(_path, name=_name, group=MEASURE, usage=f"Usage: sidelight {_name} [OPTIONS] {_operands}")
 
 
 @app.command(group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
@@ -307,8 +302,8 @@ def report(  # noqa: PLR0913  an argument is an option
     if output is not None:
         raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
     try:
-        if study.is_study(run_directory):
-            return study.report_again(run_directory, as_json=as_json, outside=outside)
+        if (run_directory / draft.STUDY).is_file():
+            return draft.report_study(run_directory, as_json=as_json, outside=outside)
         derived = _report_of_run(run_directory, formats, trace_url=trace_url, base=base, as_json=as_json)
         _export(derived, exports, spans, Progress("lines"))
         derive.require_sound(derived)
@@ -372,9 +367,9 @@ def schema(
         "config": lambda: schemas.configuration(RunOptions),
         "scrape-config": lambda: schemas.configuration(ScrapeOptions),
         "watch-config": lambda: schemas.configuration(WatchOptions),
-        "test-config": lambda: schemas.configuration(StudyOptions),
+        "test-config": lambda: schemas.configuration(draft.options_of("test")),
         "summary": schemas.summary,
-        "result": schemas.study_result,
+        "result": draft.result_schema,
         "sut": schemas.declaration,
         "server-metrics": schemas.server_metrics,
     }
@@ -448,6 +443,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments = translation.arguments
         if translation.implied and not {"--quiet", "--json"} & set(arguments):
             sys.stderr.write(f"sidelight: {translation.implied}\n")
+        if not arguments or arguments[0].startswith("-"):
+            draft.describe(app)
         settings = _read_settings(arguments)
         verbose = verbose or settings.get("verbose") is True
         # Without a command the help is shown, and None returned.
@@ -478,7 +475,8 @@ def _read_settings(arguments: list[str]) -> dict[str, Any]:
     path = _config_file(arguments)
     if path is None:
         return {}
-    options = _OPTIONS.get(arguments[0], RunOptions)
+    command = arguments[0]
+    options = draft.options_of(command) if command in draft.OPTIONS else _OPTIONS.get(command, RunOptions)
     settings = load_yaml(path, options, elsewhere=RENAMED)
     app.config = (Dict(settings, source=str(path), use_commands_as_keys=False),)
     return settings

@@ -13,22 +13,22 @@ from itertools import chain
 from cyclopts import Parameter
 
 from recorded.errors import ConfigurationError
+from sidecar.cli import draft
 from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
 from sidecar.cli.messages import hint_of, unused
 from sidecar.cli.peers import HINTS, RENAMED
-from sidecar.options.fields import HOST_PORT, declarations, flag_of
+from sidecar.options.fields import HOST_PORT, SYSTEMS, declarations, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
-from sidecar.options.study import SYSTEMS, CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
 
-# The commands that this is about, each with its options and with what a URL that stands alone is.
-_COMMANDS: dict[str, tuple[type, str]] = {
+# Commands with their options (None: the draft's) and the option that a URL which stands alone is.
+_COMMANDS: dict[str, tuple[type | None, str]] = {
     "run": (RunOptions, "--url"),
     "doctor": (DoctorOptions, "--url"),
     "scrape": (ScrapeOptions, "--url"),
-    "test": (StudyOptions, "--url"),
-    "compare": (CompareOptions, "--variant"),
-    "sweep": (SweepOptions, "--url"),
+    "test": (None, "--url"),
+    "compare": (None, "--variant"),
+    "sweep": (None, "--url"),
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.
@@ -155,6 +155,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     if not arguments or arguments[0] not in _COMMANDS:
         return Translation(list(arguments))
     options, url = _COMMANDS[arguments[0]]
+    options = options or draft.options_of(arguments[0])
     flags = _flags(options)
     first, *typed = _options(arguments[1:])
     translation = Translation([arguments[0]], first.values)

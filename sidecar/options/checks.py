@@ -83,7 +83,7 @@ def check_run(options: RunOptions) -> RunOptions:
 
 def _as_declared(sut: str) -> str:
     """Return the declaration of --sut as it is recorded. Raises ConfigurationError."""
-    from methodology.compliance.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
+    from recorded.system import as_text, read_system  # noqa: PLC0415  most runs declare nothing
 
     try:
         return as_text(read_system(sut))

@@ -42,6 +42,8 @@ UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**
 
 LEAST_KEPT = "1MB"  # of logs
 
+SYSTEMS = "ABCDEFGH"  # names of systems that `compare` is given without one
+
 FORMATS = (*(export.name for export in EXPORTS), "text", "html", "markdown", "junit", "openmetrics")
 DEFAULT_FORMATS = ("json", "csv", "text", "html")
 

@@ -11,8 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from exporter.summary import result
-from methodology.compliance import system
-from methodology.study.result import StudyResult
+from recorded import system
 from sidecar.options.config import aliases
 from sidecar.options.fields import ReadsMapping, declarations, declared, read_seconds
 
@@ -74,12 +73,6 @@ def _json(default: object) -> object:
 def summary() -> dict[str, Any]:
     """Return the schema of `summary.json`, generated from its types."""
     return result.schema()
-
-
-def study_result() -> dict[str, Any]:
-    """Return the schema of a study's `result.json`, generated from its types."""
-    described = msgspec.json.schema(StudyResult)
-    return {"$schema": result.DIALECT, "title": "Sidelight study", **described}
 
 
 def declaration() -> dict[str, Any]:

@@ -25,10 +25,10 @@ from loadgen.driver import Run, StopNow
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
-from recorded.counts import SCRAPED
 from recorded.directory import RAW, SCRAPES
 from recorded.errors import Interrupted, WorkerDied
 from recorded.events import CLOCK_LEFT, Event, append_event
+from recorded.integrity import SCRAPED
 from rundir.clock import Clock, step_ns, step_text
 from rundir.columns import take
 from rundir.process import collecting_often

@@ -12,15 +12,15 @@ import msgspec
 from golden_files import copied
 from watch_directories import whole
 
+from methodology.execution import record, runner
+from methodology.execution.data import step_data
+from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Asked, Parameters, StepData
 from recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
 from rundir.frames import FrameLog, read_frames
 from sidecar.options.load import RunOptions
-from sidecar.options.study import StudyOptions
 from sidecar.progress import Progress
-from sidecar.study import record, runner
-from sidecar.study.data import step_data
 
 RUNS = ("vllm_spans", "two_engines", "sglang_trtllm")
 STEPS = ("vllm_plain", "two_engines")  # whose load can be trusted

@@ -14,12 +14,12 @@ import msgspec
 from faults.bases import rewrite, state
 
 from loadgen.records import RequestPart
+from methodology.execution.record import LOG, STUDY, Stopped
 from recorded.directory import MANIFEST, RAW
 from rundir.frames import read_frames
 from rundir.framing import Framer
 from scraper.series.log import LayoutRecord, RowRecord
 from scraper.spans.log import ExportRecord
-from sidecar.study.record import LOG, STUDY, Stopped
 
 encode = msgspec.msgpack.Encoder().encode
 Damage = Callable[[Path, random.Random], None]  # changes a directory

@@ -27,12 +27,12 @@ from faults import bases
 from faults.cases import Case, Kind, Setting, TooLongError, Try, cpu_limit, held_mib, peak_mib
 from faults.damage import DAMAGE
 
+from methodology.execution import between, verb
+from methodology.execution.derive import RESULT
+from methodology.execution.record import LOG, STEPS, open_study
 from recorded.directory import LOGS, RAW
 from rundir.frames import read_frames
 from sidecar import cli
-from sidecar.study import between, verb
-from sidecar.study.derive import RESULT
-from sidecar.study.record import LOG, STEPS, open_study
 
 RESUMED = "ttft"  # the study that goes on; the other one is a comparison
 SHARE_CUT = 0.25  # of the studies, that were killed before they are damaged

@@ -16,22 +16,9 @@ from faults.parsers import Parser, file_of, files, studies
 from golden_files import GOLDEN
 
 from loadgen.requests.slo import parse_slo
-from methodology.measures.looks import parse_until
-from methodology.procedures import PROCEDURES
-from methodology.study.model import Step
-from methodology.study.outcome import outcome
-from methodology.study.planning import decide
-from recorded.errors import ConfigurationError
-from rundir.framing import Framer
-from rundir.printable import defused, masking, printable_json, printable_lines
-from sidecar.options import access
-from sidecar.options.checks import extra_of
-from sidecar.options.config import as_recorded
-from sidecar.options.load import RunOptions
-from sidecar.options.study import StudyOptions, SweepOptions
-from sidecar.study import asking
-from sidecar.study.data import step_data
-from sidecar.study.record import (
+from methodology.execution import asking
+from methodology.execution.data import step_data
+from methodology.execution.record import (
     ALL,
     LOG,
     STUDY,
@@ -43,6 +30,19 @@ from sidecar.study.record import (
     open_study,
     read_all,
 )
+from methodology.measures.looks import parse_until
+from methodology.options import StudyOptions, SweepOptions
+from methodology.procedures import PROCEDURES
+from methodology.study.model import Step
+from methodology.study.outcome import outcome
+from methodology.study.planning import decide
+from recorded.errors import ConfigurationError
+from rundir.framing import Framer
+from rundir.printable import defused, masking, printable_json, printable_lines
+from sidecar.options import access
+from sidecar.options.checks import extra_of
+from sidecar.options.config import as_recorded
+from sidecar.options.load import RunOptions
 from simulator.__main__ import main as simulate
 
 Text = Callable[[str], object]

@@ -27,10 +27,12 @@ from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.protocols import PROTOCOLS, models
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reads, Reply
-from methodology.compliance.system import read_system
+from methodology.execution.record import StudyRecord, create, open_study
+from methodology.options import CompareOptions, StudyOptions, SweepOptions
 from methodology.study.model import Asked, Parameters
 from recorded.directory import read_manifest
 from recorded.errors import ConfigurationError
+from recorded.system import read_system
 from rundir.files import read_regular
 from rundir.framing import Unframer
 from scraper import perf_metrics
@@ -40,9 +42,7 @@ from scraper.spans.log import packed
 from scraper.spans.requests import engine_spans
 from sidecar.options import config
 from sidecar.options.load import RunOptions
-from sidecar.options.study import CompareOptions, StudyOptions, SweepOptions
 from sidecar.options.watch import ScrapeOptions, WatchOptions
-from sidecar.study.record import StudyRecord, create, open_study
 
 CORPUS = REPOSITORY / "tests/data/faults"
 DATA = REPOSITORY / "tests/data"

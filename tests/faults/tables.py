@@ -25,8 +25,8 @@ from series import endpoint_of
 
 from exporter.server_metrics import csv as server_metrics
 from exporter.server_metrics.json import document
-from exporter.study.tables import as_csv
 from loadgen.plan.traces import Trace, read_trace
+from methodology.report.tables import as_csv
 from methodology.study.findings import Cell, Column, Table
 from rundir.printable import defused
 

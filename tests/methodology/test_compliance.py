@@ -21,9 +21,9 @@ from methodology.compliance import CHECKS, comply, satisfies
 from methodology.compliance.facts import facts_of
 from methodology.compliance.requirements import requirements
 from methodology.compliance.runs import comply_run
-from methodology.compliance.system import as_text
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Outcome
+from recorded.system import as_text
 from rundir.stats import describe
 
 SPECIFICATION = Path(__file__).parents[3] / "shared/spec/methodology.yaml"

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from correlator.load.stability import Stability, Verdict
+from correlator.load.steady import SteadyWindow
 from loadgen.requests.slo import ObjectiveResult, SloResult
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
-from methodology.stability import Stability, Verdict
-from methodology.steady import SteadyWindow
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
 from methodology.study.planning import decide, level_label
 from methodology.study.saturation import Capacity, capacity, capacity_shown, measured_capacity

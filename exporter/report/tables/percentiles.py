@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from correlator.breakdown import TTFT_PARTS
+from correlator.statistics.intervals import QuantileInterval
 from exporter.report.format import table
 from exporter.report.tables.client import CLIENT_ROWS
 from exporter.summary.breakdown import json_name, label_of
 from exporter.summary.result import Summary
-from methodology.intervals import QuantileInterval
 from rundir.printable.numbers import duration, ms, spoken
 
 SPOKEN = ("p50", "p95", "p99")

@@ -12,14 +12,14 @@ import summaries
 from logs import request_log
 from queues import loaded
 
+from correlator.load.steady import steady_throughput
+from correlator.load.sustained import stability_of
 from exporter.comparison import runs_table
 from exporter.report import as_text
 from exporter.report.format import plain
 from exporter.report.load import overload, rate_lines, served_in_load, sustained
 from exporter.summary.result import Summary
 from loadgen.requests.summary import HeldBack, client_summary
-from methodology.load import stability_of
-from methodology.steady import steady_throughput
 from rundir.printable.numbers import cell
 from rundir.stats import describe
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import summaries
 
+from correlator.load.stability import Verdict
+from correlator.statistics.intervals import quantiles
+from correlator.statistics.percentiles import QUANTILES, PercentileIntervals
 from exporter.report.tables.percentiles import interval_line
 from exporter.summary.result import Summary
-from methodology.intervals import quantiles
-from methodology.percentiles import QUANTILES, PercentileIntervals
-from methodology.stability import Verdict
 
 
 def summary_of(requests: int, verdict: Verdict = "stable") -> Summary:

@@ -1,0 +1,142 @@
+"""Tables of a step from its run directory, for a test and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from correlator.breakdown import Parts
+from correlator.opening import open_run
+from correlator.statistics.tail import tail_shares
+from exporter.evaluation.client import self_check_of
+from exporter.evaluation.measured import closed_loop, engine_here, window_of
+from exporter.evaluation.times import correlated
+from exporter.report.alerts import damage_of
+from exporter.summary.tail import sentence
+from loadgen.requests.metrics import request_metrics
+from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.stated_error import ErrorBound
+from loadgen.requests.table import RequestLog
+from methodology.compliance.facts import StepFacts, step_facts
+from methodology.execution.record import step_directory
+from methodology.study.model import Finished, Kind, StepData
+from recorded.directory import MANIFEST, RAW
+from recorded.failures import evaluating
+from recorded.run import Run
+from rundir.columns import take
+from rundir.stats import Missing, known
+from scraper.hardware.summary import gpu_names, hardware_summary
+
+MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
+_MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
+NO_THRESHOLD = Missing("not sought for a step")
+_MANIFEST_FACTS = ("target", "tokenizer", "workload", "clock", "clock_state", "network_rtt_ms", "config")
+
+
+class Steps:
+    """Steps of a study, read on demand. Those read last stay in memory, as long as they are small together.
+
+    `facts` are those of the steps that were read, which the requirements are checked against, and `damage` what is lost
+    of their records, by run.
+    """
+
+    def __init__(self, study: Path, *, outside: bool = False) -> None:
+        """Read the steps of a study; `outside` of it, too, where that is meant."""
+        self.facts: dict[str, StepFacts] = {}
+        self.damage: dict[str, str] = {}
+        self._study, self._outside = study, outside
+        self._held: dict[str, StepData] = {}
+
+    def read(self, finished: Finished) -> StepData:
+        """Return the tables of a step."""
+        if finished.run not in self._held:
+            while sum(len(held.requests.chunk_ns) for held in self._held.values()) > _MOST_HELD:
+                del self._held[next(iter(self._held))]
+            path = step_directory(self._study, finished.run, outside=self._outside)
+            self._held[finished.run] = data = step_data(path)
+            self.facts.setdefault(finished.run, step_facts(data))
+            if data.damage and not finished.outcome.void:
+                self.damage[finished.run] = data.damage
+        return self._held[finished.run]
+
+    def facts_of(self, finished: Sequence[Finished]) -> Mapping[str, StepFacts]:
+        """Return the facts of all of these steps."""
+        for each in finished:
+            if each.run not in self.facts:
+                self.read(each)
+        return self.facts
+
+
+def step_data(path: Path) -> StepData:
+    """Read a step's run directory. Raises ConfigurationError where there is none, or one that no run writes."""
+    with evaluating(path, MANIFEST, RAW):
+        run = open_run(path)
+        return data_of(run, correlated(run).parts)
+
+
+def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
+    """Return the tables of a run: its measured requests in the order in which they were submitted, and their parts."""
+    measured = np.flatnonzero(run.requests.phase == "measure")
+    rows = measured[np.argsort(run.requests.submit_ns[measured], kind="stable")]
+    requests, parts = take(run.requests, rows), take(parts, rows)
+    window = window_of(run)
+    if check is None:
+        check = self_check_of(run, requests, window)
+    return StepData(
+        requests=requests,
+        parts=parts,
+        endpoints=run.endpoints,
+        start_ns=window.start_ns,
+        end_ns=max(window.start_ns, int(requests.dispatch_ns.max(initial=-1))),
+        closed_loop=closed_loop(run),
+        status=run.status,
+        doubts=doubts(check, requests),
+        error_ms={kind: bound.p99 or 0.0 for kind, bound in _exceeded(check) if bound.unusable},
+        blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
+        damage=damage_of(run.integrity),
+        about=_about(run),
+    )
+
+
+def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
+    """Return the reasons to doubt the load generator's measurements, by kind; empty without doubt.
+
+    Times are doubtful from an error of a tenth of their median on (`ErrorBound.unusable`): less changes no decision.
+    The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop
+    where workers were late, in the median, by over 5 % of what a request took: each left its place empty for so long.
+    """
+    because = f": {check.cause.text}. {check.cause.cure}" if check.cause else "."
+    late_ms, e2e_ms = check.loop_delay_ms.p50 or 0.0, known(request_metrics(requests).e2e_ms)
+    reasons: dict[Kind, str] = {}
+    if check.arrivals is not None and check.arrivals.distorted:
+        reasons["load"] = (check.arrivals.sentence or "").rstrip(".") + because
+    elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
+        reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
+    said = zip(_exceeded(check), check.reasons, strict=True)
+    return reasons | {kind: reason + because for (kind, bound), reason in said if bound.unusable}
+
+
+def _exceeded(check: SelfCheck) -> list[tuple[Kind, ErrorBound]]:
+    """Return the errors that are over their limits, in the order of the self-check's reasons."""
+    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
+    return [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]
+
+
+def _about(run: Run) -> Mapping[str, Any]:
+    by_name = {event.name: event.data for event in run.events if event.name == "warmup"}
+    planned = [event.data for event in run.events if event.name == "planned" and event.data["phase"] == "measure"]
+    facts = {name: run.manifest.get(name) for name in _MANIFEST_FACTS}
+    is_here = engine_here(run)
+    hardware = hardware_summary(
+        run.hardware, run.endpoints, window=window_of(run), output_tokens=None, engine_here=is_here
+    )
+    return {
+        **facts,
+        "warmup": by_name.get("warmup"),
+        "planned": planned[-1] if planned else None,
+        "gpus": gpu_names(run.hardware, run.endpoints, engine_here=is_here),
+        "gpu_power_watts": hardware.gpu.mean_power_w,
+    }

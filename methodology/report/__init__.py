@@ -1,0 +1,50 @@
+"""The files of a study for people, without knowledge of the single test: both reports, the page, and its tables as CSV.
+
+All of them are pure functions of the result, so that a study that is derived again has the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from exporter.report import WIDTH, without_controls, without_padding
+from methodology.compliance import Compliance
+from methodology.report.content import Study, answer, heading, sections
+from methodology.report.minimum import minimum
+from methodology.report.page import study_page
+from methodology.report.tables import as_csv, results_table, steps_table
+from methodology.study.findings import Findings
+from methodology.study.result import StudyResult
+from rundir.printable import printable_json
+
+
+def study_files(result: StudyResult, findings: Findings, compliance: Compliance) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file.
+
+    report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
+    """
+    study = Study(
+        result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
+    )
+    yield "report.txt", without_padding(Group(*_report(replace(study, width=WIDTH))))
+    yield "report-minimum.txt", minimum(study)
+    yield "report.html", study_page(study)
+    for table in (*findings.tables, results_table(result), steps_table(result.steps)):
+        yield f"tables/{table.name}.csv", as_csv(table)
+    for name, document in findings.documents.items():
+        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+        yield f"tables/{name}.json", f"{printable_json(text)}\n"
+
+
+def _report(study: Study) -> Iterator[RenderableType]:
+    yield heading(study)
+    yield Text("")
+    yield from answer(study)
+    for section in sections(study):
+        yield Text(f"\n{section.title}\n", style="bold")
+        yield from section.content
