@@ -78,7 +78,7 @@ def _line(text: Text) -> str:
 def _marked(text: str) -> str:
     """Return an escaped text with its code as elements."""
     return _CODE.sub(
-        lambda found: f"<code>{found[1]}</code>" if found[1] else f'<span class="number">{found[2]}</span>', text
+        lambda match: f"<code>{match[1]}</code>" if match[1] else f'<span class="number">{match[2]}</span>', text
     )
 
 
