@@ -18,7 +18,6 @@ from correlator.estimate.table import Attribution
 from correlator.live.breakdown import Ended, break_down_ended
 from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
 from correlator.live.requests import Guard, SpanRequests
-from correlator.live.window import KEEP_S
 from loadgen.requests.table import RequestLog
 from rundir.columns import concat, take
 from scraper.series.log import Row
@@ -75,8 +74,7 @@ class Replay:
         shortened: bool = False,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
-        # A client's span that came when its request was counted is in time for the report.
-        self._requests = SpanRequests(guard, patience_s=KEEP_S)
+        self._requests = SpanRequests(guard)
         self._pages = heapq.merge(*map(_rows, pages), key=attrgetter("response_ns"))
         self._page = next(self._pages, None)
         self._deaths = deque(deaths_ns)

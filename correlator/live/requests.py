@@ -15,7 +15,7 @@ import numpy as np
 from correlator.exact.span_matching import spans_by_time
 from correlator.exact.spans import bearing_id, same_id
 from correlator.live.breakdown import Ended, break_down_ended, estimated
-from correlator.live.counting import RequestCount, span_keys
+from correlator.live.counting import TraceCount
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, TraceWindow
@@ -34,17 +34,17 @@ Step = Callable[[Sequence[TracedRequest]], None]
 
 
 class SpanRequests:
-    """Owns the windows that requests are made in: `spans`, the `halves` that are in several traces, the `count` that
-    takes each request once, and `estimates` for those that no engine's span speaks of.
+    """Owns the windows that requests are made in: `spans`, the `halves` that are in several traces, the `count` of
+    where traces break, and `estimates` for those that no engine's span speaks of.
 
     `guard` decides what becomes of an exception that is a defect of ours: `defective` counts the requests that it
     cost, and it costs no others.
     """
 
-    def __init__(self, guard: Guard, *, patience_s: float = 0.0) -> None:
+    def __init__(self, guard: Guard) -> None:
         self.spans = TraceWindow(guard=guard)
         self.halves = Halves(self.spans, guard)
-        self.count = RequestCount(patience_s=patience_s)
+        self.count = TraceCount()
         self.estimates = EstimateWindow[RequestLog]()
         self._guard = guard
         self._defective = 0
@@ -57,8 +57,7 @@ class SpanRequests:
     @property
     def sizes(self) -> Mapping[str, int]:
         """Return the sizes of the windows; of them, `pending`, `halves` and `waiting` are requests to be counted."""
-        halves = self.halves.sizes["halves"] + len(self.count)
-        return {**self.spans.sizes, "halves": halves, **self.estimates.sizes}
+        return {**self.spans.sizes, **self.halves.sizes, **self.estimates.sizes}
 
     @property
     def pending(self) -> int:
@@ -88,9 +87,8 @@ class SpanRequests:
         """
         finished = self.spans.finished(now_ns, all_of_it=all_of_it)
         with self._guard():
-            came = list(self.count.came(finished, now_ns))
-            joined = self.halves.joined(came, now_ns, all_of_it=all_of_it)
-            finished = list(self.count.once(joined, now_ns, all_of_it=all_of_it))
+            finished = self.halves.joined(finished, now_ns, all_of_it=all_of_it)
+            self.count.take(finished, now_ns)
         ended: list[Ended] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)
@@ -165,12 +163,10 @@ class Halves:
     def joined(self, finished: Sequence[TracedRequest], now_ns: int, *, all_of_it: bool) -> list[TracedRequest]:
         """Take in requests; return those that are whole, those found to be one, and those that await nothing.
 
-        One that is late takes the place of its half.
+        One that is late takes the place of its half; it is dropped if that was given out as a request, by its
+        client's span.
         """
-        for late in (request for request in finished if request.is_late):
-            keys = span_keys(late)
-            for half in (*self._clients, *self._engines):
-                half.is_open = half.is_open and set(keys).isdisjoint(span_keys(half.request))
+        finished = [request for request in finished if not request.is_late or self._replace(request)]
         requests: list[TracedRequest] = []
         of_clients = [request for request in finished if not request.engine and not request.evicted]
         self._clients.extend(_Half(request, now_ns) for request in of_clients)
@@ -193,6 +189,15 @@ class Halves:
                 requests += self._by_time(now_ns - (0 if all_of_it else round(SETTLE_S * 1e9)))
         requests += self._alone(now_ns, all_of_it=all_of_it)
         return requests
+
+    def _replace(self, late: TracedRequest) -> bool:
+        """Close the half of a request that is late; return whether the request was not counted yet."""
+        keys = _span_keys(late)
+        halves = [half for half in (*self._clients, *self._engines) if half.is_open]
+        halves = [half for half in halves if not keys.isdisjoint(_span_keys(half.request))]
+        for half in halves:
+            half.is_open = False
+        return bool(halves) or not late.given
 
     def _by_id(self) -> Iterator[TracedRequest]:
         """Yield requests joined from halves by the id of the reply. An id that several of a side have joins none."""
@@ -266,3 +271,13 @@ class Halves:
                 half = side.popleft()
                 if half.is_open:
                     yield half.request
+
+
+def _span_keys(request: TracedRequest) -> set[bytes]:
+    """Return the identifying keys of a request's spans.
+
+    They are those of its client, as it was given out and as it is, and of the first span of its engine.
+    """
+    client, engine = request.client, request.engine
+    keys = {request.trace_id + key for key in (request.given, client.span_id if client else b"") if key}
+    return keys | {step.span.trace_id + step.span.span_id for step in engine[:1]}

@@ -68,8 +68,8 @@ def counted(
 ) -> PartCounts:
     """Add requests that ended: their TTFT by `parts`, their end-to-end time by `whole`, without one by `parts` too.
 
-    `reasons`[n], each one of `before.missing`, say why a TTFT was not broken down; "" where it was. The traces of
-    `requests`[n] become exemplars of the TTFT's parts.
+    `reasons`, each one of `before.missing`, say why a TTFT was not broken down, "" where it was; more than n where
+    others are without one that are no requests here. The traces of `requests`[n] become exemplars of the TTFT's parts.
     """
     whole = parts if whole is None else whole
     ended = (whole.source != "none") & np.isfinite(whole.e2e_s)

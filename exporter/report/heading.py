@@ -79,7 +79,7 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
         )
     counts = _counts(summary.client.requests) + (", by their outermost spans" if summary.client.requests.sent else "")
     if unseen := watch.missing.get(NO_CLIENT):
-        counts += f"; {unseen:,} more by their engine's spans alone"
+        counts += f"; {count_of(unseen, 'engine request')} without a client's span"
     lines = [f"traffic at {where}{server}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(

@@ -19,7 +19,7 @@ import numpy as np
 
 from correlator.breakdown import SOURCES
 from correlator.live.breakdown import Ended
-from correlator.live.reasons import DEFECT, REASONS, Break
+from correlator.live.reasons import DEFECT, NO_CLIENT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
 from exporter.html.live import LiveColumns
@@ -38,6 +38,7 @@ from exporter.prometheus.snapshot import (
 )
 from recorded.failures import ErrorCount
 from rundir.access import masked
+from rundir.columns import take
 from rundir.frames import LogTails
 from rundir.framing import GAP
 from rundir.printable.numbers import count_of
@@ -218,8 +219,13 @@ class WatchView:
         for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
             if not gateway.first_by and can_state_more(gateway.name) and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
+        rows = ended.requests.status != ""  # others are engines' requests without an outermost span
         self._parts = counted(
-            self._parts, ended.parts, whole=ended.whole, reasons=ended.reason, requests=ended.requests
+            self._parts,
+            take(ended.parts, rows),
+            whole=take(ended.whole, rows),
+            reasons=ended.reason,
+            requests=take(ended.requests, rows),
         )
         self._lately.take(ended, now_ns)
         if self._columns is not None:
@@ -370,9 +376,11 @@ class WatchView:
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
     counts, received = view.parts.requests, view.receiver_counts()
     by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
+    unseen = view.parts.missing[NO_CLIENT]
+    alone = f", {count_of(unseen, 'engine request')} without a client's span" if unseen else ""
     return (
         f"{count_of(sum(counts.values()), 'request')} in {elapsed_s:.0f} s "
-        f"({by_source}{counts[SOURCES[-1]]} without a breakdown); "
+        f"({by_source}{counts[SOURCES[-1]]} without a breakdown){alone}; "
         f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
         f"{_refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
     )

@@ -137,7 +137,7 @@ def test_where_the_last_bytes_begin_a_record_that_cannot_be_read_costs_no_other(
 
 
 def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
-    """And requests that only an engine knows are counted beside those of clients."""
+    """Engines' requests without a client's span are counted beside those of clients, also where one is in another trace."""
     spans = SpanLog(watched / "raw/spans-000000.log")
     for number in range(20):
         clock_ms, trace = 1e3 * number, b"engine" + number.to_bytes(10)
@@ -153,7 +153,7 @@ def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
     assert summary.watch
     assert [BrokenTraces(service="router", how="new_trace", requests=20)] == summary.watch.broken_traces
     report = " ".join((watched / "report.txt").read_text().split())
-    assert "20 requests, all ok, by their outermost spans; 3 more by their engine's spans alone" in report
+    assert "20 requests, all ok, by their outermost spans; 23 engine requests without a client's span" in report
     assert (
         "! 20 of 20 requests have their client's spans in one trace and their engine's in another, so that the two are "
         "not joined by trace: router begins a new trace instead of going on with that of the header traceparent."

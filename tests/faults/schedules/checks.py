@@ -1,6 +1,6 @@
 """What must hold after every schedule, whatever went wrong in it.
 
-- each request of which a span was logged is counted once; each export that was taken is logged, none more often than it
+- each request whose outermost span was logged is counted once; each export that was taken is logged, none more often than it
   was sent, and nothing else is
 - what is counted agrees with the logs: exports, spans, repeats, what was forwarded, dropped, or waits
 - the parts of a TTFT sum to it, and are the true ones where spans state them
@@ -203,16 +203,10 @@ def _counts(read: Read) -> Iterator[str]:
 
 
 def _requests(read: Read) -> Iterator[str]:
-    """Each is counted once. Of those whose spans came far apart, both halves may be; and the halves of two that stand
-    for themselves, or came late, may be taken for one.
-    """
+    """Each is counted once by its outermost span; of those whose spans came far apart, each may be."""
     (view,) = read.watch.views
-    late = [
-        {side for side in ("client", "engine") if sides.get(side, np.inf) > min(sides.values()) + SETTLED_S}
-        for sides in read.firsts.values()
-    ]
-    pairs = min(sum("engine" in sides for sides in late), sum("client" in sides for sides in late))
-    least, most = len(read.firsts) - pairs, len(read.firsts) + len(_apart(read))
+    least = sum(bool(sides.keys() & {"client", "gateway"}) for sides in read.firsts.values())
+    most = least + len(_apart(read))
     counts = view.parts.requests
     if not least <= sum(counts.values()) <= most:
         yield f"{least} to {most} requests were logged, {dict(counts)} are counted"
