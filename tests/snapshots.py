@@ -7,7 +7,6 @@ import math
 import numpy as np
 from logs import request_log
 
-from exporter.prometheus.page import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     LATENESS_BOUNDS_S,
@@ -21,6 +20,7 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     bucketize,
 )
+from exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.slo import SloResult, SloTally, parse_slo
 from scraper.spans.log import Counts

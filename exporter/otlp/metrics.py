@@ -22,7 +22,6 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     ResourceMetrics,
     ScopeMetrics,
 )
-from prometheus_client import metrics_core
 
 from correlator.breakdown import Parts
 from exporter.otlp.spans import (
@@ -35,8 +34,9 @@ from exporter.otlp.spans import (
     resource_of,
     scope_of,
 )
-from exporter.prometheus.page import Histograms, families
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
+from exporter.prometheus.table import Point, Row
+from exporter.prometheus.table import points as read
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -47,9 +47,8 @@ _DURATION_BOUNDS_S = tuple(0.01 * 2**step for step in range(14))
 _TOKEN_BOUNDS = tuple(float(4**step) for step in range(14))
 _TPOT_BOUNDS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_UNITS = {"_seconds": "s", "_ratio": "1"}
 # Of the page, what is counted since a start that is not the run's.
-_OTHERS = ("sidelight_engine_", "sidelight_gateway_")
+_OTHERS = ("engine_", "gateway_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +137,8 @@ def metric_exports(
                 points.histogram(each.instrument, {**snapshot.labels, **each.attributes}, each.until(at_ns), at_ns)
             for page in () if has_times else snapshot.engines:
                 points.page(page, {**snapshot.labels, **operation_of(source, page.endpoint)}, at_ns)
-            for family in families(snapshot):
-                points.family(family, at_ns)
+            for row, values in read(snapshot):
+                points.add(row, values, at_ns)
         scope = ScopeMetrics(scope=scope_of(source), metrics=points.take())
         resource = ResourceMetrics(resource=resource_of(source), scope_metrics=[scope])
         yield ExportMetricsServiceRequest(resource_metrics=[resource])
@@ -248,28 +247,21 @@ class _Points:
                 of_engine = {**attributes, "gen_ai.provider.name": page.engine}
                 self.histogram(instrument, of_engine, page.histograms[quantity], at_ns, start_ns=0)
 
-    def family(self, family: metrics_core.Metric, at_ns: int) -> None:
-        """Add a family of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
-        suffix = next((suffix for suffix in _UNITS if family.name.endswith(suffix)), "")
-        name = f"sidelight.{family.name.removesuffix(suffix).removeprefix('sidelight_')}"
-        start_ns = 0 if family.name.startswith(_OTHERS) else self._start_ns
-        if isinstance(family, Histograms):
-            instrument = _Instrument(name=name, what=family.documentation, bounds=())
-            for place, histogram in family.histograms.items():
-                self.histogram(instrument, dict(family.samples[place].labels), histogram, at_ns, start_ns)
-            return
-        if family.type == "info":
-            name += "_info"
-        metric = self._metric(name, _UNITS.get(suffix, ""), family.documentation)
-        if family.type == "counter":
-            metric.sum.aggregation_temporality, metric.sum.is_monotonic = AGGREGATION_TEMPORALITY_CUMULATIVE, True
-        points = metric.sum.data_points if family.type == "counter" else metric.gauge.data_points
-        for sample in family.samples:
-            point = NumberDataPoint(
-                attributes=attributes_of(sample.labels), time_unix_nano=at_ns, as_double=sample.value
-            )
-            if family.type == "counter":
+    def add(self, row: Row, values: Iterable[Point], at_ns: int) -> None:
+        """Add the points of a metric of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
+        name = f"sidelight.{row.name}{'_info' if row.kind == 'info' else ''}"
+        start_ns = 0 if row.name.startswith(_OTHERS) else self._start_ns
+        instrument = _Instrument(name=name, what=row.what, bounds=(), unit=row.unit)
+        metric = self._metric(name, row.unit, row.what)
+        for labels, value in values:
+            if isinstance(value, Cumulative):
+                self.histogram(instrument, labels, value, at_ns, start_ns)
+                continue
+            point = NumberDataPoint(attributes=attributes_of(labels), time_unix_nano=at_ns, as_double=value)
+            if row.kind == "counter":
+                metric.sum.aggregation_temporality, metric.sum.is_monotonic = AGGREGATION_TEMPORALITY_CUMULATIVE, True
                 point.start_time_unix_nano = start_ns
+            points = metric.sum.data_points if row.kind == "counter" else metric.gauge.data_points
             points.append(point)
 
     def _metric(self, name: str, unit: str, what: str) -> Metric:

@@ -14,8 +14,9 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from exporter.prometheus.page import dated
+from exporter.prometheus.page import family
 from exporter.prometheus.snapshot import Snapshot
+from exporter.prometheus.table import dated
 
 _Labels = tuple[tuple[str, str], ...]
 
@@ -24,18 +25,18 @@ def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
     """Return the OpenMetrics file of snapshots and their moments, ending in `# EOF`. Moments are int64 ns Unix,
     ascending.
     """
-    described: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     points: dict[str, dict[_Labels, list[Sample]]] = {}
-    for at_ns, family in dated(history, {}):
-        described.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        series = points.setdefault(family.name, {})
-        for sample in family.samples:
+    for at_ns, row, values in dated(history, {}):
+        metrics.setdefault(row.name, Metric(row.page_name, row.what, row.kind))
+        series = points.setdefault(row.name, {})
+        for sample in family(row, values).samples:
             # The buckets of a histogram are one point.
             key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
             series.setdefault(key, []).append(sample._replace(timestamp=at_ns // 1_000_000 / 1000))
-    for name, metric in described.items():
+    for name, metric in metrics.items():
         metric.samples = [sample for samples in points[name].values() for sample in samples]
-    whole: bytes = generate_latest(_Fixed(described.values()))  # type: ignore[no-untyped-call]
+    whole: bytes = generate_latest(_Fixed(metrics.values()))  # type: ignore[no-untyped-call]
     return whole
 
 

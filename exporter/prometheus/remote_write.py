@@ -12,14 +12,13 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
-from prometheus_client.samples import Exemplar
 
 from exporter.prometheus.page import families
-from exporter.prometheus.snapshot import Snapshot
-from exporter.prometheus.write_request import WriteRequest, write_requests
+from exporter.prometheus.snapshot import Exemplar, Snapshot
+from exporter.prometheus.write_request import by_step, encoded, samples_of, write_requests
 from rundir.access import Access, aiohttp_tls, bare, connection_problem, headers_for
 from scraper.spans.forward import Rejected, Unavailable, again_while_away
 
@@ -99,20 +98,18 @@ class RemoteWriter:
                 await deliver(request)
             except _Late:
                 # Of the moments of one request only some may be late.
-                for step in request.by_step():
+                for step in by_step(request):
                     try:
                         await deliver(step)
                     except _Late as late:
                         self.late = late
-                        self.too_old += step.samples if late.is_too_old else 0
-                        self.there += 0 if late.is_too_old else step.samples
+                        self.too_old += samples_of(step) if late.is_too_old else 0
+                        self.there += 0 if late.is_too_old else samples_of(step)
             on_request()
 
-    async def _deliver(
-        self, request: WriteRequest, *, patience_s: float, on_away: Callable[[Unavailable], object]
-    ) -> None:
-        await again_while_away(partial(self._send, request.encoded()), patience_s=patience_s, on_away=on_away)
-        self.samples += request.samples
+    async def _deliver(self, request: Any, *, patience_s: float, on_away: Callable[[Unavailable], object]) -> None:
+        await again_while_away(partial(self._send, encoded(request)), patience_s=patience_s, on_away=on_away)
+        self.samples += samples_of(request)
 
     async def _send(self, body: bytes) -> None:
         """Send one request, once. Raises Unavailable, Rejected."""

@@ -1,126 +1,91 @@
-"""The messages of Prometheus' remote write 1.0: series of samples and exemplars, in snappy's format.
+"""The messages of Prometheus' remote write 1.0: series of samples and exemplars, in snappy's block format.
 
-Source: prometheus.io/docs/specs/prw/remote_write_spec and prompb/types.proto of Prometheus.
+Source: prometheus.io/docs/specs/prw/remote_write_spec.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from importlib import resources
 from itertools import islice
-from typing import NamedTuple
+from typing import Any
 
-from prometheus_client.samples import Exemplar
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from exporter.prometheus.page import dated
-from exporter.prometheus.snapshot import Snapshot
+from exporter.prometheus.page import family
+from exporter.prometheus.snapshot import Exemplar, Snapshot
+from exporter.prometheus.table import dated
 
 STEPS_A_REQUEST = 20
 SERIES_A_REQUEST = 500
-_LITERAL_BYTES = 1 << 16
-Labels = tuple[tuple[str, str], ...]
 
 
-class Point(NamedTuple):
-    """One sample of a series."""
-
-    at_ms: int
-    value: float
-    exemplar: Exemplar | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteRequest:
-    """Request to a server, which takes all of it or nothing. Points of a series ascend in time."""
-
-    series: tuple[tuple[Labels, tuple[Point, ...]], ...]
-
-    @property
-    def samples(self) -> int:
-        return sum(len(points) for _, points in self.series)
-
-    def by_step(self) -> Iterator[WriteRequest]:
-        """Yield the same points as one request for each moment."""
-        stamps = sorted({point.at_ms for _, points in self.series for point in points})
-        for at_ms in stamps:
-            of_step = ((labels, tuple(p for p in points if p.at_ms == at_ms)) for labels, points in self.series)
-            yield WriteRequest(series=tuple((labels, points) for labels, points in of_step if points))
-
-    def encoded(self) -> bytes:
-        return snappy(b"".join(_field(1, _time_series(labels, points)) for labels, points in self.series))
+def _classes() -> dict[str, Any]:
+    """Return protobuf's classes from the compiled remote_write.proto, in a pool of their own."""
+    compiled = resources.files("exporter.prometheus").joinpath("remote_write.desc").read_bytes()
+    files = descriptor_pb2.FileDescriptorSet.FromString(compiled).file
+    return message_factory.GetMessages(files, pool=descriptor_pool.DescriptorPool())
 
 
-def write_requests(history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar]) -> Iterator[WriteRequest]:
-    """Yield the requests that send snapshots, each with its moment (int64 ns Unix, ascending).
+_KINDS = _classes()
+_Series, WriteRequest = _KINDS["prometheus.TimeSeries"], _KINDS["prometheus.WriteRequest"]
+
+
+def write_requests(history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar]) -> Iterator[Any]:
+    """Yield the requests that send snapshots, each with its moment (int64 ns Unix, ascending). A server takes all of
+    one or nothing.
 
     `shown` holds the exemplars that were sent already.
     """
     steps = iter(history)
     while group := list(islice(steps, STEPS_A_REQUEST)):
-        series: dict[Labels, list[Point]] = {}
-        for at_ns, family in dated(group, shown):
-            at_ms = at_ns // 1_000_000
-            for sample in family.samples:
-                point = Point(at_ms=at_ms, value=float(sample.value), exemplar=sample.exemplar)
-                series.setdefault(_labels(sample.name, sample.labels), []).append(point)
-        rest = iter(series.items())
+        series: dict[tuple[tuple[str, str], ...], Any] = {}
+        for at_ns, row, values in dated(group, shown):
+            for sample in family(row, values).samples:
+                labels = _labels({**sample.labels, "__name__": sample.name})
+                if (timeseries := series.get(labels)) is None:
+                    timeseries = series[labels] = _Series(labels=_pairs(labels))
+                timeseries.samples.add(value=sample.value, timestamp=at_ns // 1_000_000)
+                if (exemplar := sample.exemplar) is not None:
+                    at_ms = int(float(exemplar.timestamp or 0) * 1000)
+                    pairs = _pairs(exemplar.labels.items())
+                    timeseries.exemplars.add(labels=pairs, value=exemplar.value, timestamp=at_ms)
+        rest = iter(series.values())
         while some := list(islice(rest, SERIES_A_REQUEST)):
-            yield WriteRequest(series=tuple((labels, tuple(points)) for labels, points in some))
+            yield WriteRequest(timeseries=some)
 
 
-def _labels(name: str, labels: Mapping[str, str]) -> Labels:
+def samples_of(request: Any) -> int:
+    """Return the number of samples of a request."""
+    return sum(len(series.samples) for series in request.timeseries)
+
+
+def by_step(request: Any) -> Iterator[Any]:
+    """Yield a request for each moment of a request; an exemplar goes with the first after it."""
+    before_ms = -1
+    for at_ms in sorted({sample.timestamp for series in request.timeseries for sample in series.samples}):
+        of_step = [
+            _Series(
+                labels=series.labels,
+                samples=[sample for sample in series.samples if sample.timestamp == at_ms],
+                exemplars=[each for each in series.exemplars if before_ms < each.timestamp <= at_ms],
+            )
+            for series in request.timeseries
+        ]
+        yield WriteRequest(timeseries=[series for series in of_step if series.samples])
+        before_ms = at_ms
+
+
+def encoded(request: Any) -> bytes:
+    """Return the body that sends a request."""
+    return bytes(pa.compress(request.SerializeToString(), codec="snappy", asbytes=True))
+
+
+def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the labels of a series in order; one that is empty is none."""
-    return tuple(sorted([(label, value) for label, value in labels.items() if value] + [("__name__", name)]))
+    return tuple(sorted((name, value) for name, value in labels.items() if value))
 
 
-def _time_series(labels: Labels, points: Sequence[Point]) -> bytes:
-    return b"".join(
-        (
-            *_named(labels),
-            *(_field(2, _double(1, p.value) + _integer(2, p.at_ms)) for p in points),
-            *(_field(3, _exemplar(p.exemplar)) for p in points if p.exemplar is not None),
-        )
-    )
-
-
-def _exemplar(exemplar: Exemplar) -> bytes:
-    at_ms = int(float(exemplar.timestamp or 0) * 1000)
-    return b"".join((*_named(exemplar.labels.items()), _double(2, exemplar.value), _integer(3, at_ms)))
-
-
-def _named(labels: Iterable[tuple[str, str]]) -> Iterator[bytes]:
-    return (_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels)
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """Return a length-delimited field of protobuf."""
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _double(number: int, value: float) -> bytes:
-    return _varint(number << 3 | 1) + struct.pack("<d", value)
-
-
-def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-@lru_cache(maxsize=4096)  # lengths, and a run's stamps, come again and again
-def _varint(number: int) -> bytes:
-    """Return a number, not negative, in base 128, the lowest digits first."""
-    digits = bytearray()
-    while number > 127:
-        digits.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*digits, number))
-
-
-def snappy(data: bytes) -> bytes:
-    """Return data in snappy's block format, all of it literal: the format is asked for, compression is not."""
-    pieces = [_varint(len(data))]
-    for begin in range(0, len(data), _LITERAL_BYTES):
-        literal = data[begin : begin + _LITERAL_BYTES]
-        pieces += [b"\xf4", struct.pack("<H", len(literal) - 1), literal]
-    return b"".join(pieces)
+def _pairs(labels: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in labels]

@@ -15,8 +15,9 @@ from exporter.html import as_parts
 from exporter.html.data import Recorded
 from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.page import ENGINE_GAUGES, LivePage
+from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
+from exporter.prometheus.table import ENGINE_GAUGES
 from exporter.report.conclusion import largest_part
 from exporter.summary.result import Summary
 from loadgen.requests.table import RequestLog

@@ -9,8 +9,8 @@ from time import thread_time
 
 import numpy as np
 
-from exporter.prometheus.page import ENGINE_HISTOGRAMS
 from exporter.prometheus.snapshot import EngineQuantiles
+from exporter.prometheus.table import ENGINE_HISTOGRAMS
 from rundir.columns import Bools, Indices
 from rundir.stats import Missing
 from scraper.engines import canonical, detect

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from faults import remote
 from faults.cases import Case, Kind, Setting, Try
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -275,8 +274,6 @@ def torn(body: bytes, rng: random.Random) -> bytes:
 @contextmanager
 def opened(_: Setting) -> Iterator[Try]:
     def attempt(case: Case) -> str:
-        if case.row == "remote-write":
-            return remote.difference(case.random())
         rng, (of, _, is_torn) = case.random(), case.row.partition("-")
         body = message(COUNTED[of][0].DESCRIPTOR, rng)
         if of == "spans" and rng.random() < 0.5:
@@ -300,7 +297,6 @@ WIRE = Kind(
         "logs-torn": 100,
         "metrics": 100,
         "metrics-torn": 100,
-        "remote-write": 100,
     },
     opened=opened,
 )

@@ -25,7 +25,7 @@ from waiting import BOUND_S
 
 from correlator.live.reasons import REASONS
 from exporter.prometheus.counts import nothing_counted
-from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage
+from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -42,6 +42,7 @@ from exporter.prometheus.snapshot import (
     bucketize,
     traced,
 )
+from exporter.prometheus.table import ENGINE_HISTOGRAMS
 
 PROMTOOL = shutil.which("promtool")
 BOUNDS_S = (0.1, 0.5, 1.0)

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from hypothesis import given
-from hypothesis import strategies as st
 from waiting import BOUND_S
+from written import received
 
 from exporter.prometheus import remote_write
 from exporter.prometheus.remote_write import LiveWriter, write
 from exporter.prometheus.snapshot import ClientCounts, Snapshot, bucketize, traced
-from exporter.prometheus.write_request import snappy, write_requests
+from exporter.prometheus.write_request import WriteRequest, encoded, samples_of, write_requests
 from rundir.access import Access
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -43,68 +42,29 @@ async def receiving(handler: Handler) -> AsyncIterator[str]:
         yield str(server.make_url("/api/v1/write"))
 
 
-def unpacked(block: bytes) -> bytes:
-    """Return what a block of snappy holds that is all literal, by the format's description."""
-    size, at = varint(block, 0)
-    data = b""
-    while at < len(block):
-        assert block[at] == 61 << 2, "a literal whose length stands in two bytes"
-        length = struct.unpack_from("<H", block, at + 1)[0] + 1
-        data += block[at + 3 : at + 3 + length]
-        at += 3 + length
-    assert size == len(data)
-    return data
-
-
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    number, shift = 0, 0
-    while True:
-        number |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 128:
-            return number, at
-
-
-def fields(message: bytes) -> Iterator[tuple[int, bytes | int | float]]:
-    """Give the fields of a message of protobuf: number and value."""
-    at = 0
-    while at < len(message):
-        key, at = varint(message, at)
-        if key & 7 == 2:
-            length, at = varint(message, at)
-            yield key >> 3, message[at : at + length]
-            at += length
-        elif key & 7 == 1:
-            yield key >> 3, struct.unpack_from("<d", message, at)[0]
-            at += 8
-        else:
-            number, at = varint(message, at)
-            yield key >> 3, number
-
-
-def series(body: bytes, field: int = 2) -> dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]:
-    """Return the samples of a request by the labels of their series, as (ms, value); of field 3 its exemplars."""
+def series(body: bytes, kind: str = "samples") -> dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]:
+    """The samples, or exemplars, of a request by the labels of their series, as (ms, value)."""
     read = {}
-    for _, message in fields(unpacked(body)):
-        labels: list[tuple[str, str]] = []
-        points = []
-        assert isinstance(message, bytes)
-        for number, value in fields(message):
-            assert isinstance(value, bytes)
-            inner = dict(fields(value))
-            if number == 1:
-                labels.append((bytes(inner[1]).decode(), bytes(inner[2]).decode()))  # type: ignore[arg-type]
-            elif number == field:
-                points.append((int(inner[field]), float(inner[field - 1])))  # type: ignore[arg-type]
-        assert labels == sorted(labels), "the specification wants labels in order"
-        read[tuple(labels)] = points
+    for each in received(body).timeseries:
+        labels = tuple((label.name, label.value) for label in each.labels)
+        assert labels == tuple(sorted(labels)), "the specification wants labels in order"
+        read[labels] = [(point.timestamp, point.value) for point in getattr(each, kind)]
     return read
 
 
-@given(st.binary(max_size=200_000))
-def test_a_block_of_snappy_holds_its_data(data: bytes):
-    """Empty, and longer than a literal may be."""
-    assert unpacked(snappy(data)) == data
+def test_a_request_has_the_fields_of_the_specification():
+    """Byte for byte: labels (1), samples (2) of value (1) and ms (2), exemplars (3) of labels, value and ms (3)."""
+    timeseries = {
+        "labels": [{"name": "a", "value": "b"}],
+        "samples": [{"value": 1.0, "timestamp": 5}],
+        "exemplars": [{"labels": [{"name": "c", "value": "d"}], "value": 2.0, "timestamp": 3}],
+    }
+    value, exemplar = b"\x09" + struct.pack("<d", 1.0), b"\x11" + struct.pack("<d", 2.0)
+    sent = WriteRequest(timeseries=[timeseries]).SerializeToString()
+    assert sent == (
+        b"\x0a\x2a\x0a\x06\x0a\x01a\x12\x01b\x12\x0b" + value + b"\x10\x05"
+        b"\x1a\x13\x0a\x06\x0a\x01c\x12\x01d" + exemplar + b"\x18\x03"
+    )
 
 
 def test_each_series_has_its_samples_in_the_order_of_time():
@@ -112,9 +72,9 @@ def test_each_series_has_its_samples_in_the_order_of_time():
     merged: dict[tuple[tuple[str, str], ...], list[tuple[int, float]]] = {}
     total = 0
     for request in write_requests(snapshots(45), {}):
-        read = series(request.encoded())
-        assert request.samples == sum(map(len, read.values()))
-        total += request.samples
+        read = series(encoded(request))
+        assert samples_of(request) == sum(map(len, read.values()))
+        total += samples_of(request)
         for labels, points in read.items():
             merged.setdefault(labels, []).extend(points)
     ok = merged[(("__name__", "sidelight_client_requests_total"), ("status", "ok"))]
@@ -133,10 +93,11 @@ def test_an_exemplar_is_sent_once():
         for step, of in enumerate(ttft)
     ]
     (request,) = write_requests(steps, {})
-    body = request.encoded()
-    exemplars = {dict(labels)["le"]: points for labels, points in series(body, field=3).items() if points}
+    body = encoded(request)
+    exemplars = {dict(labels)["le"]: points for labels, points in series(body, kind="exemplars").items() if points}
     assert exemplars == {"1.0": [(AT_NS // 10**6, 0.2), (AT_NS // 10**6 + 1000, 0.3)]}
-    assert [ids[0].encode() in body, body.count(ids[0].encode()), body.count(b"trace_id")] == [True, 1, 2]
+    plain = received(body).SerializeToString()
+    assert [plain.count(ids[0].encode()), plain.count(b"trace_id")] == [1, 2]
 
 
 async def test_a_server_that_asks_for_later_is_asked_again(monkeypatch: pytest.MonkeyPatch):

@@ -17,9 +17,10 @@ from logs import request_log
 from msgspec import structs
 
 from correlator.opening import open_run
-from exporter.prometheus.page import ENGINE_HISTOGRAMS, LivePage, families
+from exporter.prometheus.page import LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
+from exporter.prometheus.table import ENGINE_HISTOGRAMS
 from loadgen.requests.table import FirstToken
 from rundir.clock import anchor
 from rundir.columns import take

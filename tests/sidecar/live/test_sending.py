@@ -16,6 +16,7 @@ import promql
 import pytest
 from processes import ended, engine, sidelight, start, until
 from waiting import BOUND_S
+from written import received
 
 
 async def samples(base_url: str, name: str) -> dict[str, list[tuple[float, str]]]:
@@ -88,5 +89,5 @@ def test_a_watch_sends_its_last_page_when_it_ends(tmp_path: Path):
             watched = ended(process, out)
         server.shutdown()
     assert (watched.code, watched.err) == (0, "")
-    assert b"sidelight_receiver_spans_total" in bodies[-1]
+    assert b"sidelight_receiver_spans_total" in received(bodies[-1]).SerializeToString()
     assert socket.gethostname().encode() in bodies[-1]
