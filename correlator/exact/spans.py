@@ -128,12 +128,15 @@ def own_spans(owners: Owners, row: int, spans: EngineSpans, places: Sequence[int
     return left
 
 
-def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
+def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] = ()) -> ExactTimes | None:
     """Return the times of the span with the earliest first token.
+
+    `beside` are all spans in the request's trace or with its id.
 
     Of the others only the longest decode is used. None where no span states queue or prefill. A span without a TTFT,
     where others of its process state theirs, had no token: for several choices SGLang first fills its prefix cache, by
-    requests with spans of their own. After the first step of a beam search, all is decode.
+    requests with spans of their own, whose waits and prefills come before the choice's. After the first step of a beam
+    search, all is decode.
     """
     stating = _stating(spans, places)
     if not stating:
@@ -142,11 +145,15 @@ def span_times(spans: EngineSpans, places: Sequence[int]) -> ExactTimes | None:
     choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
     first = min(choices, key=lambda place: _first_token_ns(spans, place))
     times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
+    first_ns = _first_token_ns(spans, first)
+    fills = [place for place in _stating(spans, beside) if _filled_cache(spans, place, first)]
+    for name in ("scheduler_intake_s", "queue_s", "prefill_s"):
+        times_s[name] += float(np.nansum(getattr(spans, name)[fills]))
     # Engines that shared a request may have clocks of their own.
     alike = [place for place in stating if spans.clock[place] == spans.clock[first]]
     end_ns = int(spans.end_ns[alike].max())
     if len(places) > 1 and _are_steps(spans, places):
-        times_s["decode_s"] = (end_ns - _first_token_ns(spans, first)) / 1e9
+        times_s["decode_s"] = (end_ns - first_ns) / 1e9
         times_s["e2e_s"] = (end_ns - int(spans.arrival_ns[first])) / 1e9
     else:
         times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
@@ -165,7 +172,7 @@ def _of_spans(
 ) -> Iterator[tuple[int, ExactTimes]]:
     taken.update(places)
     selection = own_spans(owners, row, spans, places)
-    times = None if isinstance(selection, Refusal) else span_times(spans, selection)
+    times = None if isinstance(selection, Refusal) else span_times(spans, selection, places)
     if times is not None:
         yield row, times
         return
@@ -176,6 +183,17 @@ def _of_spans(
         why[row].append(Refusal(f"its span {' and '.join(faults)}: refused"))
     else:
         why[row].append(Refusal("its span tells neither queue nor prefill"))
+
+
+def _filled_cache(spans: EngineSpans, place: int, first: int) -> bool:
+    """Return whether a span is of a request without a token that came with a choice and ended before its first."""
+    return bool(
+        np.isnan(spans.ttft_s[place])
+        and np.isfinite(spans.ttft_s[first])
+        and spans.clock[place] == spans.clock[first]
+        and abs(spans.arrival_ns[place] - spans.arrival_ns[first]) <= SLACK_S * 1e9
+        and spans.end_ns[place] <= _first_token_ns(spans, first)
+    )
 
 
 def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:

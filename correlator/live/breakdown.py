@@ -139,7 +139,7 @@ def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
     request_owners = Owners(clients)
     for row, request_places in places.items():
         selection = own_spans(request_owners, row, spans, request_places)
-        times = None if isinstance(selection, Refusal) else span_times(spans, selection)
+        times = None if isinstance(selection, Refusal) else span_times(spans, selection, request_places)
         if times is not None and requests[row].client is not None:
             put(table, row, _SOURCES[requests[row].joined], times)
     return table

@@ -153,6 +153,28 @@ def test_of_several_choices_the_first_token_counts():
 
 
 @pytest.mark.parametrize(
+    ("fill", "queue_s", "prefill_s"),
+    [
+        ({}, 0.12, 0.36),
+        ({"arrival_ns": 1210 * MS}, 0.1, 0.06),  # came later
+        ({"end_ns": 1900 * MS}, 0.1, 0.06),  # went on
+        ({"clock": "other"}, 0.1, 0.06),
+        ({"ttft_ms": 340, "output_tokens": 1}, 0.1, 0.06),  # is a choice itself
+    ],
+)
+def test_a_request_that_fills_the_cache_for_choices_is_part_of_their_wait(
+    fill: dict[str, Any], queue_s: float, prefill_s: float
+):
+    """As SGLang does for n above 1: its span has neither a token nor an id."""
+    spans = engine(
+        {"trace_id": "t", "queue_ms": 20, "prefill_ms": 300, "end_ns": 1400 * MS, **fill},
+        {"trace_id": "t", "request_id": "r", "queue_ms": 100, "prefill_ms": 60, "ttft_ms": 560, "output_tokens": 9},
+    )
+    joined = join(requests({"trace_id": "t", "response_id": "r"}), spans)
+    assert (queue_s, prefill_s) == pytest.approx((joined.queue_s[0], joined.prefill_s[0]))
+
+
+@pytest.mark.parametrize(
     ("ids", "engine_id"),
     [
         ({"response_id": "chatcmpl-1"}, "chatcmpl-1"),

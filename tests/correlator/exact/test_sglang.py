@@ -82,12 +82,12 @@ def test_no_queue_of_a_retracted_request_is_larger_than_its_ttft():
 
 @pytest.mark.parametrize("name", ["n2", "n3_completions"])
 def test_several_choices_are_one_request_with_the_parts_of_the_first(edges: Recording, name: str):
-    """One span fills the prefix cache and has no token, one has no attributes at all: neither is the request."""
+    """Before them one request fills the prefix cache, without a token; what it waited and computed is theirs."""
     joined, parts = phase(edges, name)
     assert {"trace"} == set(joined.source)
     assert np.isfinite(joined.ttft_s).all()
     assert (np.abs(parts.network_s) < 0.05).all()
-    assert (parts.queue_s + parts.prefill_s < 0.6 * parts.ttft_s).all()  # before the others, the cache was filled
+    assert (parts.queue_s + parts.prefill_s > 0.5 * parts.ttft_s).all()
 
 
 @pytest.mark.parametrize(
