@@ -28,7 +28,9 @@ TIGHT = 3
 CLEAR_JITTERS = 3.0
 NO_FIRST = "it had no first token to measure a wait by"
 NOT_ENDED = "the engine did not end it, so that its histograms do not hold it"
-NO_INTERVAL = "it ended before the first scrape, after the last, or while the engine began anew"
+NO_INTERVAL = (
+    "no page counted its end: it was broken off, or ended before the first scrape, after the last, or at a restart"
+)
 NOT_SCRAPED = "the server that it was sent to was not scraped"
 APART = "the engines were not scraped at the same times"
 

@@ -280,6 +280,16 @@ def test_requests_that_end_while_the_engine_begins_anew_are_not_observed():
     assert max(off_s(table, traffic, exact)) < 1e-6
 
 
+def test_requests_that_no_page_counted_may_have_been_broken_off():
+    """As in a watch, where a client's span says nothing of it; they were said to have ended outside the scrapes."""
+    traffic = world(60, 5, per_s=4.0)
+    served = (np.arange(60) < 20) | (np.arange(60) >= 40)
+    table = attribute(seen(traffic), [scraped(traffic, 0.1, rows=served)])
+    uncounted = table.reason[table.quality == "prior"]
+    assert len(uncounted) > 10
+    assert all("broken off" in reason for reason in uncounted)
+
+
 def test_a_cancelled_request_is_not_in_the_histograms():
     """It has what the model expects of it, and the reason; one without a first token has none."""
     traffic = world(60, 5, per_s=4.0)
