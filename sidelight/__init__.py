@@ -8,7 +8,7 @@
     sidelight.attribute(run.requests, run.scrapes)  # queue and prefill time of each request, from scrapes alone
     sidelight.estimate_quantiles(bounds, counts, sums, [0.5, 0.99])
 
-These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `exporter`, `recorded`,
+These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, `methodology`, `exporter`, `recorded`,
 `sidecar`, `rundir`, `simulator`) are private: they change without notice. See docs/reference/library.md.
 """
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,16 @@ def test_what_is_offered_is_what_is_documented():
     document = (REPOSITORY / "docs/reference/library.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## `(\w+)", document, flags=re.MULTILINE))
     assert headings == {name for name in sidelight.__all__ if name.islower()} | {"Run"}
+
+
+def test_every_private_package_is_named_as_such():
+    """An installation has them all at the top level; each may have the name of a module of the user's."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) - {"sidelight"}
+    document = (REPOSITORY / "docs/reference/library.md").read_text(encoding="utf-8")
+    assert [set(), set()] == [
+        {name for name in packages if f"`{name}`" not in text} for text in (document, sidelight.__doc__ or "")
+    ]
 
 
 def test_the_tables_are_the_derived_files(recorded: Path):
