@@ -29,8 +29,8 @@ MEASURE_AGAIN = (
 # What requests failed of, by the kind of error's beginning, and what to do about it.
 FAILED_OF = {
     "connect": "find out why the server refuses connections: its log says whether it still runs",
-    "reset": "find out what closes connections in the middle of replies: the server, or a proxy or balancer before it; "
-    "the server's log says whether it ended",
+    "reset": "find out what closes connections before replies have ended: the server, or a proxy or balancer before "
+    "it; the server's log says whether it ended",
     "timeout": "find out why replies did not end in time: the server's log, its load, or a larger --request-timeout",
     "http_429": "send less, or ask for a larger quota of this key: the server limits the rate (HTTP 429)",
     "http_401": "check the key: the server refuses it (HTTP 401)",

@@ -71,6 +71,14 @@ def test_nothing_is_concluded_where_too_many_failed(failed: int, kind: str, conc
     assert concluded == ("find out" not in whole_text and "send less" not in whole_text)
 
 
+def test_the_advice_on_resets_holds_for_those_before_any_response():
+    """Connections may be closed in the middle of a reply, or before its first byte."""
+    whole = summaries.summary(summaries.correlated())
+    requests = replace(whole.client.requests, sent=3, ok=0, failed=3)
+    told = " ".join(conclusion(replace(whole, client=replace(whole.client, requests=requests, errors={"reset": 3}))))
+    assert "find out what closes connections before replies have ended" in told
+
+
 def test_a_server_that_stopped_answering_comes_first():
     """When, and how requests ended from then on; before damage nothing stands but what is damaged."""
     whole = summaries.summary(summaries.correlated())
