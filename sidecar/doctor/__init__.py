@@ -5,6 +5,7 @@ gateway before it: what reaches the engine through it, and what its spans can te
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from recorded.errors import SidelightError, TargetUnreachable
 from scraper.targets.fetch import Limits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.delivery import plain_lines
-from sidecar.doctor.lines import FAIL, OK, SKIP, WARN, print_line
+from sidecar.doctor.lines import FAIL, HINT, OK, SKIP, WARN, print_line
 from sidecar.doctor.page import Servers, examine_metrics, examine_timings
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
@@ -111,7 +112,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
     if version := await engine_version(served.url, contact):
         print_line(console, OK, f"server version {version}")
         served = replace(served, version=version)
-    refused = await preflight(served, contact=contact, ignore_eos=True)
+    refused = await preflight(served, contact=contact, ignore_eos=True, say=partial(print_line, console, HINT))
     for field, said in refused.items():
         print_line(console, WARN, refusal(served.url, field, said))
     if note := unlisted_note(served):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,9 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         _require_room(options, served)
         # Alone: what else this process does would show in the time of a handshake.
         round_trips = await asyncio.gather(*(measure_rtt(server.url) for server in served))
-        version, metrics, (tokenizer, unused), refused = await _looked(options, served, contact, stack)
+        version, metrics, (tokenizer, unused), refused = await _looked(
+            options, served, contact, stack, say=progress.stage
+        )
         targets, notes = _scraped(metrics)
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
@@ -177,7 +179,12 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
 
 
 async def _looked(
-    options: RunOptions, served: tuple[Served, ...], contact: Contact, stack: AsyncExitStack
+    options: RunOptions,
+    served: tuple[Served, ...],
+    contact: Contact,
+    stack: AsyncExitStack,
+    *,
+    say: Callable[[str], None],
 ) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None], dict[str, str]]:
     """Ask each URL for one token, and meanwhile for its version, metrics pages and tokenizer.
 
@@ -189,7 +196,7 @@ async def _looked(
     try:
         async with asyncio.TaskGroup() as group:
             preflights = [
-                group.create_task(preflight(server, contact=contact, ignore_eos=options.ignore_eos))
+                group.create_task(preflight(server, contact=contact, ignore_eos=options.ignore_eos, say=say))
                 for server in served
             ]
             tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))

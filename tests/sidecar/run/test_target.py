@@ -15,7 +15,7 @@ from waiting import BOUND_S, movable_time
 
 from loadgen.plan.tokenizers.server import probe_server
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
-from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, preflight
+from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
 from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -227,6 +227,25 @@ async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
     framed = b"%x" % len(EVENTS) + newline + EVENTS + newline + b"0" + newline + newline
     async with answering(HEAD + framed + b"and more") as served, asyncio.timeout(BOUND_S):
         await preflight(served, contact=Contact())
+
+
+async def test_who_waits_for_the_first_token_is_told_so(monkeypatch: pytest.MonkeyPatch):
+    """With what is waited for, and until when; not while the token may still come soon."""
+    sent, said, told = asyncio.Event(), asyncio.Event(), []
+    move = movable_time(monkeypatch)
+
+    def say(text: str) -> None:
+        told.append(text)
+        said.set()
+
+    async with answering(b"", sent) as served, asyncio.timeout(BOUND_S):
+        asked = asyncio.ensure_future(preflight(served, contact=Contact(), say=say))
+        await sent.wait()
+        assert [] == told
+        move(SOON_S)
+        await said.wait()
+        asked.cancel()
+    assert [f"waiting for a token of {served.url}, up to 120 s: a first request may compile kernels"] == told
 
 
 RESET = "the server, or something before it, resets connections in the middle of replies"
