@@ -90,6 +90,13 @@ def test_a_signal_while_modules_are_imported_is_one_line(module: str, number: si
     assert ended.stderr.startswith("sidelight: interrupted")
 
 
+def test_an_examination_that_is_interrupted_points_to_no_run():
+    """`doctor` records nothing that could be evaluated."""
+    command = [sys.executable, "-c", SIGNALLED, "sidecar.doctor", str(int(signal.SIGINT)), "doctor", "127.0.0.1:9"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+    assert (130, "sidelight: interrupted\n") == (ended.returncode, ended.stderr)
+
+
 @pytest.mark.parametrize("options", [(), ("--quiet",)], ids=["panel", "quiet"])
 def test_a_terminal_that_is_gone_ends_the_run_and_keeps_its_results(tmp_path: Path, options: tuple[str, ...]):
     """As Ctrl-C does, though nothing can be said any more."""

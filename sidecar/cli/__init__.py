@@ -458,7 +458,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        print_error("interrupted; `sidelight report RUN` evaluates what a run had recorded")
+        records = arguments[:1] != ["doctor"]
+        print_error("interrupted" + ("; `sidelight report RUN` evaluates what a run had recorded" if records else ""))
         code = Interrupted.exit_code
     except BrokenPipeError:
         # The reader of our output has gone: there is nothing left to print, and nowhere to print it.
