@@ -104,15 +104,13 @@ class Translation:
 
     def refuse_unknown(self, options: type) -> None:
         """Add a problem that names all options that a command does not have."""
-        fields = (flag_of(field.name) for field in dataclasses.fields(options))
-        renamed = (given.name or () for given in declarations(options, Parameter).values())
-        names = {*_flags(options), *fields, *chain.from_iterable(renamed)}
+        names = _names(options)
         typed = (name for name in self.arguments if re.fullmatch(r"--[A-Za-z][\w-]*", name))
         # --no-sentinel too, of a choice that is neither on nor off by default.
         known = {*names, *(name.replace("--", "--no-", 1) for name in names)}
         unknown = [name for name in dict.fromkeys(typed) if name not in known and not name.startswith("--empty-")]
         command = f"sidelight {self.arguments[0]}"
-        near = {name: hint for name in unknown if (hint := hint_of(command, name, names))}
+        near = {name: hint for name in unknown if (hint := hint_of(command, name, names, elsewhere=_owner(name)))}
         said = f"{command} has no such option"
         self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
         far = ", ".join(name for name in unknown if name not in near)
@@ -180,6 +178,19 @@ def _flags(options: type) -> frozenset[str]:
     """Return the options that take no value."""
     names = [flag_of(field.name) for field in dataclasses.fields(options) if isinstance(field.default, bool)]
     return frozenset({"--help", "-h", "--version", *names, *(name.replace("--", "--no-", 1) for name in names)})
+
+
+def _names(options: type) -> frozenset[str]:
+    """Return all options of a command. A field that is not parsed, as a step's alone, is none."""
+    given = declarations(options, Parameter)
+    unparsed = {flag_of(name) for name, parameter in given.items() if parameter.parse is False}
+    fields = {flag_of(field.name) for field in dataclasses.fields(options)} - unparsed
+    return frozenset({*_flags(options), *fields, *chain.from_iterable(how.name or () for how in given.values())})
+
+
+def _owner(name: str) -> str:
+    """Return the first command that has an option, or ""."""
+    return next((command for command, (options, _) in _COMMANDS.items() if name in _names(options)), "")
 
 
 def _options(arguments: Sequence[str]) -> Iterator[_Option]:

@@ -34,6 +34,7 @@ _MUST_BE = {
     bool: "is a flag and takes no value but true or false",
 }
 _NO_ROOM = ("can't start new thread", "failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+LOADING = ("run", "test", "compare", "sweep")
 _MISSING = {
     "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
 }
@@ -42,6 +43,7 @@ _MISSING = {
 _OTHERWISE = {
     ("sidelight watch", "--duration"): "; a watch goes on until Ctrl-C or SIGTERM, as of `timeout -s INT 30s sidelight "
     "watch ...`; `sidelight scrape` has --duration",
+    ("sidelight watch", "--url"): "; a metrics page stands alone, or behind --metrics: sidelight watch URL/metrics",
     ("sidelight run", "--timeout"): "; of one request it is --request-timeout, of those in flight at the end "
     "--drain-timeout",
 }
@@ -158,10 +160,11 @@ def _unusable_value(error: cyclopts.CoercionError) -> str:
 
 
 def _reason(error: cyclopts.CoercionError, value: str) -> str:
-    is_load = (error.command_chain or ("",))[0] == "run"
+    is_load = (error.command_chain or ("",))[0] in LOADING
     if is_load and _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
-        name = _name(error.argument, None).removeprefix("--")
-        return f"give one number; several are a sweep: sidelight sweep URL --vary {name}={value}"
+        name = _name(error.argument, None)
+        if name in map(flag_of, RunOptions.__dataclass_fields__):
+            return f"give one number; several are a sweep: sidelight sweep URL --vary {name.removeprefix('--')}={value}"
     if error.msg is not None:
         return str(error.msg).removeprefix(f"{value!r}: ")
     hint: Any = error.target_type
@@ -186,9 +189,12 @@ def _is_secret(name: str) -> bool:
     return any(name == flag_of(option) for option, how in declarations(RunOptions, Masked).items() if how.secret)
 
 
-def hint_of(command: str, name: str, names: Iterable[str]) -> str:
-    """Return a hint at the replacement of an option that a command lacks, or ""."""
-    return f"; {REMOVED[name]}" if name in REMOVED else _OTHERWISE.get((command, name)) or nearest(name, names)
+def hint_of(command: str, name: str, names: Iterable[str], *, elsewhere: str = "") -> str:
+    """Return a hint at the replacement of an option that a command lacks, or "". It may be one `elsewhere`."""
+    if name in REMOVED:
+        return f"; {REMOVED[name]}"
+    has_it = f"; `sidelight {elsewhere}` has it" if elsewhere else ""
+    return _OTHERWISE.get((command, name)) or has_it or nearest(name, names)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -152,6 +152,12 @@ def test_a_command_of_theirs_names_our_options(sidelight: Sidelight, typed: str,
     assert [] == [text for text in said if text not in ended.err]
 
 
+def test_an_option_that_is_of_another_command_alone_is_named_with_it(sidelight: Sidelight):
+    """Beside one that no command has; also where the command keeps it for its own steps."""
+    said = sidelight("test", "ttft", "--burstiness", "0.5", "--nowhere").err
+    assert "--burstiness: sidelight test has no such option; `sidelight run` has it; --nowhere: " in said
+
+
 @pytest.mark.parametrize("command", ["doctor", "scrape", "test ttft", "compare", "sweep", "watch"])
 def test_every_command_names_all_options_that_it_does_not_have(sidelight: Sidelight, command: str):
     """In one line; and none that it has, under whatever name."""
