@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 from commands import commands_page
+from rooms import with_rooms
 
 from exporter.summary.result import schema
 from methodology.compliance.requirements import requirements
@@ -317,6 +318,7 @@ def main() -> int:
         "reference/metrics.md": fields_page("reference/metrics.md", {"Summary": summary, **summary["$defs"]}),
         "reference/result.md": fields_page("reference/result.md", result),
         "how-to/from-other-benchmarks.md": peers_page(),
+        "architecture.md": with_rooms((DIRECTORY / "architecture.md").read_text(encoding="utf-8")),
     }
     if "--check" not in sys.argv:
         for name, page in pages.items():
