@@ -35,6 +35,7 @@ CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
 MOST_REASONS = 3  # named in one warning
 SAID = 160  # characters of an error that a warning repeats
+HELD_RATIO = 0.1  # of the replies: fewer, held back on their way, may be the network's chance
 LEAST_HELD_MS = 50.0  # of a first token: less may be this machine's own delay
 BUFFERED = (
     "something between collects replies before it passes them on (nginx: `proxy_buffering off`, or the header "
@@ -391,23 +392,23 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
 
 
 def _buffering(ok: RequestLog, error_ms: float) -> Iterator[str]:
-    """Yield a warning if most replies were buffered on their way. There is none if the load generator itself was as
-    late as that.
+    """Yield a warning if more than HELD_RATIO of the replies were buffered on their way.
+
+    There is none if the load generator itself was as late as that.
     """
     pieces = np.diff(ok.chunk_start)
     waited_ms = span_ms(ok.submit_ns, ok.first_token_ns)
     together, held_ms = first_reads(ok)
     whole = in_one_read(ok) & (waited_ms > 2 * error_ms)
     long = np.maximum(ok.output_tokens, pieces) >= LEAST_TOKENS
-    if 2 * whole.sum() > long.sum():
+    if whole.sum() > HELD_RATIO * long.sum():
         shown = (
             f"{whole.sum()} of {len(ok)} replies came in one read each, {np.median(pieces[whole]):.0f} pieces (median)"
         )
         cause = BUFFERED if np.median(pieces[whole]) >= LEAST_TOKENS else "they are not streamed token by token"
         yield f"{shown}: {cause}. Their TTFT is the time of the whole reply, and they have no TPOT and no gaps"
-        return
     held = (together >= LEAST_TOKENS) & (held_ms > max(LEAST_HELD_MS, error_ms))
-    if 2 * held.sum() > long.sum():
+    if held.sum() > HELD_RATIO * long.sum():
         first = f"the first {np.median(together[held]):.0f} pieces (median) of {held.sum()} of {len(ok)} replies"
         late = f"Their TTFT is about {np.median(held_ms[held]):.0f} ms too long (median)"
         yield f"{first} came in one read: {BUFFERED}. {late}"

@@ -441,6 +441,18 @@ def test_replies_that_were_held_back_on_their_way(row: dict[str, object], words:
     assert all(words in line for line in lines)
 
 
+@pytest.mark.parametrize(("held", "is_said"), [(5, True), (2, True), (1, False)])
+def test_replies_of_which_one_proxy_of_several_holds_back_its_own(held: int, is_said: bool):
+    """More than a tenth of the replies are told of, also where others came as made; one in ten may be chance."""
+    streamed = HELD | {"chunks": (250, *range(258, 401, 8))}
+    for row, words in (
+        (AT_ONCE | {"chunks": (400,) * 20}, f"{held} of 10 replies came in one read each"),
+        (HELD | {"chunks": (250,) * 11 + (385,) * 9}, f"the first 11 pieces (median) of {held} of 10 replies"),
+    ):
+        lines = said({}, sent=[row] * held + [streamed] * (10 - held))
+        assert is_said == any(words in line for line in lines)
+
+
 def test_replies_that_came_together_because_the_load_generator_was_late():
     """Where it did not look for as long as that, nothing between is to blame."""
     late = {"check.error_ms.ttft.p99": 300.0}
