@@ -28,7 +28,8 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     - a trace id, or a request id, that several requests bear joins none of them
     - several spans of one request are its choices, its steps, or the engines that shared it; of others that could be
       its own, none is taken
-    - times longer than the client waited, in all or for its first token, are discarded, whichever source states them
+    - times longer than the client waited, in all or for its first token, or that contradict each other, are discarded,
+      whichever source states them
     """
     taken: set[int] = set()
     # The best first: a request has its times from the first source that states possible ones.
@@ -44,9 +45,10 @@ def join(requests: RequestLog, spans: EngineSpans, records: Matched | None = Non
     waited_s = np.nan_to_num(span_s(requests.submit_ns, requests.end_ns), nan=np.inf)
     ttft_s = np.nan_to_num(span_s(requests.submit_ns, requests.first_token_ns), nan=np.inf)
     whole_s = np.where(requests.status == "ok", waited_s, np.inf)  # engines go on with what a client gave up
+    came_s = span_s(requests.first_output_ns, requests.last_output_ns)
     for source, find in sources:
         for row, times in find(np.flatnonzero(table.source == "none").tolist(), why):
-            within = {"ttft_s": ttft_s[row], "waited_s": waited_s[row], "whole_s": whole_s[row]}
+            within = {"ttft_s": ttft_s[row], "waited_s": waited_s[row], "whole_s": whole_s[row], "came_s": came_s[row]}
             if reason := put(table, row, source, times, **within):
                 why[row].append(reason)
     for row in np.flatnonzero(table.source == "none").tolist():

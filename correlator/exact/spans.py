@@ -170,8 +170,10 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
 def _of_spans(
     row: int, spans: EngineSpans, places: Sequence[int], taken: set[int], why: Sequence[list[str]], owners: Owners
 ) -> Iterator[tuple[int, ExactTimes]]:
-    taken.update(places)
     selection = own_spans(owners, row, spans, places)
+    # Beside its own span, one with the id of another request is that one's: contexts leak between requests.
+    others = set() if isinstance(selection, Refusal) else set(places).difference(selection)
+    taken.update(place for place in places if place not in others or not _is_others(owners, row, spans, place))
     times = None if isinstance(selection, Refusal) else span_times(spans, selection, places)
     if times is not None:
         yield row, times
@@ -196,6 +198,10 @@ def _filled_cache(spans: EngineSpans, place: int, first: int) -> bool:
     )
 
 
+def _is_others(owners: Owners, row: int, spans: EngineSpans, place: int) -> bool:
+    return owners.bears_id(row, spans.engine[place], spans.request_id[place]) is False
+
+
 def _stating(spans: EngineSpans, places: Sequence[int]) -> list[int]:
     return [place for place in places if np.isfinite(spans.queue_s[place]) or np.isfinite(spans.prefill_s[place])]
 
@@ -214,7 +220,7 @@ def _are_one(
         _are_steps(spans, places)
         or _are_prompts(spans, places)
         or _are_halves(spans, places, counted)
-        or _are_choices(spans, places, counted, strictly=strictly)
+        or (requests.choices[row] != 1 and _are_choices(spans, places, counted, strictly=strictly))
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.requests.metrics import OTHER_UNIT
 from rundir.columns import Bools, Floats, Ints, Texts
 
 SPAN_BY_TIME, RECORD_BY_TIME = "span by time", "record by time"
@@ -116,37 +117,56 @@ def put(
     ttft_s: float = np.inf,
     waited_s: float = np.inf,
     whole_s: float = np.inf,
+    came_s: float = np.nan,
 ) -> str:
     """Write one request's times and return '', or return a reason to refuse them.
 
-    They are refused if they cannot be those of a request. No part is larger than its whole, by more than SLACK_S: queue
-    and prefill lie within what the client waited for its first token, `ttft_s`, and with the decode within all that it
-    waited. A decode beyond that is left out, and a scheduler's intake beyond the first token. Nor do they outlast what
-    they are of, a span or a record, and what lasts longer than a whole reply, `whole_s`, is not of that request.
+    A decode beyond all that the client waited is left out, and a scheduler's intake beyond the first token.
     """
     states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
-    parts_s = [part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)]
-    if any(not 0 <= part_s < np.inf for part_s in parts_s):
-        return Refusal(f"its {states} tells impossible times")
-    if sum(parts_s) > waited_s + WITHIN_S:
-        return Refusal(f"its {states} tells longer times than the client waited")
-    if sum(parts_s) > ttft_s + WITHIN_S:
-        return Refusal(f"its {states} tells a queue and prefill longer than the client's TTFT")
-    lasts_s = (times.end_ns - times.arrival_ns) / 1e9 if times.end_ns >= 0 else np.nan
-    if sum(parts_s) > lasts_s + WITHIN_S:
-        return Refusal(f"its {states} tells a queue and prefill longer than it lasts")
-    if lasts_s > whole_s + WITHIN_S:
-        return Refusal(f"its {states} lasts longer than the whole reply")
+    parts_s = sum(part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s))
+    if reason := _refusal(times, parts_s, ttft_s=ttft_s, waited_s=waited_s, whole_s=whole_s, came_s=came_s):
+        return Refusal(f"its {states} {reason}")
     table.source[row] = source
     for name in ALL_TIMES:
         time_s = getattr(times, f"{name}_s")
         getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
-    if sum(parts_s) + times.decode_s > waited_s + WITHIN_S:
+    if parts_s + times.decode_s > waited_s + WITHIN_S:
         table.decode_s[row] = np.nan
-    if sum(parts_s) + times.scheduler_intake_s > ttft_s + WITHIN_S:
+    if parts_s + times.scheduler_intake_s > ttft_s + WITHIN_S:
         table.scheduler_intake_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns
     table.span_id[row], table.trace_id[row], table.clock[row] = times.span_id, times.trace_id, times.clock
+    return ""
+
+
+def _refusal(
+    times: ExactTimes, parts_s: float, *, ttft_s: float, waited_s: float, whole_s: float, came_s: float
+) -> str:
+    """Return the reason why times cannot be those of a request, "" where they can.
+
+    No part is larger than its whole, by more than SLACK_S: queue and prefill lie within what the client waited for its
+    first token, `ttft_s`, and with the decode within all that it waited. Nor do they outlast the TTFT and the whole
+    that are stated with them, or what they are of, a span or a record; what lasts longer than a whole reply, `whole_s`,
+    is not of that request. And what is stated in another unit is a small part of what it is of: of a reply, of the time
+    in which its output came, `came_s`.
+    """
+    if any(not 0 <= part_s < np.inf for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s)):
+        return "tells impossible times"
+    if parts_s > waited_s + WITHIN_S:
+        return "tells longer times than the client waited"
+    if parts_s > ttft_s + WITHIN_S:
+        return "tells a queue and prefill longer than the client's TTFT"
+    if parts_s > min(np.nan_to_num((times.ttft_s, times.e2e_s), nan=np.inf)) + WITHIN_S:
+        return "tells a queue and prefill longer than its own TTFT, or its whole"
+    lasts_s = (times.end_ns - times.arrival_ns) / 1e9 if times.end_ns >= 0 else np.nan
+    if parts_s > lasts_s + WITHIN_S:
+        return "tells a queue and prefill longer than it lasts"
+    if lasts_s > whole_s + WITHIN_S:
+        return "lasts longer than the whole reply"
+    told_s = np.fmax(times.e2e_s, parts_s + times.decode_s) if np.isnan(lasts_s) or times.e2e_s >= 0 else np.nan
+    if OTHER_UNIT * (told_s + SLACK_S) < (came_s if np.isnan(lasts_s) else lasts_s):
+        return "tells times that are a small part of what it lasts"
     return ""

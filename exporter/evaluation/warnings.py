@@ -156,8 +156,8 @@ def _words(log: RequestLog, client: ClientSummary) -> str:
 
 
 def _usage(client: ClientSummary) -> Iterator[str]:
-    """Yield a warning on the server's usage that its replies contradict. It names the numbers that are left out for it,
-    and those that replace them.
+    """Yield a warning on the server's token counts that its replies contradict. It names the numbers that are left
+    out for it, and those that replace them.
     """
     doubted = client.contradicted_usage
     if not doubted:
@@ -174,7 +174,7 @@ def _usage(client: ClientSummary) -> Iterator[str]:
         counted = f"; the median of their chunks is {doubted.chunks.p50:,.0f} a reply"
         counted += f", and all replies came at {doubted.chunks_per_s:,.1f} chunks/s" if doubted.chunks_per_s else ""
     yield (
-        f"the server's `usage` cannot be right in {doubted.replies} of {client.requests.ok} replies: {kinds}"
+        f"the server's token counts cannot be right in {doubted.replies} of {client.requests.ok} replies: {kinds}"
         f"{left_out}{counted}"
     )
 

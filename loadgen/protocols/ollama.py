@@ -66,7 +66,7 @@ def _take(seen: Seen, event: SseEvent) -> None:
         seen.finish(line.done_reason or "stop")  # older servers give none
         generated = 0 if line.eval_count is None and not (seen.ends or seen.settled) else line.eval_count
         seen.usage({"prompt_tokens": line.prompt_eval_count, "completion_tokens": generated})
-        seen.timings = _timings(line)
+        seen.time(_timings(line))
         seen.done_end = event.end
 
 

@@ -137,15 +137,15 @@ def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
 
 
 def _extras(seen: Seen, chunk: _Chunk) -> None:
-    """Record the server's own times. A later event, which knows more, replaces the times of an earlier one."""
+    """Record the server's own times."""
     if chunk.metrics is not NULL:
-        seen.timings = timings.of_vllm(chunk.metrics) or seen.timings
+        seen.time(timings.of_vllm(chunk.metrics))
     if chunk.timings is not NULL:
         seen.llamacpp(chunk.timings)
     if chunk.nvext is not NULL:
-        seen.timings = timings.of_dynamo(chunk.nvext) or seen.timings
+        seen.time(timings.of_dynamo(chunk.nvext))
     if chunk.generation_stats is not NULL:
-        seen.timings = timings.of_exo(chunk.generation_stats) or seen.timings
+        seen.time(timings.of_exo(chunk.generation_stats))
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
@@ -154,7 +154,7 @@ _read = reader(_Chunk, _take)
 
 def _take_event(seen: Seen, event: SseEvent) -> None:
     if event.name == _EXO_STATS:
-        seen.timings = timings.of_exo(event.data) or seen.timings
+        seen.time(timings.of_exo(event.data))
     else:
         _read(seen, event)
 

@@ -102,7 +102,7 @@ def _state(seen: Seen, response: _Response) -> None:
     """Record the state in a response object. It is the id, and at the end status, usage and reason."""
     seen.response_id = seen.response_id or response.id or ""
     if response.metrics is not NULL:
-        seen.timings = of_vllm(response.metrics) or seen.timings
+        seen.time(of_vllm(response.metrics))
     if response.usage is not None:
         seen.usage(response.usage)
     error = stated(response.error)

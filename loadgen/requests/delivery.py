@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from msgspec import UnsetType
 
-from loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms
+from loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms, with_possible_times
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Count, Ratio, doc
@@ -142,7 +142,7 @@ class ContradictedUsage(msgspec.Struct, frozen=True, kw_only=True):
     without_output_tokens: Annotated[
         Count, doc("Of those, replies whose output tokens are not used, nor their TPOT.", "replies")
     ]
-    without_input_tokens: Annotated[Count, doc("Of those, replies whose input tokens are not used.", "replies")]
+    without_input_tokens: Annotated[Count, doc("Of those, replies whose input tokens are not known.", "replies")]
     stated_output_tokens: Annotated[Statistics, doc("Output tokens as they were stated.", "tokens")]
     chunks: Annotated[Statistics, doc("Chunks of content that came of such a reply.", "chunks")]
     chunks_per_s: Annotated[
@@ -195,7 +195,7 @@ def _usage(log: RequestLog) -> Ints:
 
 def server_itl_ms(log: RequestLog) -> Floats:
     """Return each request's mean time between tokens by the server, float64[n]: decode time over tokens less one."""
-    tokens = counts(_usage(log))
+    tokens, log = counts(_usage(log)), with_possible_times(log)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((tokens >= 2) & (log.choices <= 1), log.server_decode_ms / (tokens - 1), np.nan)
 
@@ -208,7 +208,7 @@ def itl_option(log: RequestLog) -> Option:
     if single.least > SINGLE_TOKEN_RATIO * single.chunks:
         return "direct"
     several = np.diff(log.chunk_start) > 0
-    timed = ~np.isnan(log.server_decode_ms)
+    timed = ~np.isnan(with_possible_times(log).server_decode_ms)
     return "C" if timed[several].mean() > SERVER_TIMED_RATIO else "A"
 
 
@@ -286,7 +286,7 @@ def contradicted_usage(ok: RequestLog, start_ns: int | None, end_ns: int | None)
         kinds=dict(Counter(kind for kind, _, _ in pairs)),
         examples={kind: numbers for kind, _, numbers in reversed(pairs)},
         without_output_tokens=int((doubted.output_tokens_source == "contradicted").sum()),
-        without_input_tokens=int(((doubted.usage_input_tokens >= 0) & (doubted.input_tokens < 0)).sum()),
+        without_input_tokens=int((doubted.input_tokens < 0).sum()),
         stated_output_tokens=describe(counts(doubted.usage_output_tokens), "none was stated"),
         chunks=describe(np.diff(doubted.chunk_start).astype(np.float64), "no such reply"),
         chunks_per_s=float(sizes.sum()) / duration_s if duration_s > 0 else None,

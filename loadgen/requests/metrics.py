@@ -18,7 +18,7 @@ A reply that came in one read (`in_one_read`) shows no time between its tokens: 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from rundir.columns import Bools, Floats, Ints
 
 # Of a reply in one read: with fewer tokens, or sooner behind the submission, an engine may have made all of it at once.
 LEAST_TOKENS, LEAST_WAIT_NS = 8, 50_000_000
+
+OTHER_UNIT = 10.0  # times: what is stated that much shorter than it lasts is not in seconds
+_APART_MS = 10.0  # by which times of two clocks may differ
 
 _BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|guardrail", re.IGNORECASE)
 
@@ -104,6 +107,30 @@ def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics
         itl_request=row,
         itl_end_ns=gap_end_ns,
     )
+
+
+def with_possible_times(log: RequestLog) -> RequestLog:
+    """Return a log in which the times and rates that servers state are NaN where the reply contradicts them.
+
+    They cannot be below 0 or longer than the client waited, nor all together a small part of the time in which the
+    output came. A rate is judged by the time that it gives for the tokens.
+    """
+    waited_ms, came_ms = span_ms(log.submit_ns, log.end_ns), span_ms(log.first_output_ns, log.last_output_ns)
+
+    def fits(time_ms: Floats, told_ms: Floats) -> Bools:
+        return ~((time_ms < 0) | (time_ms > waited_ms + _APART_MS) | (OTHER_UNIT * (told_ms + _APART_MS) < came_ms))
+
+    prefill_ms, decode_ms, e2e_ms = log.server_prefill_ms, log.server_decode_ms, log.server_e2e_ms
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        told_ms = np.fmax(e2e_ms, decode_ms + np.nan_to_num(prefill_ms))
+        times = fits(prefill_ms, told_ms) & fits(decode_ms, told_ms) & fits(e2e_ms, told_ms)
+        prompt_ms = 1e3 * counts(log.input_tokens) / log.server_prompt_tps
+        output_ms = 1e3 * counts(log.output_tokens) / log.server_generation_tps
+        prompt, output = fits(prompt_ms, np.full_like(prompt_ms, np.nan)), fits(output_ms, output_ms)
+    possible = {"prefill_ms": times, "decode_ms": times, "e2e_ms": times}
+    possible |= {"prompt_tps": times & prompt, "generation_tps": times & output}
+    columns = {f"server_{name}": fit for name, fit in possible.items()}
+    return replace(log, **{name: np.where(fit, getattr(log, name), np.nan) for name, fit in columns.items()})
 
 
 def later_tokens(log: RequestLog) -> Floats:

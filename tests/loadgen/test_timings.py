@@ -224,3 +224,12 @@ def test_a_response_carries_them_too(inside: dict[str, object], beside: dict[str
     )
     body = b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
     _same(expected, _read(body, protocol="responses").timings)
+
+
+def test_a_queue_or_a_prefill_stated_twice_with_two_values_is_no_time():
+    """A later statement knows more, and contradicts no earlier one."""
+    first = json.dumps({"choices": [], "metrics": {"queue_time_ms": 10.0, "generation_time_ms": 1.0}}).encode()
+    for queue_ms, expected in ((10.0, 10.0), (80.0, math.inf)):
+        timings = _read(b"data: " + first + b"\n\n" + _last(metrics={"queue_time_ms": queue_ms})).timings
+        assert timings is not None
+        assert expected == timings.queue_ms

@@ -251,3 +251,19 @@ def test_a_token_that_is_not_seen_keeps_its_time():
     assert request_metrics(reply(ending, usage(21), max_tokens=30)).tpot_ms[0] == pytest.approx(10.0)
     joined = log_of(*map(chunk, TEXTS), chunk("\u200d"), usage(21), max_tokens=30)
     assert (21, 10.0) == (len(joined.chunk_ns), pytest.approx(request_metrics(joined).tpot_ms[0]))
+
+
+@pytest.mark.parametrize("predicted", [500, 5])
+def test_counts_of_timings_are_doubted_as_those_of_a_usage(predicted: int):
+    """llama.cpp's predicted_n, where no usage came."""
+    log = reply({"choices": [], "timings": {"predicted_n": predicted}})
+    assert ("contradicted", -1) == (log.output_tokens_source[0], log.output_tokens[0])
+
+
+def test_a_reply_counts_once_for_each_count_that_cannot_be_read():
+    """Two counts as texts were two replies of one, and the input was not named."""
+    doubted = client_summary(reply(usage("20", "50"))).contradicted_usage
+    assert {"output tokens that are no number of tokens": 1, "input tokens that are no number of tokens": 1} == (
+        doubted.kinds
+    )
+    assert (1, 1) == (doubted.without_output_tokens, doubted.without_input_tokens)

@@ -37,6 +37,7 @@ from loadgen.protocols.reading.timings import (
     counts_of,
     of_headers,
     of_llamacpp,
+    succeeded,
 )
 
 _Payload = TypeVar("_Payload", bound=Payload)
@@ -189,12 +190,18 @@ class Seen:
         self.reasoning_tokens = self.reasoning_tokens if counts.reasoning_tokens is None else counts.reasoning_tokens
         self.total_tokens = self.total_tokens if counts.total_tokens is None else counts.total_tokens
         for name, shown in counts.unreadable.items():
-            self.doubts.setdefault(name, f"{UNREADABLE_COUNT}: {shown}")
+            self.doubts.setdefault(name, f"{name.replace('_', ' ')} {UNREADABLE_COUNT}: {shown}")
+
+    def time(self, stated: ServerTimings | None) -> None:
+        """Record the times that the server states; each choice may have its own."""
+        if stated is not None:
+            alone = len(self.choices) < 2
+            self.timings = succeeded(self.timings, stated) if self.timings is not None and alone else stated
 
     def llamacpp(self, raw: bytes) -> None:
         """Record llama.cpp's `timings`, which have counts of their own."""
         timings, stated = of_llamacpp(raw)
-        self.timings = timings or self.timings
+        self.time(timings)
         self.count(None, None, stated.cache_n, stated.predicted_n)
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ _MOST_TOKENS = 2**53
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
 
 # Of counts that cannot be so.
-UNREADABLE_COUNT = "not a number of tokens"
+UNREADABLE_COUNT = "that are no number of tokens"
 CHANGED = "input tokens that change between chunks"
 FELL = "a later count below an earlier one"
 
@@ -57,6 +57,18 @@ class ServerTimings:
     prompt_tps: float = math.nan
     generation_tps: float = math.nan
     peak_memory_bytes: int = -1
+
+
+def succeeded(before: ServerTimings, stated: ServerTimings) -> ServerTimings:
+    """Return the later of two statements on one reply, which knows more.
+
+    A queue or a prefill that they state differently is infinite: no time that can be used, and refused as such.
+    """
+    pairs = {name: (getattr(before, name), getattr(stated, name)) for name in ("queue_ms", "prefill_ms")}
+    changed: dict[str, Any] = {
+        name: math.inf for name, pair in pairs.items() if pair[0] != pair[1] and not any(map(math.isnan, pair))
+    }
+    return replace(stated, **changed)
 
 
 # Fields bear the names that the times have in ServerTimings.

@@ -35,7 +35,7 @@ class Contradictions(NamedTuple):
 
 
 def contradictions(reply: Reply, asked: PlannedRequest, *, sent_bytes: int, received_bytes: int) -> Contradictions:
-    """Return the evidence against the usage of a whole reply.
+    """Return the evidence against the token counts of a whole reply.
 
     `sent_bytes` is the size of its request's body, -1 where not known.
     """
@@ -48,7 +48,7 @@ def contradictions(reply: Reply, asked: PlannedRequest, *, sent_bytes: int, rece
 
 
 def _of_output(reply: Reply, max_tokens: int, received_bytes: int) -> str:
-    tokens, chunks, choices = reply.output_tokens, len(reply.chunk_ns), max(reply.choices, 1)
+    tokens, chunks, choices = _stated_output(reply), len(reply.chunk_ns), max(reply.choices, 1)
     if tokens < 0:
         return ""
     chars = int(reply.chunk_chars.sum())
@@ -62,6 +62,11 @@ def _of_output(reply: Reply, max_tokens: int, received_bytes: int) -> str:
     if 0 <= max_tokens * choices < tokens and tokens > chunks + reply.silent_events:
         return f"more output tokens than max_tokens allows: {tokens:,} for {max_tokens * choices:,}"
     return _beside_text(reply, tokens, chunks, chars, choices, received_bytes)
+
+
+def _stated_output(reply: Reply) -> int:
+    """Return the output tokens of a reply's usage, else those of its timings, -1 without either."""
+    return reply.output_tokens if reply.output_tokens >= 0 else reply.timed_tokens
 
 
 def _beside_text(reply: Reply, tokens: int, chunks: int, chars: int, choices: int, received_bytes: int) -> str:
@@ -112,10 +117,8 @@ def output_tokens(reply: Reply, status: str, contradiction: str) -> tuple[int, s
     """Return a reply's tokens, and who counted them. Events are never counted: one may hold any number of tokens."""
     if contradiction:
         return -1, "contradicted"
-    if reply.output_tokens >= 0:
-        return reply.output_tokens, "usage"
-    if reply.timed_tokens >= 0:
-        return reply.timed_tokens, "timings"
+    if (tokens := _stated_output(reply)) >= 0:
+        return tokens, "usage" if reply.output_tokens >= 0 else "timings"
     chars = int(reply.chunk_chars.sum())
     if status != "ok" or not chars:
         return -1, ""

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import counts, span_ms
+from loadgen.requests.metrics import counts, span_ms, with_possible_times
 from loadgen.requests.table import RequestLog
 from rundir.columns import Bools, Floats, Texts
 from rundir.fields import UNSET, Count, Reasons, doc
@@ -123,6 +123,7 @@ def asiai_columns(log: RequestLog) -> AsiaiColumns:
 
     M4 is the server's count, else the log's estimate from the text's characters, never the number of chunks.
     """
+    log = with_possible_times(log)
     asked_ns = np.where(log.dispatch_ns >= 0, log.dispatch_ns, log.submit_ns)
     by_server = (log.timings_source == "ollama") & ~np.isnan(
         log.server_prefill_ms + log.server_decode_ms + log.server_e2e_ms

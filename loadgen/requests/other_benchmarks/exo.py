@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.metrics import counts, span_ms
+from loadgen.requests.metrics import counts, span_ms, with_possible_times
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, Count, doc
@@ -74,7 +74,7 @@ def prefill_tps(log: RequestLog) -> tuple[Floats, Floats]:
 
     The source is a position in RateSources; NaN if missing.
     """
-    tokens = counts(log.input_tokens)
+    tokens, log = counts(log.input_tokens), with_possible_times(log)
     return _first_known(
         log.server_prompt_tps,
         _rate(tokens, log.server_prefill_ms),
@@ -84,7 +84,7 @@ def prefill_tps(log: RequestLog) -> tuple[Floats, Floats]:
 
 def generation_tps(log: RequestLog) -> tuple[Floats, Floats]:
     """Return tokens per second between the first and the last token: (tokens - 1) / span; none below two tokens."""
-    later = np.where(log.output_tokens >= 2, log.output_tokens - 1.0, np.nan)
+    later, log = np.where(log.output_tokens >= 2, log.output_tokens - 1.0, np.nan), with_possible_times(log)
     return _first_known(
         log.server_generation_tps,
         _rate(later, log.server_decode_ms),

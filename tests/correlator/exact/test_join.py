@@ -392,6 +392,46 @@ def test_a_span_with_the_id_of_another_request_is_neithers():
     assert ["none"] * 2 == joined.source.tolist()
 
 
+def test_two_spans_are_no_choices_of_a_reply_of_one():
+    """A guard model is asked beside the model: its tokens and the reply's add up to the reply's."""
+    beside = {**OWN, "request_id": "chatcmpl-guard", "queue_ms": 0, "prefill_ms": 20, "ttft_ms": 20, "output_tokens": 0}
+    joined = join(requests({**ASKED, "choices": 1}), engine({**beside, "span_id": "guard"}, {**OWN, "span_id": "own"}))
+    assert "own" == joined.span_id[0]
+
+
+def test_spans_of_other_requests_in_a_trace_are_joined_by_their_ids():
+    """A context that leaks over a connection: all requests' spans stand in the trace of the first."""
+    asked = [{**ASKED, "trace_id": name, "request_id": name} for name in "ab"]
+    spans = [{**OWN, "trace_id": "a", "span_id": name, "request_id": f"chatcmpl-{name}"} for name in "ab"]
+    joined = join(requests(*asked), engine(*spans))
+    assert ["trace", "request id"] == joined.source.tolist()
+    assert ["a", "b"] == joined.span_id.tolist()
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"ttft_ms": 1}, "longer than its own TTFT, or its whole"),
+        ({"e2e_ms": 1}, "longer than its own TTFT, or its whole"),
+        ({"queue_ms": 0.05, "prefill_ms": 0.15, "ttft_ms": 0.2, "decode_ms": 0.2, "e2e_ms": 0.4}, "a small part of"),
+    ],
+    ids=["TTFT", "whole", "unit"],
+)
+def test_times_of_a_span_that_contradict_each_other_are_refused(lie: dict[str, float], reason: str):
+    """Queue and prefill longer than their whole, or all of it in another unit than seconds."""
+    joined = join(requests(ASKED), engine({**OWN, "e2e_ms": 400, **lie}))
+    assert "none" == joined.source[0]
+    assert reason in joined.refusal[0]
+
+
+@pytest.mark.parametrize("queue_ms", [np.inf, 1e-5])
+def test_times_of_a_reply_that_cannot_be_are_refused(queue_ms: float):
+    """Stated twice with two values, or a small part of the time in which its output came."""
+    stated = {"server_queue_ms": queue_ms, "server_prefill_ms": 8e-5, "server_e2e_ms": 3e-4}
+    joined = join(requests({**ASKED, **stated, "last_output_ns": 1500 * MS}), engine())
+    assert "its reply tells" in joined.refusal[0]
+
+
 def test_steps_of_a_beam_search_are_one_request():
     """Queue and prefill of the first step; then all is decode, the later steps' queues too."""
     steps = [

@@ -91,9 +91,16 @@ def test_chunks_of_one_read_are_counted():
 
 def test_the_servers_time_between_tokens_is_its_decode_time():
     """Over one less than the tokens; none for one token, or without its word."""
-    rows = [_reply([3] * 4, server_decode_ms=110.0), _reply([1], server_decode_ms=0.0), _reply([1, 1])]
+    rows = [_reply([3] * 4, server_decode_ms=33.0), _reply([1], server_decode_ms=0.0), _reply([1, 1])]
     got = chunks.server_itl_ms(request_log(*rows))
-    assert np.array_equal([10.0, np.nan, np.nan], got, equal_nan=True)
+    assert np.array_equal([3.0, np.nan, np.nan], got, equal_nan=True)
+
+
+@pytest.mark.parametrize("decode_ms", [-5.0, 1e5, 1e-4, np.inf])
+def test_a_decode_that_the_reply_contradicts_gives_no_time_between_tokens(decode_ms: float):
+    """Below 0, longer than the client waited, or in another unit."""
+    row = _reply([3] * 4, chunks=(100, 500, 900, 1300), last=1300, end=1400, server_decode_ms=decode_ms)
+    assert np.isnan(chunks.server_itl_ms(request_log(row))).all()
 
 
 def test_an_empty_log_has_a_delivery():
