@@ -51,5 +51,6 @@ def _can_hold(increase: float, counts: Floats, bounds: Floats) -> bool:
     upper = bounds[counts > 0]
     lower = np.concatenate(([min(0.0, bounds[0])], bounds[:-1]))[counts > 0]
     counts = counts[counts > 0]
-    least, most = float(counts @ lower) - lower.max(initial=0.0), float(counts @ upper) + upper.max(initial=0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        least, most = float(counts @ lower) - lower.max(initial=0.0), float(counts @ upper) + upper.max(initial=0.0)
     return bool(least - MOST_FALL <= increase <= most + MOST_FALL)
