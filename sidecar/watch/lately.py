@@ -16,6 +16,7 @@ import numpy as np
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
 from correlator.live.breakdown import Ended
+from correlator.live.reasons import NO_CLIENT
 from exporter.report.conclusion import largest_part
 from exporter.summary.breakdown import Explained, Group, group
 from exporter.summary.slowest import SlowRequest, slowest
@@ -63,7 +64,7 @@ class Recent:
     group: Group | None
     slowest: Sequence[SlowRequest]
     missing: Mapping[str, int]
-    ended_per_s: float
+    ended_per_s: float | None
     failed: int
 
 
@@ -140,9 +141,16 @@ class Lately:
             group=self._group(),
             slowest=heapq.nlargest(SLOWEST, requests, key=lambda request: request.ttft_ms),
             missing=dict(sum((Counter(batch.missing) for batch in self._batches), Counter[str]()).most_common()),
-            ended_per_s=sum(spans.ended for spans in self._clients) / min(RATE_S, max(elapsed_s, 1.0)),
+            ended_per_s=self._ended_per_s(elapsed_s),
             failed=sum(spans.failed for spans in self._clients),
         )
+
+    def _ended_per_s(self, elapsed_s: float) -> float | None:
+        """Return the rate of clients' spans; None where requests came without any."""
+        ended = sum(spans.ended for spans in self._clients)
+        if not ended and any(NO_CLIENT in batch.missing for batch in self._batches):
+            return None
+        return ended / min(RATE_S, max(elapsed_s, 1.0))
 
     def _group(self) -> Group | None:
         """Return the statistics of all requests together, as in a report."""

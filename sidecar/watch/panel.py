@@ -94,7 +94,7 @@ def _traffic(state: WatchState) -> Text:
     recent, pending = state.recent, state.awaiting_spans + state.awaiting_estimates
     cells = [
         cell("requests/s", brief(recent.ended_per_s)),
-        cell("failed", f"{recent.failed:,}", "red" if recent.failed else ""),
+        cell("failed", "-" if recent.ended_per_s is None else f"{recent.failed:,}", "red" if recent.failed else ""),
         cell("pending", f"{pending:,}"),
     ]
     if state.awaiting_estimates:

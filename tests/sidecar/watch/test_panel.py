@@ -129,6 +129,15 @@ def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tm
     assert b"client_output_tokens" not in page.render()
 
 
+def test_a_rate_that_no_client_stated_is_no_zero(tmp_path: Path):
+    """Engines alone send spans: their requests are counted as without a breakdown."""
+    logged(tmp_path, *(traced(number)[2:] for number in range(1, 4)))
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        text = words(shown(looked(view, NOON + 40 * S), width=100))
+    assert "requests/s - failed - pending 0" in text
+    assert "3: no client's span came for it in time" in text
+
+
 def test_requests_go_after_five_minutes(tmp_path: Path):
     """What is too old is shown no more; a clock that was set makes nothing older."""
     logged(tmp_path, traced(1))
