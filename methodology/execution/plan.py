@@ -325,19 +325,25 @@ def within(
             continue
         parameters: Parameters = replace(asked.parameters, **{name: least})
         asked = replace(asked, parameters=parameters)
-        costs.append(f"--budget: {name.replace('_', ' ')} {_shown_value(now)} became {_shown_value(least)}: {cost}")
+        costs.append(
+            f"--budget: {name.replace('_', ' ')} {_shown_value(name, now)} became {_shown_value(name, least)}: {cost}"
+        )
     needed_s = expected(procedure, asked, common, engines=engines).seconds
     if needed_s > budget_s:
         stated = engines or asked.parameters.capacity or "capacity" not in options_of(procedure)
         cure = "" if stated else ", or --capacity if it is known"
+        length_s, needed = asked.parameters.duration, math.ceil(needed_s / 60)
+        of_steps = f" with steps of {minutes(length_s)} (--duration)" if length_s else ""
         raise ConfigurationError(
-            f"--budget {minutes(budget_s)}: the shortest {procedure.name} takes about {minutes(needed_s)}; give "
-            f"--budget {math.ceil(needed_s / 60)}m{cure}"
+            f"--budget {minutes(budget_s)}: {procedure.name} takes up to {needed} min{of_steps}; "
+            f"give --budget {needed}m{cure}"
         )
     return asked, costs
 
 
-def _shown_value(value: object) -> str:
+def _shown_value(name: str, value: object) -> str:
+    if name == "duration" and isinstance(value, int | float):
+        return minutes(value)
     if isinstance(value, bool):
         return "on" if value else "off"
     return ",".join(f"{each:g}" for each in value) if isinstance(value, tuple) else f"{value:g}"

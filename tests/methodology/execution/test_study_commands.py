@@ -55,10 +55,13 @@ test_of.__test__ = False  # type: ignore[attr-defined]
         (("tiny", URL, "--load", "50%"), "--load: the test tiny has no such number; it has --levels, --duration"),
         (("tiny", URL, "--rate", "3"), "--rate: sidelight test has no such option"),
         (("tiny", URL, "--scale", "long"), "--scale long: choose from letter, short"),
-        (("tiny", URL, "--budget", "1s"), "--budget 1 s: the shortest tiny takes about"),
+        (("tiny", URL, "--budget", "1s"), "--budget 1 s: tiny takes up to 1 min with steps of 1 s (--duration)"),
         (("tiny", URL, "--budget", "1s"), "; give --budget 1m, or --capacity if it is known\n"),
         (("tiny", URL, "--budget", "1s", "--capacity", "9"), "; give --budget 1m\n"),
-        (("capacity", URL, "--budget", "1m", "--capacity", "6", "--plan"), "; give --budget 7m\n"),
+        (
+            ("capacity", URL, "--budget", "1m", "--capacity", "6", "--plan"),
+            "up to 7 min with steps of 30 s (--duration); give --budget 7m\n",
+        ),
         (("capacity", URL, "--budget", "1m"), "; give --budget 8m\n"),
         (("tiny", "--variant", "off"), "--variant off: must be NAME=URL, as in cache-off=http://127.0.0.1:8001"),
         (("tiny", "--variant", "a/b=http://h"), "--variant a/b: a name is of letters, digits"),
@@ -118,7 +121,7 @@ def test_a_plan_has_steps_time_and_tokens_and_sends_nothing(capsys: pytest.Captu
     assert 0 == test_of("tiny", "--plan", "--capacity", "10", "--duration", "1m", "--budget", "75s")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "--budget: sentinel on became off: whether the system drifted is not known"
-    assert lines[1].startswith("--budget: duration 60 became 1: ")
+    assert lines[1].startswith("--budget: duration 60 s became 1 s: ")
 
 
 def test_a_plan_says_what_ends_a_step(capsys: pytest.CaptureFixture[str]):
