@@ -72,7 +72,7 @@ ANSWER_FIRST = Row(
             width=3,
             words={"0": "overloaded", "1": "sustained"},
             steps=MISSED_MET,
-            empty="not judged yet",
+            empty="not judged",
         ),
         tile(
             "TTFT",

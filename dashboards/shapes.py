@@ -40,6 +40,8 @@ def shaped(panel: Panel) -> AnyPanel:
         .span(panel.width)
         .height(panel.height)
     )
+    if panel.unit == "percentunit" and panel.kind == "tile":  # by itself Grafana writes 7.44e-7%
+        shape = shape.decimals(1)
     if panel.words:
         words = {value: model.ValueMappingResult(text=text) for value, text in panel.words.items()}
         shape = shape.mappings([model.ValueMap(options=words)])

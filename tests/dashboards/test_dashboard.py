@@ -130,6 +130,8 @@ def test_a_panel_can_be_read(name: str, panel: dict[str, Any]) -> None:
         assert target.get("instant", False) == (panel["type"] in {"stat", "table", "barchart"})
     if panel["type"] == "stat":  # by itself Grafana takes letters that run out of narrow tiles
         assert {"titleSize", "valueSize"} == panel["options"]["text"].keys()
+        if panel["fieldConfig"]["defaults"]["unit"] == "percentunit":  # by itself it writes 7.44e-7%
+            assert panel["fieldConfig"]["defaults"]["decimals"] == 1
     if panel["type"] == "timeseries":
         assert panel["options"]["legend"]["showLegend"]
     if panel["type"] == "heatmap":
@@ -169,6 +171,12 @@ def test_no_tile_of_a_run_shows_a_percentile_from_buckets() -> None:
     assert [panel["title"] for panel in tiles for target in panel["targets"] if "_quantile(" in target["expr"]] == []
     exact = {target["expr"] for panel in tiles for target in panel["targets"] if "quantile_seconds{" in target["expr"]}
     assert exact
+
+
+def test_a_load_that_no_report_judged_is_not_called_unfinished() -> None:
+    """A run whose server died is over, and was not judged."""
+    (load,) = (panel for name, panel in PANELS if name == "run" and panel["title"] == "Load")
+    assert load["fieldConfig"]["defaults"]["noValue"] == "not judged"
 
 
 def test_a_part_has_one_name_and_one_colour_everywhere() -> None:
