@@ -96,10 +96,10 @@ def _covered(correlation: Correlation, sent: int) -> str:
     doubts = (
         (quality.by_time, "by time alone, for want of a common id"),
         (quality.mixed_traffic, "beside other traffic"),
-        (quality.prior, "where the metrics page was silent"),
+        (quality.prior, "the metrics page was silent"),
     )
-    less_sure = ", ".join(f"{count:,} {why}" for count, why in doubts if count)
-    return f"{whole}{f'; less surely {less_sure}' if less_sure else ''}."
+    less_sure = "".join(f"; {count:,} of them less surely: {why}" for count, why in doubts if count)
+    return f"{whole}{less_sure}."
 
 
 def _not_joined(correlation: Correlation) -> Iterator[str]:

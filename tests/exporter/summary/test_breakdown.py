@@ -368,7 +368,7 @@ def test_requests_that_a_page_never_showed_are_said_to_be_less_sure():
     """They are expected alone, as requests that were cancelled are: vLLM counts what has ended."""
     shown = summaries.correlated()
     shown = msgspec.structs.replace(shown, quality=msgspec.structs.replace(shown.quality, mixed_traffic=3, prior=2))
-    said = "; less surely 3 beside other traffic, 2 where the metrics page was silent."
+    said = "; 3 of them less surely: beside other traffic; 2 of them less surely: the metrics page was silent."
     assert next(basis(shown)).endswith(said)
 
 
