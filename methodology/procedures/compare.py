@@ -248,6 +248,9 @@ def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
         f"{said} {', '.join(by_verdict[verdict])}" for verdict, said in words.items() if verdict in by_verdict
     )
     yield f"{name} against {base}, over {_runs_in_words(comparison, asked)}: {listed}."
+    if over := _overloaded(comparison):
+        were = f"{' and '.join(over)} {'was' if len(over) == 1 else 'were'} overloaded"
+        yield f"How far latencies differ depends on how long the load lasted: {were}."
     yield from (f"No verdict on {', '.join(titles)}: {reason}." for reason, titles in without.items())
     more = {metric.title: comparison.concluded[metric.name].more_pairs or 0 for metric in FAMILY}
     if least := min((count for count in more.values() if count), default=0):
@@ -262,6 +265,12 @@ def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
     if (whole := sum(changes.values())) and error_ms <= UNUSABLE_RATIO * abs(whole):
         part, change = max(changes.items(), key=lambda pair: abs(pair[1]))
         yield f"The mean TTFT changed by {whole:+,.1f} ms, of which {LABELS[part]} is {change:+,.1f} ms."
+
+
+def _overloaded(comparison: Against) -> list[str]:
+    """Return the names of the configurations with a run in which requests piled up."""
+    sides = {comparison.first: comparison.before, comparison.other: comparison.after}
+    return [name for name, runs in sides.items() if any(each.finished.outcome.verdict == "growing" for each in runs)]
 
 
 def _runs_in_words(comparison: Against, asked: Asked) -> str:

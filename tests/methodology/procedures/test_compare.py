@@ -48,6 +48,12 @@ def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[l
     assert len({first.step.seed for first, _ in pairs}) == 3
 
 
+def test_an_overloaded_configuration_is_named_in_the_answer(slower: tuple[list[Finished], Findings]) -> None:
+    """How long its requests wait depends on how long the load lasts."""
+    said = "How far latencies differ depends on how long the load lasted: b was overloaded."
+    assert said in slower[1].answer
+
+
 def test_pairs_too_few_for_a_claim_promise_no_decision() -> None:
     """What two pairs lack is the least that a claim needs; their spread cannot say how many would decide."""
     given = asked()
