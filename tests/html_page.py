@@ -36,8 +36,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         data = data.replace("\N{NO-BREAK SPACE}", " ")
-        if self.stack and self.stack[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.stack):
             self.rows[-1][-1] += data
         for tag in self.contents:
-            if self.stack and self.stack[-1] == tag:
+            if tag in self.stack:
                 self.contents[tag][-1] += data

@@ -109,7 +109,7 @@ def _requests(data: StepData) -> tuple[_Requests, Parts]:
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     levels = [each for each in of_kind(counting(finished), LEVEL) if each.outcome.ttft_counts]
     if not levels:
-        missing = number(None, "ms", missing="no step at the stated load has a request with a TTFT")
+        missing = number(None, "ms", missing="no step at the stated load counts")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
         return Findings(answer=("The TTFT is not known: no step at the stated load counts.",), results=results)
     logs, parts_of = zip(*(_requests(measured(each, read(each))) for each in levels), strict=True)

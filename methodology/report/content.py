@@ -78,7 +78,8 @@ def answer(study: Study) -> Iterator[RenderableType]:
     result = study.result
     if result.status != "complete":
         reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
-        yield Prose(f"! The study is {result.status}: {reason} What follows is of the steps that count.", "red")
+        rest = " What follows is of the steps that count." if any(not each.void for each in result.steps) else ""
+        yield Prose(f"! The study is {result.status}: {reason}{rest}", "red")
     for sentence in study.compliance.contradictions:
         yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
     if result.drift and result.drift.verdict == "drifted":
