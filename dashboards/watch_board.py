@@ -33,7 +33,7 @@ def in_range(counter: str, labels: str = WATCH) -> str:
 REQUESTS = "sidelight_client_requests_total"
 PENDING = f"(max (sidelight_breakdown_pending{{{WATCH}}}) or vector(0))"
 COUNTED = f"({in_range('sidelight_requests_total')} + {PENDING})"
-TTFT_SUM = "sidelight_ttft_part_seconds_sum"
+TTFT, TTFT_SUM = "sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds_sum"
 
 ANSWER_FIRST = Row(
     "Answer first",
@@ -49,7 +49,7 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "TTFT",
-            {f"p{q * 100:g}": quantile(q, "sidelight_client_ttft_seconds", WATCH, "$__range") for q in (0.5, 0.99)},
+            {f"p{q * 100:g}": f"{quantile(q, TTFT, WATCH, '$__range')} >= 0" for q in (0.5, 0.99)},
             "Of the requests in the range shown whose client or gateway notes its first output. From buckets, ten a "
             "decade: a watch keeps no requests, and a value may be off by up to a quarter.",
             width=8,
@@ -58,9 +58,10 @@ ANSWER_FIRST = Row(
         ),
         tile(
             "Requests / s",
-            {"ended": total("sidelight_client_requests_total", WATCH, window="$__range")},
+            {"ended": f"{total('sidelight_client_requests_total', WATCH, window='$__range')} > 0"},
             "Requests whose outermost span came, whatever became of them, over the range shown.",
             unit="reqps",
+            empty="no outermost span",
         ),
         tile(
             "Output tokens / s",

@@ -179,6 +179,13 @@ def test_a_load_that_no_report_judged_is_not_called_unfinished() -> None:
     assert load["fieldConfig"]["defaults"]["noValue"] == "not judged"
 
 
+def test_a_tile_of_a_watch_without_clients_is_empty() -> None:
+    """A counter of 0 and a quantile of no request, NaN, are what nobody stated."""
+    tiles = {panel["title"]: panel for name, panel in PANELS if name == "watch" and panel["type"] == "stat"}
+    ends = {title: {target["expr"][-4:] for target in tiles[title]["targets"]} for title in ("TTFT", "Requests / s")}
+    assert ends == {"TTFT": {">= 0"}, "Requests / s": {" > 0"}}
+
+
 def test_a_part_has_one_name_and_one_colour_everywhere() -> None:
     """The report's names; a reader who learnt a colour in one panel knows it in the next."""
     labels = {OUTSIDE_ENGINE if part.name == NETWORK else part.label for part in E2E_PARTS}
