@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
-from exporter.report.advice import advice
+from exporter.report.advice import LARGE, UNEXPLAINED, advice
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
@@ -96,8 +96,8 @@ def where_it_went(summary: Summary) -> str:
 
 
 def where_it_goes(breakdown: Breakdown) -> str:
-    """Return where the mean TTFT of the latest requests went, in a sentence; "" of few, or where the largest part is
-    within its own error.
+    """Return where the mean TTFT of the latest requests went, in a sentence, and what to do about a queue; "" of few,
+    or where the largest part is within its own error.
     """
     if not largest_part(breakdown):
         return ""
@@ -105,7 +105,9 @@ def where_it_goes(breakdown: Breakdown) -> str:
     shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
     count = breakdown.ttft_ms.count
     subject = f"Of the mean TTFT of the last {count:,} requests"
-    return _shared_out(subject, parts, shares, breakdown, count)
+    cure = UNEXPLAINED["queue"].partition(";")[0]
+    what_to_do = f" What to do: {cure}." if shares.get("queue", 0.0) >= LARGE else ""
+    return f"{_shared_out(subject, parts, shares, breakdown, count)}{what_to_do}"
 
 
 def largest_part(breakdown: Breakdown) -> dict[str, float]:

@@ -17,7 +17,7 @@ from rundir.printable.numbers import brief, brief_ms, percent
 
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
-SENTENCE = 150  # letters of the usual sentence
+SENTENCE = 220  # letters of the usual sentence
 BAR = 4 * CELL  # columns of bars and of sparklines
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 # The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.

@@ -86,6 +86,7 @@ def test_requests_are_estimated_as_they_end(case: Case):
     assert re.fullmatch(
         r"Of the mean TTFT of the last 161 requests, \d+ % was spent in the engine's queue.*", parts.cause
     )
+    assert parts.cause.endswith(". What to do: add a replica or send fewer requests at once.")
     (share,) = [share for part, share in parts.largest.items() if part == "queue"]
     assert f"requests, {100 * share:.0f} % was spent" in parts.cause
     queue_s = parts.counts.ttft["queue", "histogram"].sum_s
