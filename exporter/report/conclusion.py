@@ -96,8 +96,9 @@ def where_it_went(summary: Summary) -> str:
 
 
 def where_it_goes(breakdown: Breakdown) -> str:
-    """Return where the mean TTFT of the latest requests went, in a sentence, and what to do about a queue; "" of few,
-    or where the largest part is within its own error.
+    """Return where the mean TTFT of the latest requests went, in a sentence.
+
+    It says what to do about a queue. "" of few, or where the largest part is within its own error.
     """
     if not largest_part(breakdown):
         return ""

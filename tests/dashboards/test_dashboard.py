@@ -180,7 +180,7 @@ def test_a_load_that_no_report_judged_is_not_called_unfinished() -> None:
 
 
 def test_a_tile_of_a_watch_without_clients_is_empty() -> None:
-    """A counter of 0 and a quantile of no request, NaN, are what nobody stated."""
+    """A counter of 0 and a quantile of no request, NaN, are of no request that a client stated."""
     tiles = {panel["title"]: panel for name, panel in PANELS if name == "watch" and panel["type"] == "stat"}
     ends = {title: {target["expr"][-4:] for target in tiles[title]["targets"]} for title in ("TTFT", "Requests / s")}
     assert ends == {"TTFT": {">= 0"}, "Requests / s": {" > 0"}}
