@@ -137,7 +137,7 @@ def test_where_the_last_bytes_begin_a_record_that_cannot_be_read_costs_no_other(
 
 
 def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
-    """Engines' requests without a client's span are counted beside those of clients, also where one is in another trace."""
+    """Engines' requests without a client's span are counted beside clients', also where one is in another trace."""
     spans = SpanLog(watched / "raw/spans-000000.log")
     for number in range(20):
         clock_ms, trace = 1e3 * number, b"engine" + number.to_bytes(10)
