@@ -188,7 +188,7 @@ def _of_spans(
 
 
 def _filled_cache(spans: EngineSpans, place: int, first: int) -> bool:
-    """Return whether a span is of a request without a token that came with a choice and ended before its first."""
+    """Return whether a span filled the cache for a choice: no token, ended before its first."""
     return bool(
         np.isnan(spans.ttft_s[place])
         and np.isfinite(spans.ttft_s[first])

@@ -152,8 +152,7 @@ def translate(arguments: Sequence[str]) -> Translation:
     """
     if not arguments or arguments[0] not in _COMMANDS:
         return Translation(list(arguments))
-    options, url = _COMMANDS[arguments[0]]
-    options = options or draft.options_of(arguments[0])
+    options, url = _options_of(arguments[0]), _COMMANDS[arguments[0]][1]
     flags = _flags(options)
     first, *typed = _options(arguments[1:])
     translation = Translation([arguments[0]], first.values)
@@ -188,9 +187,13 @@ def _names(options: type) -> frozenset[str]:
     return frozenset({*_flags(options), *fields, *chain.from_iterable(how.name or () for how in given.values())})
 
 
+def _options_of(command: str) -> type:
+    return _COMMANDS[command][0] or draft.options_of(command)
+
+
 def _owner(name: str) -> str:
     """Return the first command that has an option, or ""."""
-    return next((command for command, (options, _) in _COMMANDS.items() if name in _names(options)), "")
+    return next((command for command in _COMMANDS if name in _names(_options_of(command))), "")
 
 
 def _options(arguments: Sequence[str]) -> Iterator[_Option]:

@@ -27,7 +27,7 @@ from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, Served, excerpt_of
 PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
 CATCH_UP_S = 0.1
-SOON_S = 5.0  # who waits longer is told what for
+SOON_S = 5.0  # of waiting before a line says what for
 # Extensions, or younger than many servers: one that refuses such a field is asked without it.
 OPTIONAL_FIELDS = ("ignore_eos", "stream_options", "store")
 MOST_ATTEMPTS = len(OPTIONAL_FIELDS) + 2  # without each of these, and once for more tokens
@@ -81,17 +81,17 @@ async def preflight(
     served: Served, *, contact: Contact, ignore_eos: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Mapping[str, str]:
     """Send one request for one token, just as the load will be sent. A stream is required of each endpoint that can
-    stream. Where the token does not come soon, `say` is told that it is waited for.
+    stream. Where the token does not come soon, `say` gets a line that it is waited for.
 
     Returns the optional fields that the server refuses, each with what it said of it. Raises TargetUnreachable, or
     TargetIncompatible with what came instead; for a model that is not listed, first why it is not.
     """
     waits = f"waiting for a token of {served.url}, up to {PREFLIGHT_TIMEOUT_S:g} s: a first request may compile kernels"
-    told = asyncio.get_running_loop().call_later(SOON_S, say, waits)
+    notice = asyncio.get_running_loop().call_later(SOON_S, say, waits)
     try:
         answer = await ask(served, contact=contact, ignore_eos=ignore_eos)
     finally:
-        told.cancel()
+        notice.cancel()
     require_answer(answer, served, ignore_eos=ignore_eos)
     return answer.refused
 

@@ -75,8 +75,10 @@ def test_the_advice_on_resets_holds_for_those_before_any_response():
     """Connections may be closed in the middle of a reply, or before its first byte."""
     whole = summaries.summary(summaries.correlated())
     requests = replace(whole.client.requests, sent=3, ok=0, failed=3)
-    told = " ".join(conclusion(replace(whole, client=replace(whole.client, requests=requests, errors={"reset": 3}))))
-    assert "find out what closes connections before replies have ended" in told
+    sentences = " ".join(
+        conclusion(replace(whole, client=replace(whole.client, requests=requests, errors={"reset": 3})))
+    )
+    assert "find out what closes connections before replies have ended" in sentences
 
 
 def test_a_server_that_stopped_answering_comes_first():

@@ -231,21 +231,21 @@ async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
 
 async def test_who_waits_for_the_first_token_is_told_so(monkeypatch: pytest.MonkeyPatch):
     """With what is waited for, and until when; not while the token may still come soon."""
-    sent, said, told = asyncio.Event(), asyncio.Event(), []
+    sent, said, lines = asyncio.Event(), asyncio.Event(), []
     move = movable_time(monkeypatch)
 
     def say(text: str) -> None:
-        told.append(text)
+        lines.append(text)
         said.set()
 
     async with answering(b"", sent) as served, asyncio.timeout(BOUND_S):
         asked = asyncio.ensure_future(preflight(served, contact=Contact(), say=say))
         await sent.wait()
-        assert [] == told
+        assert [] == lines
         move(SOON_S)
         await said.wait()
         asked.cancel()
-    assert [f"waiting for a token of {served.url}, up to 120 s: a first request may compile kernels"] == told
+    assert [f"waiting for a token of {served.url}, up to 120 s: a first request may compile kernels"] == lines
 
 
 RESET = "the server, or something before it, resets connections in the middle of replies"
