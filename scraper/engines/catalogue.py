@@ -230,7 +230,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
             return f"{self.title}: {enable}"
         ways = self.ways(version)
         named = f"{self.title} {version}" if len(ways) < len(self.timing) else self.title
-        return f"{named} sends no spans; its {ways[0].name} gives {ways[0].gives}: {ways[0].enable}"
+        return f"{named} sends no spans; its {ways[0].name} give {ways[0].gives}: {ways[0].enable}"
 
 
 Known = TypeVar("Known", bound=Names)

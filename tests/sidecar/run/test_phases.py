@@ -48,7 +48,7 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: se
             f"vLLM {re.escape(RUST)} sends no spans; its response field .*: --enable-per-request-metrics$",
         ),
         ("vllm", OLD_RUST, f"vLLM {re.escape(OLD_RUST)} sends no spans; its histogram sums .*: on by default$"),
-        ("llamacpp", "", "llama.cpp sends no spans; its object timings of the last chunk gives .*: always on$"),
+        ("llamacpp", "", "llama.cpp sends no spans; its object timings of the last chunk give .*: always on$"),
     ],
 )
 def test_an_engine_that_sends_no_spans_has_another_way(engine: str, version: str, way: str):
