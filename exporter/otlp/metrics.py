@@ -10,33 +10,28 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any, cast
 
 import numpy as np
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
-    AGGREGATION_TEMPORALITY_CUMULATIVE,
-    Exemplar,
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
     HistogramDataPoint,
     Metric,
+    MetricsData,
     NumberDataPoint,
     ResourceMetrics,
     ScopeMetrics,
+    Sum,
 )
 
 from correlator.breakdown import Parts
-from exporter.otlp.spans import (
-    SpanSource,
-    Value,
-    attributes_of,
-    counted_output,
-    error_type,
-    operation_of,
-    resource_of,
-    scope_of,
-)
+from exporter.otlp.spans import SpanSource, Value, counted_output, error_type, known, operation_of
+from exporter.prometheus import snapshot as shown
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
-from exporter.prometheus.table import Point, Row
-from exporter.prometheus.table import points as read
+from exporter.prometheus.table import Point, Row, news, points
 from loadgen.protocols import PROTOCOLS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -51,38 +46,29 @@ _TTFT_BOUNDS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.
 _OTHERS = ("engine_", "gateway_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Instrument:
     name: str
     what: str
-    bounds: tuple[float, ...]
+    bounds: tuple[float, ...] = ()
     unit: str = "s"
 
 
-_DURATION = _Instrument(
-    name="gen_ai.client.operation.duration", what="Dispatch to the end of the reply.", bounds=_DURATION_BOUNDS_S
-)
+_CLIENT, _SERVER = "gen_ai.client.operation.", "gen_ai.server."
+_DURATION = _Instrument(f"{_CLIENT}duration", "Dispatch to the end of the reply.", _DURATION_BOUNDS_S)
 _FIRST_CHUNK = _Instrument(
-    name="gen_ai.client.operation.time_to_first_chunk",
-    what="Last byte of the request to first output.",
-    bounds=_DURATION_BOUNDS_S,
+    f"{_CLIENT}time_to_first_chunk", "Last byte of the request to first output.", _DURATION_BOUNDS_S
 )
 _PER_CHUNK = _Instrument(
-    name="gen_ai.client.operation.time_per_output_chunk",
-    what="Time between content chunks of one response.",
-    bounds=_DURATION_BOUNDS_S,
+    f"{_CLIENT}time_per_output_chunk", "Time between content chunks of one response.", _DURATION_BOUNDS_S
 )
-_TOKENS = _Instrument(
-    name="gen_ai.client.token.usage", what="Tokens by the server's count.", bounds=_TOKEN_BOUNDS, unit="{token}"
-)
+_TOKENS = _Instrument("gen_ai.client.token.usage", "Tokens by the server's count.", _TOKEN_BOUNDS, "{token}")
 _SERVER_DURATION = _Instrument(
-    name="gen_ai.server.request.duration", what="Arrival to last token, by the engine.", bounds=_DURATION_BOUNDS_S
+    f"{_SERVER}request.duration", "Arrival to last token, by the engine.", _DURATION_BOUNDS_S
 )
-_SERVER_FIRST = _Instrument(
-    name="gen_ai.server.time_to_first_token", what="Arrival to first token, by the engine.", bounds=_TTFT_BOUNDS_S
-)
+_SERVER_FIRST = _Instrument(f"{_SERVER}time_to_first_token", "Arrival to first token, by the engine.", _TTFT_BOUNDS_S)
 _SERVER_PER_TOKEN = _Instrument(
-    name="gen_ai.server.time_per_output_token", what="First token to last, over tokens less one.", bounds=_TPOT_BOUNDS_S
+    f"{_SERVER}time_per_output_token", "First token to last, over tokens less one.", _TPOT_BOUNDS_S
 )
 # Where no request's own times are known: which histograms of an engine's page stand for them.
 _OF_PAGE = {"e2e_latency": _SERVER_DURATION, "ttft": _SERVER_FIRST, "inter_token_latency": _SERVER_PER_TOKEN}
@@ -123,25 +109,26 @@ class _Sample:
 
 def metric_exports(
     source: SpanSource, history: Iterable[tuple[int, Snapshot]], *, start_ns: int
-) -> Iterator[ExportMetricsServiceRequest]:
+) -> Iterator[MetricsData]:
     """Yield a run's metrics at each moment of its `history`. They are of the requests of its measured phase."""
     measured = source.requests.phase == "measure"
     log, parts = take(source.requests, measured), take(source.parts, measured)
     samples = list(_samples(log, parts, streams=PROTOCOLS[source.protocol].streams))
     observed = [each for sample in samples for each in _by_server(source, log, sample)]
     has_times = any(each.instrument is _SERVER_FIRST for each in observed)
-    points, steps = _Points(start_ns), iter(history)
+    metrics, steps = _Metrics(start_ns), iter(history)
     while group := list(islice(steps, STEPS_AT_ONCE)):
         for at_ns, snapshot in group:
             for each in observed:
-                points.histogram(each.instrument, {**snapshot.labels, **each.attributes}, each.until(at_ns), at_ns)
+                attributes = {**snapshot.labels, **each.attributes}
+                metrics.histogram(each.instrument, attributes, each.until(at_ns), at_ns, start_ns)
             for page in () if has_times else snapshot.engines:
-                points.page(page, {**snapshot.labels, **operation_of(source, page.endpoint)}, at_ns)
-            for row, values in read(snapshot):
-                points.add(row, values, at_ns)
-        scope = ScopeMetrics(scope=scope_of(source), metrics=points.take())
-        resource = ResourceMetrics(resource=resource_of(source), scope_metrics=[scope])
-        yield ExportMetricsServiceRequest(resource_metrics=[resource])
+                metrics.page(page, {**snapshot.labels, **operation_of(source, page.endpoint)}, at_ns)
+            for row, values in points(snapshot):
+                metrics.add(row, values, at_ns)
+        of_scope = ScopeMetrics(scope=source.scope, metrics=metrics.take(), schema_url="")
+        resource = ResourceMetrics(resource=source.resource, scope_metrics=[of_scope], schema_url="")
+        yield MetricsData(resource_metrics=[resource])
 
 
 def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sample]:
@@ -192,79 +179,68 @@ def _by_server(source: SpanSource, log: RequestLog, sample: _Sample) -> Iterator
             )
 
 
-class _Points:
+class _Metrics:
     """Collects points by metric until they are taken."""
 
     def __init__(self, start_ns: int) -> None:
         self._start_ns = start_ns
         self._metrics: dict[str, Metric] = {}
-        self._shown: dict[Hashable, tuple[object, ...]] = {}
+        self._shown: dict[Hashable, shown.Exemplar] = {}
 
     def take(self) -> list[Metric]:
         metrics, self._metrics = list(self._metrics.values()), {}
         return metrics
 
     def histogram(
-        self,
-        instrument: _Instrument,
-        attributes: Mapping[str, Value],
-        histogram: Cumulative,
-        at_ns: int,
-        start_ns: int | None = None,
+        self, instrument: _Instrument, attributes: Mapping[str, Value], histogram: Cumulative, at_ns: int, start_ns: int
     ) -> None:
         """Add the point of a histogram; an exemplar with the first that has it."""
-        metric = self._metric(instrument.name, instrument.unit, instrument.what)
-        metric.histogram.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-        exemplars = []
-        for place, exemplar in histogram.exemplars.items():
-            bucket = (instrument.name, *sorted(attributes.items(), key=str), place)
-            if self._shown.get(bucket) != exemplar:
-                self._shown[bucket] = exemplar
-                exemplars.append(
-                    Exemplar(
-                        time_unix_nano=round(exemplar.at_s * 1e9),
-                        as_double=exemplar.value_s,
-                        trace_id=bytes.fromhex(exemplar.trace_id),
-                    )
-                )
-        metric.histogram.data_points.append(
-            HistogramDataPoint(
-                attributes=attributes_of(attributes),
-                start_time_unix_nano=self._start_ns if start_ns is None else start_ns,
-                time_unix_nano=at_ns,
-                count=round(sum(histogram.counts)),
-                sum=histogram.sum_s,
-                bucket_counts=[round(count) for count in histogram.counts],
-                explicit_bounds=histogram.bounds_s,
-                exemplars=exemplars,
-            )
+        new = news(instrument.name, attributes, histogram, self._shown)
+        exemplars = [
+            # The exporters leave out a trace without a span.
+            Exemplar({}, each.value_s, round(each.at_s * 1e9), span_id=0, trace_id=int(each.trace_id, 16))
+            for each in new.exemplars.values()
+        ]
+        unknown: Any = None  # which the exporters leave out
+        point = HistogramDataPoint(
+            attributes=known(attributes),
+            start_time_unix_nano=start_ns,
+            time_unix_nano=at_ns,
+            count=round(sum(histogram.counts)),
+            sum=histogram.sum_s,
+            bucket_counts=[round(count) for count in histogram.counts],
+            explicit_bounds=histogram.bounds_s,
+            min=unknown,
+            max=unknown,
+            exemplars=exemplars,
         )
+        self._points(instrument.name, "histogram", instrument.unit, instrument.what).append(point)
 
     def page(self, page: EngineCounts, attributes: Mapping[str, Value], at_ns: int) -> None:
         """Add the histograms of an engine's page, in its own buckets. They count since its own start."""
         for quantity, instrument in _OF_PAGE.items():
             if quantity in page.histograms:
                 of_engine = {**attributes, "gen_ai.provider.name": page.engine}
-                self.histogram(instrument, of_engine, page.histograms[quantity], at_ns, start_ns=0)
+                self.histogram(instrument, of_engine, page.histograms[quantity], at_ns, 0)
 
     def add(self, row: Row, values: Iterable[Point], at_ns: int) -> None:
         """Add the points of a metric of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
         name = f"sidelight.{row.name}{'_info' if row.kind == 'info' else ''}"
         start_ns = 0 if row.name.startswith(_OTHERS) else self._start_ns
-        instrument = _Instrument(name=name, what=row.what, bounds=(), unit=row.unit)
-        metric = self._metric(name, row.unit, row.what)
+        instrument = _Instrument(name, row.what, unit=row.unit)
         for labels, value in values:
             if isinstance(value, Cumulative):
                 self.histogram(instrument, labels, value, at_ns, start_ns)
-                continue
-            point = NumberDataPoint(attributes=attributes_of(labels), time_unix_nano=at_ns, as_double=value)
-            if row.kind == "counter":
-                metric.sum.aggregation_temporality, metric.sum.is_monotonic = AGGREGATION_TEMPORALITY_CUMULATIVE, True
-                point.start_time_unix_nano = start_ns
-            points = metric.sum.data_points if row.kind == "counter" else metric.gauge.data_points
-            points.append(point)
+            else:
+                point = NumberDataPoint(known(labels), start_ns, at_ns, float(value))
+                self._points(name, row.kind, row.unit, row.what).append(point)
 
-    def _metric(self, name: str, unit: str, what: str) -> Metric:
+    def _points(self, name: str, kind: str, unit: str, what: str) -> list[Any]:
         if name not in self._metrics:
-            self._metrics[name] = Metric(name=name, unit=unit, description=what)
-        return self._metrics[name]
+            data: Histogram | Sum | Gauge = Gauge([])
+            if kind == "histogram":
+                data = Histogram([], AggregationTemporality.CUMULATIVE)
+            elif kind == "counter":
+                data = Sum([], AggregationTemporality.CUMULATIVE, is_monotonic=True)
+            self._metrics[name] = Metric(name=name, unit=unit, description=what, data=data)
+        return cast("list[Any]", self._metrics[name].data.data_points)

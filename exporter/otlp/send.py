@@ -1,32 +1,48 @@
-"""Sending exports to an OTLP collector within bounds: each is tried again for a while, then the rest is given up.
+"""Sending to an OTLP collector by OpenTelemetry's exporters, which try again within OTEL_EXPORTER_OTLP_TIMEOUT, 10 s.
 
-What is given up is stated and lost to the collector only: the run directory can be sent again.
+They say only whether a batch was taken; what the collector said of it is read here. What is given up is stated and lost
+to the collector only: the run directory can be sent again.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
 
+# Read on import; else each failed connection is written to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import requests
+import urllib3
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.exporter.otlp.proto.grpc.exporter import InvalidCompressionValueException
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcMetrics
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpMetrics
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.trace import ReadableSpan
 
-from rundir.access import Access
-from scraper.spans.forward import Rejected, Unavailable, Wire
-from scraper.spans.spec import METRICS, TRACES
+from rundir.access import Access, bare, connection_problem, headers_for, tls_context
+from scraper.spans.forward import GRPC_AGAIN, HTTP2_SETTINGS, HTTP_AGAIN, http_url, refusal, speaks_grpc
+from scraper.spans.spec import TRACES
 
-PATIENCE_S = 10.0  # how long one export is tried
 REPORT_EVERY_S = 5.0
+_REPLY_BYTES = 64 * 1024
 
-Export = ExportTraceServiceRequest | ExportMetricsServiceRequest
+Batch = Sequence[ReadableSpan] | MetricsData
+
+logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # what they log is said once, in the outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,55 +60,180 @@ class Sent:
     is_away: bool = False
 
 
-async def send(exports: Iterable[Export], url: str, access: Access, *, report: Callable[[str], None]) -> Sent:
-    """Send exports in turn, gzipped; `report` is called every few seconds with how much was taken.
+@dataclass(slots=True)
+class _Reply:
+    """The collector's last reply, as far as the exporters do not pass it on."""
 
-    - a collector that is away, or asks for later (429, 502, 503, 504), is tried again for PATIENCE_S with growing
-      pauses, or after the Retry-After that it states; one longer than that is not waited for
-    - one that refuses is not asked again, and is given nothing more
+    rejected: int = 0
+    reason: str = ""
+    is_away: bool = False
 
-    Raises what `scraper.spans.forward.Wire` does of a URL or a certificate that cannot be used.
+    def failed(self, reason: str, *, is_away: bool) -> None:
+        self.rejected, self.reason, self.is_away = 0, reason, is_away
+
+    def took(self, body: bytes) -> None:
+        """Read the part of a batch that it rejected. A reply that cannot be read rejects nothing."""
+        self.rejected, self.reason, self.is_away = 0, "", False
+        try:  # in the reply to metrics these are the same fields
+            partial = ExportTraceServiceResponse.FromString(body).partial_success
+        except DecodeError:
+            return
+        self.rejected, self.reason = partial.rejected_spans, " ".join(partial.error_message.split())
+
+
+def send(batches: Iterable[Batch], signal: str, url: str, access: Access, *, report: Callable[[str], None]) -> Sent:
+    """Send batches of a signal in turn, gzipped; `report` is called every few seconds with how much was taken.
+
+    The first batch that is given up is the last.
     """
     taken = rejected = 0
-    why = ""
-    loop = asyncio.get_running_loop()
-    reported_s = loop.time()
-    async with Wire(url, access, zipped=True) as wire:
-        for export in exports:
-            of_spans = isinstance(export, ExportTraceServiceRequest)
-            signal = TRACES if of_spans else METRICS
-            try:
-                reply = await wire.deliver(export.SerializeToString(), signal, patience_s=PATIENCE_S)
-            except (Unavailable, Rejected) as error:
-                is_away = isinstance(error, Unavailable)
-                return Sent(taken=taken, rejected=rejected, given_up=True, reason=str(error), is_away=is_away)
-            bad, reason = _rejected(reply, of_spans=of_spans)
-            taken, rejected, why = taken + _size(export) - bad, rejected + bad, why or reason
-            if loop.time() - reported_s >= REPORT_EVERY_S:
-                reported_s = loop.time()
-                report(f"{taken:,} {'spans' if of_spans else 'metric points'} sent")
+    why, reply = "", _Reply()
+    try:
+        exporter = _exporter(signal, url, access, reply)
+    except (ValueError, InvalidCompressionValueException) as error:
+        return Sent(taken=0, rejected=0, given_up=True, reason=str(error))
+    reported_s = monotonic()
+    try:
+        for batch in batches:
+            if exporter.export(batch).name != "SUCCESS":
+                reason = reply.reason or "it cannot be encoded"
+                return Sent(taken=taken, rejected=rejected, given_up=True, reason=reason, is_away=reply.is_away)
+            taken, rejected = taken + _size(batch) - reply.rejected, rejected + reply.rejected
+            why = why or reply.reason
+            if monotonic() - reported_s >= REPORT_EVERY_S:
+                reported_s = monotonic()
+                report(f"{taken:,} {'spans' if signal == TRACES else 'metric points'} sent")
+    finally:
+        exporter.shutdown()
     return Sent(taken=taken, rejected=rejected, given_up=False, reason=why)
 
 
-def _size(export: Export) -> int:
-    """Return the number of spans, or metric points, of an export."""
-    if isinstance(export, ExportTraceServiceRequest):
-        return sum(len(scope.spans) for resource in export.resource_spans for scope in resource.scope_spans)
-    metrics = (
-        metric for resource in export.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics
-    )
-    return sum(len(getattr(metric, str(metric.WhichOneof("data"))).data_points) for metric in metrics)
-
-
-def _rejected(reply: bytes, *, of_spans: bool) -> tuple[int, str]:
-    """Return the number of spans or points that the collector rejected, and its reason. A reply that cannot be read
-    rejects nothing.
+def _exporter(signal: str, url: str, access: Access, reply: _Reply) -> Any:
+    """Return the exporter of a signal. Raises ValueError, or InvalidCompressionValueException, where the URL, a
+    certificate or a variable of the environment cannot be used.
     """
-    try:
-        if of_spans:
-            spans = ExportTraceServiceResponse.FromString(reply).partial_success
-            return spans.rejected_spans, " ".join(spans.error_message.split())
-        points = ExportMetricsServiceResponse.FromString(reply).partial_success
-        return points.rejected_data_points, " ".join(points.error_message.split())
-    except DecodeError:
-        return 0, ""
+    if access.ca:
+        tls_context(access)  # says in our words what is wrong with the file
+    headers, plain, kind = headers_for(access, url), bare(url), signal == TRACES
+    zips = not _variable(signal, "COMPRESSION")
+    if speaks_grpc(plain):
+        parts = urlsplit(plain)
+        is_open = parts.scheme in ("grpc", "http")
+        return (_GrpcSpans if kind else _GrpcMetrics)(
+            reply,
+            endpoint=f"{'http' if is_open else 'https'}://{parts.netloc}",
+            insecure=is_open,
+            credentials=grpc.ssl_channel_credentials(Path(access.ca).read_bytes()) if access.ca else None,
+            headers={name.lower(): value for name, value in headers.items()} or None,
+            compression=grpc.Compression.Gzip if zips else None,
+            channel_options=(("grpc.enable_http_proxy", 0),),  # as over HTTP: headers may be secrets
+        )
+    if not (endpoint := http_url(plain, signal)):
+        raise ValueError(f"the path of its URL is for spans alone; end it in /v1/traces, or in /v1/{signal}")
+    system = ssl.get_default_verify_paths()
+    return (HttpSpans if kind else HttpMetrics)(
+        endpoint=endpoint,
+        # requests has authorities of its own
+        certificate_file=access.ca or _variable(signal, "CERTIFICATE") or system.cafile or system.capath,
+        headers=headers,
+        compression=Compression.Gzip if zips else None,
+        session=_Session(reply),
+    )
+
+
+def _variable(signal: str, name: str) -> str:
+    """Return a variable of OpenTelemetry's exporters, "" where it is not set."""
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}") or os.environ.get(
+        f"OTEL_EXPORTER_OTLP_{name}", ""
+    )
+
+
+class _Session(requests.Session):
+    """Requests to a collector: by no proxy, to no other host, and with what it replied."""
+
+    def __init__(self, reply: _Reply) -> None:
+        super().__init__()
+        self.trust_env = False
+        self._reply = reply
+
+    def request(self, method: str, url: str, **options: Any) -> Any:  # type: ignore[override]
+        """Send a request. Raises ValueError for what the exporter would try again, or take for taken, and is not."""
+        try:
+            response = super().request(method, url, **options, stream=True)
+            with response:
+                body: bytes = response.raw.read(_REPLY_BYTES, decode_content=True)
+        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            cause = _cause(error)
+            if HTTP2_SETTINGS in repr(cause):
+                self._reply.failed(f"this is a gRPC port: write grpc://{urlsplit(url).netloc}", is_away=False)
+                raise ValueError(self._reply.reason) from error
+            is_late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError)
+            self._reply.failed(
+                "no answer in time" if is_late else f"connect: {connection_problem(cause)}", is_away=True
+            )
+            raise
+        status, kind = response.status_code, response.headers.get("Content-Type", "").partition(";")[0]
+        if status < 300:
+            self._reply.took(body)
+        else:
+            is_away = status in HTTP_AGAIN
+            self._reply.failed(f"HTTP {status}{'' if is_away else refusal(kind, body)}", is_away=is_away)
+        if 300 <= status < 400:
+            raise ValueError(self._reply.reason)
+        return response
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the first cause of an exception of requests."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    return error
+
+
+class _Stub:
+    """Stub of a service that keeps its replies, which the exporters over gRPC drop."""
+
+    def __init__(self, stub: Any, reply: _Reply) -> None:
+        self._stub, self._reply = stub, reply
+
+    def Export(self, **call: Any) -> Any:  # noqa: N802  the service's name
+        try:
+            answer = self._stub.Export(**call)
+        except grpc.RpcError as error:
+            reason = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
+            self._reply.failed(reason, is_away=error.code() in GRPC_AGAIN)
+            raise
+        self._reply.took(answer.SerializeToString())
+        return answer
+
+
+class _Heard:
+    """Mixin of an exporter over gRPC: its stub keeps the replies."""
+
+    _client: Any
+
+    def __init__(self, reply: _Reply, **options: Any) -> None:
+        self._reply = reply
+        super().__init__(**options)
+
+    def _initialize_channel_and_stub(self) -> None:
+        super()._initialize_channel_and_stub()  # type: ignore[misc]
+        self._client = _Stub(self._client, self._reply)
+
+
+class _GrpcSpans(_Heard, GrpcSpans):
+    """Exporter of spans over gRPC."""
+
+
+class _GrpcMetrics(_Heard, GrpcMetrics):
+    """Exporter of metrics over gRPC."""
+
+
+def _size(batch: Batch) -> int:
+    """Return the number of spans, or metric points, of a batch."""
+    if not isinstance(batch, MetricsData):
+        return len(batch)
+    metrics = (
+        metric for resource in batch.resource_metrics for scope in resource.scope_metrics for metric in scope.metrics
+    )
+    return sum(len(metric.data.data_points) for metric in metrics)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
+from typing import Any
 from urllib.parse import urlsplit
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
 from exporter.otlp.phases import phases
@@ -36,7 +38,7 @@ _PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 Value = str | bool | int | float | Sequence[str] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SpanSource:
     """Source of spans: all requests of a run and, in the same order, their parts.
 
@@ -53,58 +55,72 @@ class SpanSource:
     requests: RequestLog
     parts: Parts
 
+    @cached_property
+    def resource(self) -> Resource:
+        """Return the resource of Sidelight, with nothing of the environment."""
+        return Resource({"service.name": "sidelight", "service.version": self.version, "sidelight.run_id": self.run_id})
 
-def exports(source: SpanSource, *, at_once: int = SPANS_AT_ONCE) -> Iterator[ExportTraceServiceRequest]:
-    """Yield a run's spans in exports of `at_once` spans at most; a request's are together."""
-    batch: list[Span] = []
+    @cached_property
+    def scope(self) -> InstrumentationScope:
+        return InstrumentationScope(name="sidelight", version=self.version)
+
+
+def exports(source: SpanSource, *, at_once: int = SPANS_AT_ONCE) -> Iterator[list[ReadableSpan]]:
+    """Yield a run's spans in batches of `at_once` spans at most; a request's are together."""
+    batch: list[ReadableSpan] = []
     for place in range(len(source.requests)):
         new = spans(source, place)
         if batch and len(batch) + len(new) > at_once:
-            yield _export(source, batch)
+            yield batch
             batch = []
         batch.extend(new)
     if batch:
-        yield _export(source, batch)
+        yield batch
 
 
-def spans(source: SpanSource, place: int) -> list[Span]:
+def spans(source: SpanSource, place: int) -> list[ReadableSpan]:
     """Return the spans of the request at a place: the client's, then one for each phase that is known and took time."""
     requests = source.requests
-    index = int(requests.index[place])
-    client_id = bytes.fromhex(span_id(source.run_id, index))
-    trace = bytes.fromhex(requests.trace_id[place])
-    client = Span(
-        trace_id=trace,
-        span_id=client_id,
-        flags=1,  # sampled, as it was sent
+    index, trace = int(requests.index[place]), int(requests.trace_id[place], 16)
+    context = _context(trace, bytes.fromhex(span_id(source.run_id, index)))
+    client = ReadableSpan(
+        context=context,
         name=f"{_operation(source.protocol)} {source.model}".strip(),
-        kind=Span.SPAN_KIND_CLIENT,
-        start_time_unix_nano=int(requests.dispatch_ns[place]),
-        end_time_unix_nano=_end_ns(requests, place),
-        attributes=attributes_of({**_conventional(source, place), **_ours(source, place)}),
+        kind=SpanKind.CLIENT,
+        start_time=int(requests.dispatch_ns[place]),
+        end_time=_end_ns(requests, place),
+        attributes=known({**_conventional(source, place), **_ours(source, place)}),
         events=[
-            Span.Event(time_unix_nano=int(at_ns), name=name)
+            Event(name, timestamp=int(at_ns))
             for name in ("first_token", "last_token")
             if (at_ns := getattr(requests, f"{name}_ns")[place]) >= 0
         ],
         status=_status(requests, place),
+        resource=source.resource,
+        instrumentation_scope=source.scope,
     )
     below = [
-        Span(
-            trace_id=trace,
-            span_id=blake2b(f"{source.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
-            parent_span_id=client_id,
-            flags=1,
+        ReadableSpan(
+            context=_context(
+                trace,
+                blake2b(f"{source.run_id}/{index}/{phase.name}".encode(), digest_size=8, person=b"span").digest(),
+            ),
+            parent=context,
             name=phase.name,
-            kind=Span.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=phase.start_ns,
-            end_time_unix_nano=phase.end_ns,
-            attributes=attributes_of({"sidelight.source": phase.source, "sidelight.placed": phase.placed}),
+            start_time=phase.start_ns,
+            end_time=phase.end_ns,
+            attributes={"sidelight.source": phase.source, "sidelight.placed": phase.placed},
+            resource=source.resource,
+            instrumentation_scope=source.scope,
         )
         for phase in phases(requests, source.parts, place)
         if phase.end_ns > phase.start_ns
     ]
     return [client, *below]
+
+
+def _context(trace_id: int, span: bytes) -> SpanContext:
+    return SpanContext(trace_id, int.from_bytes(span), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def _conventional(source: SpanSource, place: int) -> dict[str, Value]:
@@ -172,11 +188,11 @@ def _end_ns(requests: RequestLog, place: int) -> int:
     return end_ns if end_ns >= 0 else max(int(getattr(requests, name)[place]) for name in _STAMPS)
 
 
-def _status(requests: RequestLog, place: int) -> Status | None:
-    """Return nothing for a request that went well: conventions leave that unset."""
+def _status(requests: RequestLog, place: int) -> Status:
+    """Return the status of a request; conventions leave that of one that went well unset."""
     if requests.status[place] == "ok":
-        return None
-    return Status(code=Status.STATUS_CODE_ERROR, message=_short(requests.error[place]) or requests.status[place])
+        return Status()
+    return Status(StatusCode.ERROR, _short(requests.error[place]) or requests.status[place])
 
 
 def error_type(requests: RequestLog, place: int) -> str | None:
@@ -212,33 +228,6 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
 
 
-def _export(source: SpanSource, batch: Sequence[Span]) -> ExportTraceServiceRequest:
-    of_scope = ScopeSpans(scope=scope_of(source), spans=batch)
-    return ExportTraceServiceRequest(
-        resource_spans=[ResourceSpans(resource=resource_of(source), scope_spans=[of_scope])]
-    )
-
-
-def resource_of(source: SpanSource) -> Resource:
-    about = {"service.name": "sidelight", "service.version": source.version, "sidelight.run_id": source.run_id}
-    return Resource(attributes=attributes_of(about))
-
-
-def scope_of(source: SpanSource) -> InstrumentationScope:
-    return InstrumentationScope(name="sidelight", version=source.version)
-
-
-def attributes_of(values: Mapping[str, Value]) -> list[KeyValue]:
-    return [KeyValue(key=key, value=_any(value)) for key, value in values.items() if value is not None and value != ""]
-
-
-def _any(value: Value) -> AnyValue:
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, int):
-        return AnyValue(int_value=value)
-    if isinstance(value, float):
-        return AnyValue(double_value=value)
-    if isinstance(value, str):
-        return AnyValue(string_value=value)
-    return AnyValue(array_value=ArrayValue(values=[_any(element) for element in value or ()]))
+def known(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Return the attributes that have a value."""
+    return {name: value for name, value in values.items() if value is not None and value != ""}

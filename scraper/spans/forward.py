@@ -7,7 +7,6 @@ exports wait in a bounded queue in memory; what does not fit there is dropped an
 from __future__ import annotations
 
 import asyncio
-import gzip
 import io
 import math
 import os
@@ -39,13 +38,13 @@ QUEUE_BYTES = 32 * 1024 * 1024  # of exports as they are packed, to about a fift
 ATTEMPT_S = 10.0
 _REPLY_BYTES = 64 * 1024
 # How aiohttp shows what a gRPC server says first: a frame of HTTP/2 (length of 3 bytes, type 4, on stream 0).
-_NO_STATUS_LINE, _HTTP2_SETTINGS = "Bad status line", r"\x04\x00\x00\x00\x00\x00"
+_NO_STATUS_LINE, HTTP2_SETTINGS = "Bad status line", r"\x04\x00\x00\x00\x00\x00"
 FLUSH_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONGEST_WAIT_S = 60.0  # whatever a Retry-After states
 # https://opentelemetry.io/docs/specs/otlp/#failures
-_HTTP_AGAIN = (429, 502, 503, 504)
-_GRPC_AGAIN = (
+HTTP_AGAIN = (429, 502, 503, 504)
+GRPC_AGAIN = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -97,15 +96,13 @@ class Wire:
     """Connection to a collector; an async context manager that owns it.
 
     `url`: grpc://HOST:PORT and grpcs:// speak gRPC, as http(s)://HOST:4317 does (what engines call their endpoint);
-    any other http(s) URL speaks HTTP/protobuf, at /v1/traces where it has no path. `zipped`: bodies go as gzip.
+    any other http(s) URL speaks HTTP/protobuf, at /v1/traces where it has no path.
     """
 
-    def __init__(self, url: str, access: Access, *, zipped: bool = False) -> None:
+    def __init__(self, url: str, access: Access) -> None:
         """Read the URL. Raises ValueError for one that is none of these."""
-        self._url, self._access, self._zipped = url, access, zipped
-        parts = forward_parts(url)
-        alike = parts.port == GRPC_PORT and not parts.path.strip("/")
-        self._speaks_grpc = parts.scheme in ("grpc", "grpcs") or alike
+        self._url, self._access = url, access
+        self._speaks_grpc = speaks_grpc(url)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -131,22 +128,16 @@ class Wire:
         body: bytes,
         signal: str = TRACES,
         *,
-        patience_s: float = math.inf,
         on_away: Callable[[Unavailable], object] = lambda _: None,
     ) -> bytes:
-        """Send one export to the collector until it is taken or refused; return the reply.
-
-        Raises Rejected, and Unavailable as `again_while_away` does.
-        """
-        return await again_while_away(lambda: self.send(body, signal), patience_s=patience_s, on_away=on_away)
+        """Send one export to the collector until it is taken or refused; return the reply. Raises Rejected."""
+        return await again_while_away(lambda: self.send(body, signal), on_away=on_away)
 
     async def _over_http(self, body: bytes, signal: str) -> bytes:
         url = http_url(bare(self._url), signal)
         if not url:
             raise Rejected(f"the path of its URL is for spans alone; end it in /v1/traces, or in /v1/{signal}")
         headers = {"Content-Type": PROTOBUF, **headers_for(self._access, self._url)}
-        if self._zipped:
-            body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
         try:
             async with self._session.post(
@@ -159,29 +150,24 @@ class Wire:
         except aiohttp.ClientConnectorError as error:
             raise Unavailable(f"connect: {connection_problem(error)}") from error
         except aiohttp.ClientResponseError as error:
-            if error.message.startswith(_NO_STATUS_LINE) and _HTTP2_SETTINGS in error.message:
+            if error.message.startswith(_NO_STATUS_LINE) and HTTP2_SETTINGS in error.message:
                 raise Rejected(f"this is a gRPC port: write grpc://{urlsplit(bare(self._url)).netloc}") from error
             raise Unavailable(" ".join(error.message.split()) or type(error).__name__) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
-        if status in _HTTP_AGAIN:
+        if status in HTTP_AGAIN:
             raise Unavailable(f"HTTP {status}", again_s=float(again) if again.isdecimal() else 0.0)
         if status >= 300:
-            raise Rejected(f"HTTP {status}{_reason(kind, reply)}")
+            raise Rejected(f"HTTP {status}{refusal(kind, reply)}")
         return reply
 
     async def _over_grpc(self, body: bytes, signal: str) -> bytes:
         metadata = tuple((name.lower(), value) for name, value in headers_for(self._access, self._url).items())
         try:
-            reply: bytes = await self._calls[signal](
-                body,
-                timeout=ATTEMPT_S,
-                metadata=metadata,
-                compression=grpc.Compression.Gzip if self._zipped else None,
-            )
+            reply: bytes = await self._calls[signal](body, timeout=ATTEMPT_S, metadata=metadata)
         except aio.AioRpcError as error:
             reason = f"{error.code().name}: {' '.join((error.details() or '').split())[:200]}"
-            raise (Unavailable if error.code() in _GRPC_AGAIN else Rejected)(reason) from error
+            raise (Unavailable if error.code() in GRPC_AGAIN else Rejected)(reason) from error
         return reply
 
     def _channel(self) -> aio.Channel:
@@ -302,6 +288,12 @@ class Forwarder:
             self._say(text)
 
 
+def speaks_grpc(url: str) -> bool:
+    """Return whether the collector at a URL speaks gRPC. Raises ValueError for a URL of none."""
+    parts = forward_parts(url)
+    return parts.scheme in ("grpc", "grpcs") or (parts.port == GRPC_PORT and not parts.path.strip("/"))
+
+
 def http_url(url: str, signal: str = TRACES) -> str:
     """Return the URL for exports of a signal.
 
@@ -318,7 +310,7 @@ def http_url(url: str, signal: str = TRACES) -> str:
     return urlunsplit(parts._replace(path=path))
 
 
-def _reason(kind: str, body: bytes) -> str:
+def refusal(kind: str, body: bytes) -> str:
     """Return the reason in a refusal, after a colon; empty for none, and for a page."""
     text = body.decode(errors="replace") if kind in ("text/plain", "application/json") else ""
     if kind == PROTOBUF:

@@ -4,7 +4,6 @@ disk.
 
 from __future__ import annotations
 
-import asyncio
 from urllib.parse import urlsplit
 
 from exporter.evaluation.evaluate import Evaluated
@@ -13,6 +12,7 @@ from exporter.otlp.send import Sent, send
 from exporter.otlp.spans import SpanSource, exports
 from rundir.access import Access, bare, masked
 from scraper import engines
+from scraper.spans.spec import METRICS, TRACES
 from sidecar.progress import Progress
 from sidecar.report.history import history
 
@@ -33,14 +33,14 @@ def export_run(derived: Evaluated, url: str, access: Access, progress: Progress)
     sent = None
     if not urlsplit(bare(url)).path.rstrip("/").endswith("/v1/metrics"):
         progress.stage(f"sending the spans of {len(run.requests):,} requests to {where}")
-        sent = asyncio.run(send(exports(source), url, access, report=progress.stage))
+        sent = send(exports(source), TRACES, url, access, report=progress.stage)
         _report(sent, "span", derived, where, progress)
     if sent is None or not sent.is_away:
         start_ns = min((event.at_ns for event in run.events), default=0)
         steps = history(run, derived.parts, derived.summary)
         metrics = metric_exports(source, steps, start_ns=start_ns)
         was_taken = sent is not None and not sent.given_up
-        sent = asyncio.run(send(metrics, url, access, report=progress.stage))
+        sent = send(metrics, METRICS, url, access, report=progress.stage)
         if was_taken and sent.given_up and not sent.taken and sent.reason.startswith(_UNKNOWN):
             progress.stage(f"{where} takes no metrics ({sent.reason})")
         else:

@@ -15,6 +15,7 @@ import aiohttp
 import numpy as np
 import pytest
 from golden_files import GOLDEN
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, Metric
 from waiting import BOUND_S
 
@@ -25,6 +26,7 @@ from exporter.otlp.send import send
 from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
+from scraper.spans.spec import METRICS
 from sidecar.cli import free_pair
 from sidecar.report.derive import derive_run
 from sidecar.report.history import history
@@ -52,8 +54,8 @@ def steps(run: Evaluated) -> Iterator[Any]:
 def metrics(run: Evaluated) -> dict[str, list[Metric]]:
     """Return the metrics of a run by name, in the order of their exports."""
     by_name: dict[str, list[Metric]] = {}
-    for export in metric_exports(span_source(run), steps(run), start_ns=START_NS):
-        (resource,) = export.resource_metrics
+    for batch in metric_exports(span_source(run), steps(run), start_ns=START_NS):
+        (resource,) = encode_metrics(batch).resource_metrics
         (scope,) = resource.scope_metrics
         for metric in scope.metrics:
             by_name.setdefault(metric.name, []).append(metric)
@@ -190,7 +192,8 @@ async def test_victoriametrics_holds_the_reports_numbers(run: Evaluated, tmp_pat
                 assert written.reason == ""
             else:
                 exports = metric_exports(span_source(run), steps(run), start_ns=START_NS)
-                sent = await send(exports, f"{url}/opentelemetry/v1/metrics", Access(), report=print)
+                where = f"{url}/opentelemetry/v1/metrics"
+                sent = await asyncio.to_thread(send, exports, METRICS, where, Access(), report=print)
                 if "unsupported path" in sent.reason:
                     pytest.skip("this victoria-metrics is too old to take OTLP")
                 assert (sent.given_up, sent.rejected) == (False, 0)

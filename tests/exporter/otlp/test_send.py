@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
+from certificates import Authority
 from grpc import aio
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -20,40 +23,36 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext
 from served import collector
 
-from exporter.otlp.send import Sent, send
-from rundir.access import Access
+from exporter.otlp.send import Batch, Sent, send
+from rundir.access import Access, Guard
 from scraper.spans.receiver import Receiver
-from scraper.spans.spec import ReceiverSpec
+from scraper.spans.spec import TRACES, ReceiverSpec
 
 
-def export(number: int, spans: int = 3) -> ExportTraceServiceRequest:
-    """An export of good spans."""
-    return ExportTraceServiceRequest(
-        resource_spans=[  # type: ignore[list-item]
-            {
-                "scope_spans": [
-                    {
-                        "spans": [
-                            {
-                                "trace_id": number.to_bytes(16),
-                                "span_id": place.to_bytes(8),
-                                "name": "chat m",
-                                "start_time_unix_nano": 1,
-                                "end_time_unix_nano": 2,
-                            }
-                            for place in range(1, 1 + spans)
-                        ]
-                    }
-                ]
-            }
-        ]
-    )
+def batch(number: int, spans: int = 3) -> list[ReadableSpan]:
+    """A batch of good spans."""
+    return [
+        ReadableSpan(
+            name="chat m", context=SpanContext(number, place, is_remote=False), start_time=1, end_time=2,
+            resource=Resource({}),
+        )
+        for place in range(1, 1 + spans)
+    ]  # fmt: skip
 
 
-EXPORTS = [export(number) for number in (1, 2, 3)]
+BATCHES = [batch(number) for number in (1, 2, 3)]
+EXPORTS = [encode_spans(each) for each in BATCHES]
 ALL = Sent(taken=9, rejected=0, given_up=False, reason="")
+
+
+async def sent(url: str, batches: Sequence[Batch] = BATCHES, access: Access = Access(), **options: Any) -> Sent:  # noqa: B008
+    """What came of sending, in a thread of its own."""
+    return await asyncio.to_thread(send, batches, TRACES, url, access, **{"report": print, **options})
 
 
 class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without types
@@ -66,6 +65,7 @@ class Service(TraceServiceServicer):  # type: ignore[misc]  its stub is without 
     async def Export(self, request: ExportTraceServiceRequest, context: Any) -> ExportTraceServiceResponse:  # noqa: N802
         self.came.append((request.SerializeToString(), dict(context.invocation_metadata())))
         if len(self.came) <= self.later:
+            context.set_trailing_metadata((("google.rpc.retryinfo-bin", b""),))  # at once
             await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
         return ExportTraceServiceResponse(
             partial_success={"rejected_spans": 1, "error_message": "one\ntoo old"}  # type: ignore[arg-type]
@@ -85,12 +85,6 @@ async def service(later: int = 0) -> AsyncIterator[tuple[str, Service]]:
         await server.stop(0)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses between attempts that no test waits for."""
-    monkeypatch.setattr("scraper.spans.forward.FIRST_PAUSE_S", 1e-3)
-
-
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 async def test_a_collector_gets_every_span(wire: str):
     """Over either wire, in order, and counted."""
@@ -99,7 +93,7 @@ async def test_a_collector_gets_every_span(wire: str):
     spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns())
     async with Receiver(spec, log=None, say=print, deliver=lambda _, export: given.append(export)) as receiver:
         port = receiver.grpc_port if wire == "grpc" else receiver.http_port
-        assert ALL == await send(EXPORTS, f"{wire}://127.0.0.1:{port}", Access(), report=print)
+        assert ALL == await sent(f"{wire}://127.0.0.1:{port}")
     assert EXPORTS == given
     assert (3, 9, 0) == (receiver.counts().exports, receiver.counts().spans, receiver.counts().bad_spans)
 
@@ -107,78 +101,134 @@ async def test_a_collector_gets_every_span(wire: str):
 async def test_bodies_go_zipped_over_http():
     """They are a tenth of the size."""
     async with collector((200, {})) as (url, came):
-        assert ALL == await send(EXPORTS, url, Access(), report=print)
+        assert ALL == await sent(url)
     assert [("gzip", export.SerializeToString()) for export in EXPORTS] == [
         (headers["Content-Encoding"], gzip.decompress(body)) for headers, body in came
     ]
 
 
-async def test_what_a_collector_rejects_of_an_export_is_counted():
+async def test_what_a_collector_rejects_of_a_batch_is_counted():
     """With its reason; the rest is taken. Credentials in the URL are sent as OTLP over gRPC has them."""
     async with service() as (url, rpc):
-        sent = await send(EXPORTS, url.replace("//", "//me:secret@"), Access(headers={"X-Team": "a"}), report=print)
-    assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == sent
+        outcome = await sent(url.replace("//", "//me:secret@"), access=Access(headers={"X-Team": "a"}))
+    assert Sent(taken=6, rejected=3, given_up=False, reason="one too old") == outcome
     metadata = rpc.came[0][1]
     assert ("Basic bWU6c2VjcmV0", "a") == (metadata["authorization"], metadata["x-team"])
 
 
-@pytest.mark.usefixtures("impatient")
+async def test_what_is_rejected_over_http_is_counted_too():
+    """In OTLP's words; in a page there are none."""
+    partial = ExportTraceServiceResponse(partial_success={"rejected_spans": 1, "error_message": "old"})  # type: ignore[arg-type]
+    async with collector((200, {}), text=partial.SerializeToString().decode()) as (url, _):
+        assert Sent(taken=6, rejected=3, given_up=False, reason="old") == await sent(url)
+    async with collector((200, {"Content-Type": "text/html"}), text="<html>") as (url, _):
+        assert ALL == await sent(url)
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_a_collector_that_asks_for_later_is_asked_again(status: int):
-    """The same export first; nothing is lost or sent twice to one that took it."""
-    async with collector((status, {"Retry-After": "0"}), (status, {}), (200, {})) as (url, came):
-        assert ALL == await send(EXPORTS, url, Access(), report=print)
+    """The same batch first; nothing is lost or sent twice to one that took it."""
+    async with collector((status, {"Retry-After": "0"}), (200, {})) as (url, came):
+        assert ALL == await sent(url)
     bodies = [ExportTraceServiceRequest.FromString(gzip.decompress(body)) for _, body in came]
-    assert [EXPORTS[0], EXPORTS[0], *EXPORTS] == bodies
+    assert [EXPORTS[0], *EXPORTS] == bodies
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_grpc_collector_that_asks_for_later_is_asked_again():
     """By the codes that OTLP names."""
     async with service(later=2) as (url, rpc):
-        sent = await send(EXPORTS[:1], url, Access(), report=print)
-    assert (2, 1) == (sent.taken, sent.rejected)
+        outcome = await sent(url, BATCHES[:1])
+    assert (2, 1) == (outcome.taken, outcome.rejected)
     assert [EXPORTS[0].SerializeToString()] * 3 == [body for body, _ in rpc.came]
 
 
 async def test_a_wait_beyond_our_patience_is_not_begun():
     """A collector that asks for a pause of an hour is not asked again."""
     async with collector((503, {"Retry-After": "3600"})) as (url, came):
-        sent = await send(EXPORTS, url, Access(), report=print)
-    assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503", is_away=True), 1) == (sent, len(came))
+        outcome = await sent(url)
+    assert (Sent(taken=0, rejected=0, given_up=True, reason="HTTP 503", is_away=True), 1) == (outcome, len(came))
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 307])
 async def test_a_collector_that_refuses_is_not_asked_again(status: int):
-    """Nor is it given what comes after; what it took before counts."""
-    async with collector((200, {}), (status, {})) as (url, came):
-        sent = await send(EXPORTS, url, Access(), report=print)
-    assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (sent, len(came))
+    """Nor is it given what comes after, nor anybody whom it names; what it took before counts."""
+    async with collector((200, {}), (status, {"Location": "/elsewhere"})) as (url, came):
+        outcome = await sent(url)
+    assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (outcome, len(came))
 
 
 async def test_a_refusal_is_reported_in_the_collectors_words():
     """Whether they are plain, or as OTLP has them; a page is not shown."""
     async with collector((401, {}), text="no org id\n") as (url, _):
-        assert "HTTP 401: no org id" == (await send(EXPORTS, url, Access(), report=print)).reason
+        assert "HTTP 401: no org id" == (await sent(url)).reason
     async with collector((404, {"Content-Type": "text/html"}), text="<html>") as (url, _):
-        assert "HTTP 404" == (await send(EXPORTS, url, Access(), report=print)).reason
+        assert "HTTP 404" == (await sent(url)).reason
     spec = ReceiverSpec(grpc="", http="127.0.0.1:0", limit_bytes=50)
     async with Receiver(spec, log=None, say=print) as receiver:
-        sent = await send(EXPORTS, f"http://127.0.0.1:{receiver.http_port}", Access(), report=print)
-    assert "HTTP 413: more than 50 bytes" == sent.reason
+        assert "HTTP 413: more than 50 bytes" == (await sent(f"http://127.0.0.1:{receiver.http_port}")).reason
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("wire", ["grpc", "http"])
 async def test_a_collector_that_is_not_there_is_given_up(wire: str, monkeypatch: pytest.MonkeyPatch):
-    """Within our patience, with the reason."""
-    monkeypatch.setattr("exporter.otlp.send.PATIENCE_S", 0.1)
+    """Within OpenTelemetry's own variable, with the reason."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
-        url = f"{wire}://127.0.0.1:{reserved.getsockname()[1]}"
-        sent = await send(EXPORTS, url, Access(), report=print)
-    assert (0, True) == (sent.taken, sent.given_up)
-    assert "Connection refused" in sent.reason
+        outcome = await sent(f"{wire}://127.0.0.1:{reserved.getsockname()[1]}")
+    assert (0, True, True) == (outcome.taken, outcome.given_up, outcome.is_away)
+    assert "Connection refused" in outcome.reason
+
+
+async def test_http_at_a_grpc_port_is_named():
+    """At once."""
+    async with service() as (url, _):
+        outcome = await sent(url.replace("grpc://", "http://"))
+    assert (f"this is a gRPC port: write {url}", False) == (outcome.reason, outcome.is_away)
+
+
+@pytest.mark.parametrize("wire", ["grpc", "http"])
+async def test_no_proxy_of_the_environment_is_asked(wire: str, monkeypatch: pytest.MonkeyPatch):
+    """Headers may be secrets, and loopback is not the proxy's."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    async with service() as (grpc_url, _), collector((200, {})) as (http_url, _):
+        assert (await sent(grpc_url if wire == "grpc" else http_url)).reason in ("", "one too old")
+
+
+@pytest.mark.parametrize("wire", ["grpcs", "https"])
+async def test_a_collector_is_trusted_by_its_authority(
+    wire: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
+):
+    """That of --otlp-ca, or of OpenTelemetry's variable; no other."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    guard = Guard(cert=authority.path("server.pem"), key=authority.path("server.key"))
+    spec = ReceiverSpec(grpc="127.0.0.1:0", http="127.0.0.1:0", clock_offset_ns=-time.monotonic_ns(), guard=guard)
+    async with Receiver(spec, log=None, say=print) as receiver:
+        url = f"{wire}://127.0.0.1:{receiver.grpc_port if wire == 'grpcs' else receiver.http_port}"
+        assert ALL == await sent(url, access=Access(ca=authority.path("ca.pem")))
+        assert (await sent(url, BATCHES[:1])).is_away
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", authority.path("ca.pem"))
+        assert ALL == await sent(url)
+
+
+async def test_variables_of_opentelemetrys_exporters_count(monkeypatch: pytest.MonkeyPatch):
+    """Beside the options, which win."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=env,x-other=env")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    async with collector((200, {})) as (url, came):
+        assert ALL == await sent(url, access=Access(headers={"X-Team": "ours"}))
+    headers, body = came[0]
+    assert ("ours", "env", EXPORTS[0].SerializeToString()) == (headers["X-Team"], headers["X-Other"], body)
+
+
+@pytest.mark.parametrize("name", ["COMPRESSION", "TIMEOUT"])
+async def test_a_variable_that_cannot_be_used_is_the_reason(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Instead of a traceback."""
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", "much")
+    async with service() as (url, _):
+        outcome = await sent(url)
+    assert (True, False) == (outcome.given_up, outcome.is_away)
+    assert "much" in outcome.reason
 
 
 async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch):
@@ -186,5 +236,5 @@ async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("exporter.otlp.send.REPORT_EVERY_S", 0.0)
     said: list[str] = []
     async with collector((200, {})) as (url, _):
-        await send(EXPORTS, url, Access(), report=said.append)
+        await sent(url, report=said.append)
     assert ["3 spans sent", "6 spans sent", "9 spans sent"] == said

@@ -105,7 +105,7 @@ def test_a_collector_that_is_not_there_is_a_warning(
     sidelight: Sidelight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """One line that names the option, the URL and the cure; the results are written and the exit code is theirs."""
-    monkeypatch.setattr("exporter.otlp.send.PATIENCE_S", 0.0)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     run = recorded(tmp_path / "run", 2)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # and never listens
