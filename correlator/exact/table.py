@@ -166,7 +166,7 @@ def _refusal(
         return "tells a queue and prefill longer than it lasts"
     if lasts_s > whole_s + WITHIN_S:
         return "lasts longer than the whole reply"
-    told_s = np.fmax(times.e2e_s, parts_s + times.decode_s) if np.isnan(lasts_s) or times.e2e_s >= 0 else np.nan
-    if OTHER_UNIT * (told_s + SLACK_S) < (came_s if np.isnan(lasts_s) else lasts_s):
+    stated_s = np.fmax(times.e2e_s, parts_s + times.decode_s) if np.isnan(lasts_s) or times.e2e_s >= 0 else np.nan
+    if OTHER_UNIT * (stated_s + SLACK_S) < (came_s if np.isnan(lasts_s) else lasts_s):
         return "tells times that are a small part of what it lasts"
     return ""

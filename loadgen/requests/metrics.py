@@ -110,20 +110,20 @@ def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics
 
 
 def with_possible_times(log: RequestLog) -> RequestLog:
-    """Return a log in which the times and rates that servers state are NaN where the reply contradicts them.
+    """Return a log with NaN for stated times and rates that the reply contradicts.
 
     They cannot be below 0 or longer than the client waited, nor all together a small part of the time in which the
     output came. A rate is judged by the time that it gives for the tokens.
     """
     waited_ms, came_ms = span_ms(log.submit_ns, log.end_ns), span_ms(log.first_output_ns, log.last_output_ns)
 
-    def fits(time_ms: Floats, told_ms: Floats) -> Bools:
-        return ~((time_ms < 0) | (time_ms > waited_ms + _APART_MS) | (OTHER_UNIT * (told_ms + _APART_MS) < came_ms))
+    def fits(time_ms: Floats, stated_ms: Floats) -> Bools:
+        return ~((time_ms < 0) | (time_ms > waited_ms + _APART_MS) | (OTHER_UNIT * (stated_ms + _APART_MS) < came_ms))
 
     prefill_ms, decode_ms, e2e_ms = log.server_prefill_ms, log.server_decode_ms, log.server_e2e_ms
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        told_ms = np.fmax(e2e_ms, decode_ms + np.nan_to_num(prefill_ms))
-        times = fits(prefill_ms, told_ms) & fits(decode_ms, told_ms) & fits(e2e_ms, told_ms)
+        stated_ms = np.fmax(e2e_ms, decode_ms + np.nan_to_num(prefill_ms))
+        times = fits(prefill_ms, stated_ms) & fits(decode_ms, stated_ms) & fits(e2e_ms, stated_ms)
         prompt_ms = 1e3 * counts(log.input_tokens) / log.server_prompt_tps
         output_ms = 1e3 * counts(log.output_tokens) / log.server_generation_tps
         prompt, output = fits(prompt_ms, np.full_like(prompt_ms, np.nan)), fits(output_ms, output_ms)

@@ -65,7 +65,7 @@ def _of_output(reply: Reply, max_tokens: int, received_bytes: int) -> str:
 
 
 def _stated_output(reply: Reply) -> int:
-    """Return the output tokens of a reply's usage, else those of its timings, -1 without either."""
+    """Return the output tokens of the usage, else of the timings, else -1."""
     return reply.output_tokens if reply.output_tokens >= 0 else reply.timed_tokens
 
 
