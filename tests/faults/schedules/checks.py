@@ -1,8 +1,7 @@
 """What must hold after every schedule, whatever went wrong in it.
 
 - each request whose outermost span was logged is counted once; each export that was taken is logged, none more often
-than it
-  was sent, and nothing else is
+  than it was sent, and nothing else is
 - what is counted agrees with the logs: exports, spans, repeats, what was forwarded, dropped, or waits
 - the parts of a TTFT sum to it, and are the true ones where spans state them
 - each scrape that is counted is in a log as a page or as a failure, and each page that was served, but for the one in
