@@ -10,11 +10,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from tiny_study import TINY
 
+from methodology import commands as study
 from methodology.execution.asking import with_values
 from methodology.execution.verb import asked_of
 from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
-from sidecar.cli import draft, main, study
+from sidecar.cli import draft, main
 from sidecar.options import schema
 from sidecar.options.config import as_recorded, command_as_recorded
 from sidecar.options.load import RunOptions
