@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from correlator.live.reasons import explain_breaks
 from correlator.opening import WatchRun
@@ -33,6 +33,7 @@ from scraper.window.summary import Server
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
+TOKENS_RATIO = 0.2  # by which a page's count of tokens may differ from the client's
 MOST_REASONS = 3  # named in one warning
 SAID = 160  # characters of an error that a warning repeats
 HELD_RATIO = 0.1  # of the replies: fewer, held back on their way, may be the network's chance
@@ -299,6 +300,12 @@ def _comparability(
             f"the page counted none of the client's {tokens:,} output tokens: another engine served them, or it counts "
             "them in series that are not known"
         )
+    # A token or two of a request may be counted by one side alone: a stop token, one that has no text.
+    elif _counted_otherwise(counted, tokens, ok) and correlation.comparable:
+        yield (
+            f"the page counted {counted:,.0f} output tokens of the requests of which the client counted {tokens:,}: "
+            "its rates of tokens are not those that clients got"
+        )
     ended = correlation.server_requests
     # Of choices its histograms may be refused (SGLang), and then count none.
     finished = server.requests_finished.stats.total if server.requests_finished else UNSET
@@ -327,6 +334,13 @@ def _comparability(
             f"{engine_ended} and the client {client.requests.ok}: other traffic used it too, or scrapes are missing; "
             "the engine's numbers cover all of it"
         )
+
+
+def _counted_otherwise(counted: float | UnsetType, tokens: int, ok: RequestLog) -> bool:
+    """Return whether a page's output tokens cannot be those of the client's n requests of one choice each."""
+    if not isinstance(counted, float) or (ok.choices > 1).any() or (ok.output_tokens <= 0).any():
+        return False
+    return abs(counted - tokens) > TOKENS_RATIO * tokens + 2 * len(ok)
 
 
 def _with_choices(ok: RequestLog) -> tuple[int, int]:

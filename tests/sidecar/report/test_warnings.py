@@ -165,6 +165,14 @@ def test_a_page_that_counted_nothing_of_what_the_client_got_is_named():
     assert [] == said(uncounted, sent=[{**SENT, "output": 0}] * 20)
 
 
+@pytest.mark.parametrize(("counted", "warned"), [(420.0, True), (140.0, True), (80.0, False), (5.0, True)])
+def test_a_page_that_counts_other_tokens_for_the_same_requests_is_named(counted: float, warned: bool):
+    """A token or two of a request may be counted by one side alone."""
+    total = {"server.generation_tokens": msgspec.to_builtins(summaries.counter(counted, counted / 10))}
+    warnings = said(total, sent=[SENT] * 20)
+    assert [text.startswith(f"the page counted {counted:,.0f} output tokens") for text in warnings] == [True] * warned
+
+
 @pytest.mark.parametrize(
     ("ended", "choices", "other"),
     [(40, 2, False), (60, 2, False), (50, 2, True), (80, 1, True)],
