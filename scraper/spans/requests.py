@@ -5,8 +5,6 @@ They are read by the descriptions of spans in `engines/*.yaml`.
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +14,13 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.columns import Floats, Ints, Texts
-from scraper.engines.catalogue import Spans, SpanTime
+from scraper.engines.catalogue import Spans
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
+from scraper.spans.request_times import TIMES, UNKNOWN, SpanRequest, Stage, times_of
 
-# One may be what is left of another before it.
-TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
 IMPOSSIBLE = "a time that is negative, no number, or several"
 PROBE = "a health probe"
-_UNKNOWN: Mapping[str, float] = dict.fromkeys(TIMES, math.nan)
 # Spans of which the ids are kept, and what their requests say of them.
 _WHY = {
     OFF_CLOCK: "was stamped by a clock {minutes:.0f} min off ours",
@@ -32,14 +28,10 @@ _WHY = {
     CONFLICTING: "came twice, with different contents",
     IMPOSSIBLE: f"states {IMPOSSIBLE}",
 }
-_OVERLAP_S = 0.010  # by which a stage of one process may begin before that of another ends which it follows
 _DEPTH = 8  # between a stage's span and its request's there is one, of the process
-# A Duration of Rust as its {:?} shows it.
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
 _INSTANCE = "service.instance.id"  # OpenTelemetry's SDKs of late make one up for each process
 _PLACE = ("k8s.pod.name", "container.id", "host.name", "process.pid", "vllm.process_id")
 _LONGEST_NAME = 80
-_UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 # What spans call the tokens of the prompt and of the output: vLLM and SGLang, then OpenTelemetry's convention.
 _INPUT_TOKENS = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
@@ -87,31 +79,6 @@ class EngineSpans:
         return len(self.trace_id)
 
 
-# Both without the message: a span of Protobuf would hold on to the whole export that it came in.
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    trace_id: bytes
-    span_id: bytes
-    begin_ns: int
-    end_ns: int
-    engine: str
-    spans: Spans
-    attributes: Mapping[str, str | float]
-    clock: str
-    fault: str = ""
-
-    def faulty(self, fault: str) -> _Request:
-        """Return it without its stamps and times."""
-        return replace(self, begin_ns=-1, end_ns=-1, fault=fault)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    name: str
-    begin_ns: int
-    end_ns: int
-
-
 class RequestSpans:
     """The spans of engines' requests as they come, each with the stages below it.
 
@@ -122,8 +89,8 @@ class RequestSpans:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[Key, _Request] = {}
-        self._stages: dict[Key, _Stage] = {}
+        self._requests: dict[Key, SpanRequest] = {}
+        self._stages: dict[Key, Stage] = {}
         self._parents: dict[Key, bytes] = {}
         self._refused: Counter[str] = Counter()
 
@@ -164,10 +131,10 @@ class RequestSpans:
     def table(self) -> EngineSpans:
         """Return the spans so far as columns."""
         under = _under(self._requests, self._stages, self._parents)
-        rows = [(request, _times(request, under.get(key, ()))) for key, request in self._requests.items()]
+        rows = [(request, times_of(request, under.get(key, ()))) for key, request in self._requests.items()]
         impossible = Counter({IMPOSSIBLE: sum(times is None for _, times in rows)})
         known = [
-            (request.faulty(_WHY[IMPOSSIBLE]) if times is None else request, times or _UNKNOWN)
+            (request.faulty(_WHY[IMPOSSIBLE]) if times is None else request, times or UNKNOWN)
             for request, times in rows
         ]
         return _columns(known, self._refused + impossible)
@@ -186,10 +153,10 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
     return requests.table()
 
 
-def _request(received: ReceivedSpan, spans: Spans) -> _Request:
+def _request(received: ReceivedSpan, spans: Spans) -> SpanRequest:
     span, times = received.span, spans.times.values()
     wanted = {spans.request_id, *(way.attribute for ways in times for way in ways), *_INPUT_TOKENS, *_OUTPUT_TOKENS}
-    return _Request(
+    return SpanRequest(
         trace_id=span.trace_id,
         span_id=span.span_id,
         begin_ns=span.start_time_unix_nano,
@@ -201,8 +168,8 @@ def _request(received: ReceivedSpan, spans: Spans) -> _Request:
     )
 
 
-def _stage(span: Span) -> _Stage:
-    return _Stage(name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
+def _stage(span: Span) -> Stage:
+    return Stage(name=span.name, begin_ns=span.start_time_unix_nano, end_ns=span.end_time_unix_nano)
 
 
 def _why(received: ReceivedSpan, reason: str) -> str:
@@ -222,15 +189,15 @@ def _clock(resource: Resource) -> str:
 
 
 def _under(
-    requests: Mapping[Key, _Request], stages: Mapping[Key, _Stage], parents: Mapping[Key, bytes]
-) -> dict[Key, list[_Stage]]:
+    requests: Mapping[Key, SpanRequest], stages: Mapping[Key, Stage], parents: Mapping[Key, bytes]
+) -> dict[Key, list[Stage]]:
     """Return the stages of each request's span."""
     if not stages:
         return {}
     in_trace: dict[bytes, list[Key]] = {}
     for key in requests:
         in_trace.setdefault(key[0], []).append(key)
-    stages_of: dict[Key, list[_Stage]] = {}
+    stages_of: dict[Key, list[Stage]] = {}
     for key, stage in stages.items():
         above = key
         for _ in range(_DEPTH):
@@ -245,56 +212,7 @@ def _under(
     return stages_of
 
 
-def _times(request: _Request, stages: Sequence[_Stage]) -> Mapping[str, float] | None:
-    """Return a request's times in s, NaN where its spans do not state one; None where they state an impossible one."""
-    if request.fault:
-        return _UNKNOWN
-    known: dict[str, float] = {}
-    for name in TIMES:
-        known[name] = math.nan
-        for way in request.spans.times.get(name, ()):
-            stated = _stated(request, way.attribute) if way.attribute else _staged(stages, way)
-            if stated is None:
-                continue
-            if not 0 <= stated < math.inf:
-                return None
-            rest = stated - known[way.less] if way.less else stated
-            if rest >= 0:  # a part longer than its whole says nothing of the other part
-                known[name] = rest
-                break
-    return known
-
-
-def _stated(request: _Request, attribute: str) -> float | None:
-    value = request.attributes.get(attribute)
-    if isinstance(value, str):
-        parts = _DURATION.fullmatch(value)
-        return float(parts[1]) * _UNIT_S[parts[2]] if parts else None
-    return value
-
-
-def _staged(stages: Sequence[_Stage], way: SpanTime) -> float | None:
-    if way.after:
-        return _between(stages, way)
-    begins = [stage.begin_ns for stage in stages if stage.name in way.begin]
-    if not begins:
-        return None
-    begin_ns = min(begins)
-    ends = [stage.end_ns for stage in stages if stage.name == way.end]
-    ends = [end_ns for end_ns in ends if end_ns >= begin_ns]
-    return (min(ends) - begin_ns) / 1e9 if ends else None
-
-
-def _between(stages: Sequence[_Stage], way: SpanTime) -> float | None:
-    ends = [stage.end_ns for stage in stages if stage.name == way.after]
-    begins = [stage.begin_ns for stage in stages if stage.name == way.until]
-    if not ends or not begins:
-        return None
-    between_s = (min(begins) - min(ends)) / 1e9
-    return max(between_s, 0.0) if between_s >= -_OVERLAP_S else None
-
-
-def _columns(rows: Sequence[tuple[_Request, Mapping[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
+def _columns(rows: Sequence[tuple[SpanRequest, Mapping[str, float]]], refused: Mapping[str, int]) -> EngineSpans:
     return EngineSpans(
         trace_id=_texts(request.trace_id.hex() for request, _ in rows),
         span_id=_texts(request.span_id.hex() for request, _ in rows),
@@ -311,7 +229,7 @@ def _columns(rows: Sequence[tuple[_Request, Mapping[str, float]]], refused: Mapp
     )
 
 
-def _tokens(request: _Request, names: Sequence[str]) -> int:
+def _tokens(request: SpanRequest, names: Sequence[str]) -> int:
     """Return the count of tokens under its first stated name, -1 if missing."""
     stated = next((request.attributes[name] for name in names if name in request.attributes), -1.0)
     return int(stated) if isinstance(stated, float) and 0 <= stated < 2**53 else -1
