@@ -40,12 +40,26 @@ def descriptor_limit() -> int:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process, -1 if the system does not say."""
+    return _size_bytes(1)
+
+
+def limit_growth(most_bytes: int) -> None:
+    """Limit the growth of this process's memory from now on; on Linux alone."""
+    now_bytes = _size_bytes(5)
+    if now_bytes >= 0:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_DATA, (min(now_bytes + most_bytes, most), hard))
+
+
+def _size_bytes(field: int) -> int:
+    """Return a field of /proc/self/statm in bytes, -1 without one."""
     try:
         descriptor = os.open(_STATM, os.O_RDONLY)  # half of what a file object takes
     except OSError:
         return -1
     try:
-        return int(os.read(descriptor, 256).split()[1]) * _PAGE_BYTES
+        return int(os.read(descriptor, 256).split()[field]) * _PAGE_BYTES
     finally:
         os.close(descriptor)
 

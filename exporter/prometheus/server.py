@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from ipaddress import ip_address
@@ -17,9 +16,7 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 from exporter.prometheus.events import EventStream
 from exporter.prometheus.page import LivePage
 from rundir.access import Guard, server_context
-from scraper.spans.intake.connections import Connections, connection_of
-
-log = logging.getLogger(__name__)
+from scraper.spans.intake.connections import Connections
 
 SHUTDOWN_TIMEOUT_S = 1.0
 MOST_CONNECTIONS = 256
@@ -62,20 +59,19 @@ async def serving(
     Raises OSError: the address cannot be listened on (port in use, no such host); UnusableFile (a certificate).
     """
     tls = server_context(guard, is_client_optional=True)
-    connections = Connections(most=MOST_CONNECTIONS, tls=tls, say=log.warning)
-    application = web.Application(middlewares=[connections.following, _uncut, _guarded(guard)])
+    connections = Connections(MOST_CONNECTIONS)
+    application = web.Application(middlewares=[connections.following, _guarded(guard)])
     application.router.add_get("/metrics", _for_known_names(host, _scrapes(page), others=_is_no_browser))
     application.router.add_get("/healthz", _probe("ok", unhealthy))
     application.router.add_get("/readyz", _probe("ready", unready))
     application.router.add_get("/", _for_known_names(host, _show_page))
-    application.router.add_get("/live", _for_known_names(host, _sending(page.stream)))
+    application.router.add_get("/live", _for_known_names(host, _sending(page.stream, connections)))
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     await runner.setup()
     try:
-        port = await connections.listen(cast("web.Server", runner.server), host, port)
-        yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+        async with connections.listening(cast("web.Server", runner.server), host, port, tls=tls) as taken:
+            yield f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{taken}/metrics"
     finally:
-        connections.close()
         await runner.cleanup()
 
 
@@ -106,15 +102,6 @@ async def _gave_up(request: web.Request) -> bool:
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@web.middleware
-async def _uncut(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a request on a connection that gives way to no other meanwhile: a browser reads events on it."""
-    connection = connection_of(request)
-    if connection is not None:
-        connection.is_busy = True
-    return await handler(request)
 
 
 def _guarded(guard: Guard) -> Middleware:
@@ -184,12 +171,13 @@ async def _show_page(_: web.Request) -> web.Response:
     return web.Response(text=live_page(), content_type="text/html", headers=_HEADERS)
 
 
-def _sending(stream: EventStream) -> Handler:
+def _sending(stream: EventStream, connections: Connections) -> Handler:
     async def send(request: web.Request) -> web.StreamResponse:
         if stream.is_full:
             return web.Response(text="too many browsers show this page\n", status=503, headers=_HEADERS)
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
+        connections.note_answer(request)
         with suppress(ConnectionError, TimeoutError):
             async with aclosing(stream.events(request.headers.get("Last-Event-ID", ""))) as events:
                 async for event in events:

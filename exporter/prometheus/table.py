@@ -326,7 +326,7 @@ _WATCH = (
           "forwarded": "Exports passed on to the next collector.",
           "forward_dropped": "Exports that did not reach the next collector.",
           "forward_unknown": "Exports that waited for the next collector, or had just come, as a receiver died.",
-          "cut_connections": "Connections to the receiver that sent no request in time, or made room for others.",
+          "cut_connections": "Connections to the receiver that made room for others.",
       }.items()),
     Row("receiver_restarts", "counter", "", (), "Receivers that ended on their own and were started again.",
         "restarts"),

@@ -31,15 +31,15 @@ class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
                     when they came that another clock has stamped them (`received.fault`): neither are used
     malformed       exports that are no OTLP, or not compressed as they say; too_large: beyond the limit, also unpacked
-    turned_away     exports that had to come again: too many at a time, or the log could not be written; `unwritten`:
-                    those of the latter
+    turned_away     exports that had to come again: not whole in time, too many at once, or the log could not be
+                    written; `unwritten`: those of the latter
     forwarded       exports that the next collector took; forward_dropped: those it did not take, or not in time
     forward_unknown exports of all signals that waited for it, or had come since the last count, as a receiver died
     no_memory       exports that had to come again because the receiver was at its limit of memory
     unauthorized    exports without the token that is asked for
-    incomplete      exports that did not come whole, or whose sender left before they were taken; over gRPC also those
-                    that its library refuses: far beyond the limit, or packed as it does not know
-    cut_connections connections that sent no request in time, or had to make room for others
+    incomplete      exports that did not come whole, or whose sender left before they were taken, or had to make room;
+                    over gRPC also those that its library refuses: far beyond the limit, or packed as it does not know
+    cut_connections connections that had to make room for others
     logs, metrics   exports of other signals, which are passed on and then not kept; of them `_dropped`, those that were
                     not passed on, for want of a next collector too
     """

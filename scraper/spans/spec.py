@@ -21,6 +21,7 @@ SETTLE_S = 6.0
 MOST_CONNECTIONS, LEAST_CONNECTIONS = 256, 8
 _OWN_DESCRIPTORS = 96
 GRPC_PORT = 4317
+PROTOBUF = "application/x-protobuf"
 TRACES, LOGS, METRICS = "traces", "logs", "metrics"
 # What OTLP carries, by the method of gRPC that takes it; over HTTP its path is /v1/ and its name.
 SIGNALS = {
@@ -37,8 +38,8 @@ class ReceiverSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     restarts_at_clock_step: when the wall clock is set, another receiver follows that knows the new time. Until then
     exports are turned away whose spans seem to be stamped by another clock.
-    memory_bytes: above so much memory of the process, exports are refused until there is room; by default there is no
-    limit, for a receiver that shares its process.
+    memory_bytes: above this memory of the process, exports are refused until there is room; the default is none, for a
+    receiver that shares its process.
     guard: who may send.
     is_awaited: a run waits at its end for the spans of its requests, so that it is noted whose have come.
     clock_step_ns: by how much the wall clock was set last before the receiver began, 0 where it was not.

@@ -16,6 +16,7 @@ import msgspec
 import uvloop
 
 from rundir.child import commands, say
+from rundir.process import limit_growth
 from scraper.commands import Exit, SettleSpans, SpanCommand, SpanSpec
 from scraper.spans.log import SpanLog
 from scraper.spans.receiver import Receiver
@@ -31,6 +32,8 @@ async def run(spec: SpanSpec, lines: asyncio.StreamReader) -> None:
         async with Receiver(spec.receiver, log=log, say=_say_to_people) as receiver:
             gc.collect()
             gc.freeze()  # else what is collected for want of memory walks through all modules, for 20 ms
+            # Beyond it an export is refused, or the process ends, and another is started: senders try again.
+            limit_growth(spec.receiver.memory_bytes)
             say("listening", grpc_port=receiver.grpc_port, http_port=receiver.http_port)
             say("ready")
             async for command in commands(lines, _decode_command):

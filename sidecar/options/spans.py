@@ -84,8 +84,8 @@ class SpanOptions(ListenOptions, AccessOptions):
         str,
         option(
             SPANS,
-            "Soft limit on the memory of the process that receives spans, e.g. 512MB, 1GiB. Above it, exports are "
-            "refused, to be sent again.",
+            "Limit on the memory of the process that receives spans, e.g. 512MB, 1GiB. Above it, exports are refused, "
+            "to be sent again; a process that takes still more is ended, and started anew.",
         ),
     ] = "512MB"
 

@@ -279,7 +279,7 @@ EXPORTS: Mapping[str, Attack] = {
     "too-large": Attack(bytes(5 << 20), "413...more than 4194304 bytes"),
     "spans-20001": Attack(empty_spans(20_001), "413...more than 20000 spans at once"),
     "spans-20000": Attack(empty_spans(20_000), "200...no valid trace id"),
-    "resources-1000000": Attack(b"\x0a\x00" * 1_000_000, "413...more than 200000 attributes"),
+    "resources-1000000": Attack(b"\x0a\x00" * 1_000_000, "413...more than 20000 spans at once"),
     "attributes-1000000": Attack(
         field(1, field(2, field(2, b"\x4a\x00" * 1_000_000))), "413...more than 200000 attributes"
     ),

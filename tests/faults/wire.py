@@ -1,4 +1,4 @@
-"""Exports of spans, logs and metrics in any form that Protobuf has: of each we read what Google's parser reads.
+"""Exports of spans in any form that Protobuf has: what is stated of a request is what is read of it.
 
 Every message is made from the descriptors of opentelemetry-proto: fields in any order and more than once, tags and
 lengths longer than they need be, fields of tomorrow, groups, and fields of another type than they should have.
@@ -10,26 +10,21 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from faults.cases import Case, Kind, Setting, Try
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from scraper.spans import export
-from scraper.spans.export import Refusal, checked, parsed
+from scraper.spans.intake.export import Refusal, parsed
 from scraper.spans.log import packed
 from scraper.spans.requests import engine_spans
 
 SECOND_NS = 10**9
 NOON_NS = 1_700_000_000 * SECOND_NS
 DEEPEST = 9  # of messages; Google's parser takes 100
-LOOKS = 64  # what may be looked at behind the last part that is too many
 ODD = 'ab.-\\"\n{}=é€\u2028\U0001f600\x00\x7f'
 TEXTS = ("service.name", "llm_request", "gen_ai.request.id", "k")
 VARINTS = {
@@ -49,12 +44,6 @@ TIMES = {
     "e2e_s": "gen_ai.latency.e2e",
 }
 INPUT_TOKENS = "gen_ai.usage.prompt_tokens"
-# What is counted of each kind of export.
-COUNTED: dict[str, tuple[type[Message], tuple[str, ...]]] = {
-    "spans": (ExportTraceServiceRequest, ("resource_spans", "scope_spans", "spans")),
-    "logs": (ExportLogsServiceRequest, ("resource_logs", "scope_logs", "log_records")),
-    "metrics": (ExportMetricsServiceRequest, ("resource_metrics", "scope_metrics", "metrics")),
-}
 
 
 def message(descriptor: Descriptor, rng: random.Random, depth: int = 0) -> bytes:
@@ -152,53 +141,21 @@ def vllm(rng: random.Random) -> bytes:
     return delimited(1, message(ResourceSpans.DESCRIPTOR, rng, DEEPEST - 2) + delimited(2, spans, rng), rng)
 
 
-def counted(sent: Message, path: Sequence[str]) -> int:
-    """Return how many messages there are at the end of a path of lists."""
-    level: list[Message] = [sent]
-    for name in path:
-        level = [inner for outer in level for inner in getattr(outer, name)]
-    return len(level)
-
-
-def parts(sent: Message) -> int:
-    """Return of how many messages one consists; the value of an attribute is one with it."""
-    count = 0
-    for of, value in sent.ListFields():
-        if of.type != FieldDescriptor.TYPE_MESSAGE:
-            continue
-        inner = [value] if isinstance(value, Message) else list(value)
-        is_one = isinstance(sent, KeyValue) and isinstance(inner[0], AnyValue)
-        count += sum(map(parts, inner)) + (0 if is_one else len(inner))
-    return count
-
-
-def refusal(body: bytes, of: str, *, spans: int = export.MAX_SPANS, messages: int = export.MAX_MESSAGES) -> str:
-    """Return why an export is refused where that much is the limit, "" where it is taken."""
-    try:
-        with mock.patch.object(export, "MAX_SPANS", spans), mock.patch.object(export, "MAX_MESSAGES", messages):
-            for _ in checked(body, of):
-                pass
-        if of == "spans":
-            parsed(body)
-    except Refusal as refused:
-        return refused.text
-    return ""
-
-
-def difference(body: bytes, of: str) -> str:
+def difference(body: bytes) -> str:
     """Say where we and Google's parser differ about an export."""
-    kind, path = COUNTED[of]
     try:
-        expected = kind.FromString(body)
+        expected = ExportTraceServiceRequest.FromString(body)
     except DecodeError:
-        # Of logs and metrics nothing is read: what none can read is counted with them.
-        return "taken, which Google's parser refuses" if of == "spans" and not refusal(body, of) else ""
-    count = counted(expected, path)
-    if refused := refusal(body, of, spans=count):
-        return f"{count} {of} are refused: {refused}"
-    if count and not refusal(body, of, spans=count - 1):
-        return f"not all of {count} {of} are counted"
-    return spans_differ(body, expected) if isinstance(expected, ExportTraceServiceRequest) else ""
+        return "" if is_refused(body) else "taken, which Google's parser refuses"
+    return "refused, which Google's parser takes" if is_refused(body) else spans_differ(body, expected)
+
+
+def is_refused(body: bytes) -> bool:
+    try:
+        parsed(body)
+    except Refusal:
+        return True
+    return False
 
 
 def spans_differ(body: bytes, expected: ExportTraceServiceRequest) -> str:
@@ -213,14 +170,6 @@ def spans_differ(body: bytes, expected: ExportTraceServiceRequest) -> str:
     ]
     if ours != theirs:
         return f"{len(ours)} spans are read, not these {len(theirs)}, or not so"
-    usual = expected.SerializeToString()
-    of_one = parts(expected)
-    times = 1 + 2 * LOOKS // max(1, of_one)
-    whole, all_parts = usual * times, of_one * times
-    if refused := refusal(whole, "spans", messages=all_parts):
-        return f"{all_parts} parts are refused where so many may be: {refused}"
-    if of_one and not refusal(whole, "spans", messages=all_parts - LOOKS - 1):
-        return f"{all_parts} parts are taken where {all_parts - LOOKS - 1} may be"
     return ""
 
 
@@ -274,15 +223,15 @@ def torn(body: bytes, rng: random.Random) -> bytes:
 @contextmanager
 def opened(_: Setting) -> Iterator[Try]:
     def attempt(case: Case) -> str:
-        rng, (of, _, is_torn) = case.random(), case.row.partition("-")
-        body = message(COUNTED[of][0].DESCRIPTOR, rng)
-        if of == "spans" and rng.random() < 0.5:
+        rng = case.random()
+        body = message(ExportTraceServiceRequest.DESCRIPTOR, rng)
+        if rng.random() < 0.5:
             body += vllm(rng)
-        if is_torn:
+        if case.row == "spans-torn":
             body = torn(body, rng)
         else:
-            COUNTED[of][0].FromString(body)  # what it refuses should be none
-        wrong = difference(body, of) or (times_differ(body) if of == "spans" and not is_torn else "")
+            ExportTraceServiceRequest.FromString(body)  # what it refuses should be none
+        wrong = difference(body) or (times_differ(body) if case.row == "spans" else "")
         return f"{wrong}: {body.hex()}" if wrong else ""
 
     yield attempt
@@ -290,13 +239,6 @@ def opened(_: Setting) -> Iterator[Try]:
 
 WIRE = Kind(
     name="wire",
-    rows={
-        "spans": 300,
-        "spans-torn": 300,
-        "logs": 100,
-        "logs-torn": 100,
-        "metrics": 100,
-        "metrics-torn": 100,
-    },
+    rows={"spans": 300, "spans-torn": 300},
     opened=opened,
 )

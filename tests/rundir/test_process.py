@@ -43,6 +43,21 @@ def test_memory_beyond_the_limit_is_given_back_first(monkeypatch: pytest.MonkeyP
     assert not sizes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not limit the memory of a process")
+def test_a_process_grows_no_further_than_it_may():
+    """The system refuses what is more, and the process can go on."""
+    code = """
+from rundir.process import limit_growth
+limit_growth(100_000_000)
+assert bytes(60_000_000)
+try:
+    bytes(200_000_000)
+except MemoryError:
+    print("refused")
+"""
+    assert "refused\n" == subprocess.check_output([sys.executable, "-c", code], text=True)
+
+
 class Cyclic:
     """Refers to itself, so that only the collector of garbage frees it."""
 

@@ -98,6 +98,22 @@ async def test_idle_connections_keep_no_sender_away(tmp_path: Path):
     assert (tmp_path / "receiver.stderr").stat().st_size < 2000
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not limit the memory of a process")
+async def test_an_export_for_which_the_system_has_no_memory_is_refused(tmp_path: Path):
+    """Parsed it takes a hundred times its bytes. It may be sent again; the next export is taken."""
+    size = 3 << 20  # of empty spans, two bytes each, in one scope of one sender
+    bomb = b"\x0a\x85\x80\xc0\x01\x12\x80\x80\xc0\x01" + b"\x12\x00" * (size // 2)
+    async with receiving(tmp_path, receiver={"memory_bytes": 150_000_000}) as worker:
+        ports = await worker.event("listening")
+        await worker.event("ready")
+        assert 503 == (await over_http(ports["http_port"], bomb))[0]
+        assert 200 == (await over_http(ports["http_port"], export(1)))[0]
+        worker.send({"cmd": "settle", "trace_ids": [trace(1)]})
+        settled = await worker.event("settled")
+        assert 0 == await worker.ended()
+    assert (1, 1, 0) == (settled["exports"], settled["no_memory"], settled["malformed"])
+
+
 async def test_a_settle_waits_for_the_spans_of_the_last_requests(tmp_path: Path):
     """It ends with the last of them."""
     async with receiving(tmp_path) as worker:

@@ -1,1 +1,1 @@
-"""Intake of exports: connections, bodies and turns, and the check of an export before it is logged."""
+"""Intake of exports over gRPC and HTTP: who may send, how much and how long, and the scan of an export."""

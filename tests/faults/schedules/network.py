@@ -46,8 +46,9 @@ class NetworkLoop(VirtualLoop):
         protocol = factory()
         return End(self.network, half, protocol).begin(), protocol
 
-    async def connect_accepted_socket(self, factory: Callable[[], Any], sock: Any, **_: Any) -> tuple[End, Any]:
-        return await self.create_connection(factory, sock=sock)
+    async def create_server(self, factory: Callable[[], Any], *, sock: Listener, **_: Any) -> Listener:
+        self.network.answer(sock, factory)
+        return sock
 
     async def getaddrinfo(self, _host: Any, port: Any, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port))]
@@ -101,16 +102,18 @@ class Network:
     async def serve(self, port: int, answer: Answer) -> Listener:
         """Serve as a peer that is not under test, in the process that asks for it."""
         listener = self.listen((HOST, port))
+        self.answer(listener, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), answer))
+        return listener
+
+    def answer(self, listener: Listener, factory: Callable[[], Any]) -> None:
+        """Give each connection of a listener a protocol, in the process that asks for it."""
 
         def accept() -> None:
             half, _ = listener.accept()
-            reader = asyncio.StreamReader()
-            protocol = asyncio.StreamReaderProtocol(reader, answer)
-            End(self, half, protocol).begin()
+            End(self, half, factory()).begin()
 
         context = contextvars.copy_context()
         listener.watch(lambda: context.run(accept))
-        return listener
 
 
 class Listener:

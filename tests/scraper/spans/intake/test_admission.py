@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import grpc
+import odd_exports
 import pytest
 from google.protobuf.any_pb2 import Any
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
-from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
+from grpc_frames import calling
+from odd_exports import PROTOBUF, odd_export, over_http
 from waiting import BOUND_S
 
-from scraper.spans import receiver as receivers
-from scraper.spans.export import Refusal
-from scraper.spans.intake import admission
-from scraper.spans.intake.admission import Readings, Turns
+from rundir.process import MemoryLimit
+from scraper.spans.intake import admission, over_grpc
 from scraper.spans.log import Counts, SpanLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import MOST_CONNECTIONS, SIGNALS, ReceiverSpec
@@ -42,11 +42,12 @@ async def receiving(path: Path, **spec: object) -> AsyncIterator[Receiver]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No body takes too long."""
-    monkeypatch.setattr(admission, "PATIENCE_S", BOUND_S)
     monkeypatch.setattr(admission, "WHOLE_S", BOUND_S)
 
 
-async def begun(stack: AsyncExitStack, port: int, sent: bytes, size: int) -> asyncio.StreamReader:
+async def begun(
+    stack: AsyncExitStack, port: int, sent: bytes, size: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Begin to send a body of a size; its receiver reads it by now."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     stack.callback(writer.close)
@@ -54,7 +55,7 @@ async def begun(stack: AsyncExitStack, port: int, sent: bytes, size: int) -> asy
     writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
     assert b"HTTP/1.1 100 Continue\r\n\r\n" == await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), BOUND_S)
     writer.write(sent)
-    return reader
+    return reader, writer
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -86,15 +87,15 @@ async def test_slow_bodies_keep_no_export_waiting(tmp_path: Path):
                 slow += 1
             async with session.post(url, data=odd_export(NOW_NS), headers=headers) as response:
                 assert 200 == response.status
-        await until(lambda: receiver.counts().turned_away == receiver.counts().cut_connections)
+        await until(lambda: receiver.counts().incomplete == receiver.counts().cut_connections)
         cut = slow + 1 - MOST_CONNECTIONS
-        assert receiver.counts() == Counts(exports=exports, spans=exports, turned_away=cut, cut_connections=cut)
+        assert receiver.counts() == Counts(exports=exports, spans=exports, incomplete=cut, cut_connections=cut)
 
 
 @pytest.mark.usefixtures("patient")
 async def test_calls_without_a_message_keep_no_export_waiting_either(tmp_path: Path):
     """Over gRPC as many may stand open as are read at once; the oldest of more is asked to come again."""
-    calls = receivers._CALLS + 10
+    calls = over_grpc._MOST_CALLS + 10
     options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
     async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
         slow = []
@@ -103,7 +104,7 @@ async def test_calls_without_a_message_keep_no_export_waiting_either(tmp_path: P
             slow.append((await stack.enter_async_context(channel)).stream_unary(SIGNALS["traces"])())
         ends = [asyncio.ensure_future(call.code()) for call in slow]
         assert [grpc.StatusCode.UNAVAILABLE] * 10 == await first_of(ends, 10)
-        assert b"" == await over_grpc(receiver.grpc_port, odd_export(NOW_NS))
+        assert b"" == await odd_exports.over_grpc(receiver.grpc_port, odd_export(NOW_NS))
         assert [grpc.StatusCode.UNAVAILABLE] * 11 == await first_of(ends, 11)
         assert receiver.counts() == Counts(exports=1, spans=1, turned_away=11)
         for call in slow:
@@ -111,104 +112,28 @@ async def test_calls_without_a_message_keep_no_export_waiting_either(tmp_path: P
         await asyncio.gather(*ends)
 
 
-async def test_a_body_has_to_come_at_a_least_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Long before it would be whole; its sender may come again."""
-    monkeypatch.setattr(admission, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(admission, "WHOLE_S", BOUND_S)
-    async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
-        reader = await begun(stack, receiver.http_port, b"half", 100)
+async def test_an_export_has_to_be_whole_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Over both wires its sender may come again."""
+    monkeypatch.setattr(admission, "WHOLE_S", 0.05)
+    async with receiving(tmp_path) as receiver, AsyncExitStack() as stack, calling(receiver.grpc_port) as call:
+        call.begin(100_000, b"half")
+        assert grpc.StatusCode.UNAVAILABLE.value[0] == await call.status()
+        reader, _ = await begun(stack, receiver.http_port, b"half", 100)
         assert b"HTTP/1.1 503 Service Unavailable\r\n" == await asyncio.wait_for(reader.readline(), BOUND_S)
         monkeypatch.undo()
         assert 200 == (await over_http(receiver.http_port, odd_export(NOW_NS)))[0]
-        assert receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
+        assert receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
 
 
 @pytest.mark.usefixtures("patient")
-async def test_the_oldest_body_gives_way_where_too_many_bytes_are_in_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """One that stalls with much of it sent keeps no room from those that come whole."""
-    monkeypatch.setattr(receivers, "_HTTP_BYTES", 1_000_000)
-    large = odd_export(NOW_NS, service="x" * 600_000)
+async def test_a_body_is_read_no_further_beyond_the_limit_of_memory(tmp_path: Path):
+    """Slow ones, of which each is within its limit, would hold as much as there is."""
     async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
-        reader = await begun(stack, receiver.http_port, large[:500_000], len(large))
-        await until(lambda: receiver._http._bytes >= 500_000)
-        assert 200 == (await over_http(receiver.http_port, large))[0]
+        reader, writer = await begun(stack, receiver.http_port, b"", 100)
+        receiver._admission._memory = MemoryLimit(1)
+        writer.write(b"half")
         assert b"HTTP/1.1 503 Service Unavailable\r\n" == await asyncio.wait_for(reader.readline(), BOUND_S)
-        assert receiver.counts() == Counts(exports=1, spans=1, turned_away=1)
-        assert 0 == receiver._http._bytes
-
-
-async def sent(readings: Readings, size_bytes: int) -> None:
-    """Have a body of a size in hand."""
-    async with readings.reading() as reading:
-        reading.hold()
-        reading.grow(size_bytes)
-
-
-async def test_whole_bodies_do_not_give_way():
-    """They are waiting for their turn: one more than fits is refused instead."""
-    readings = Readings(most=10, most_bytes=100)
-    async with readings.reading() as first:
-        first.hold()
-        first.grow(80)
-        first.finish()
-        with pytest.raises(Refusal, match="too much is sent at once"):
-            await sent(readings, 40)
-        await sent(readings, 20)
-
-
-async def ended(readings: Readings, *, whole: bool, size_bytes: int = 0) -> tuple[float, str]:
-    """Return how long a body stays in hand of which no more comes, or no turn, and why it is refused."""
-    begin_s = asyncio.get_running_loop().time()
-    with pytest.raises(Refusal) as refused:
-        await waited_for(readings, whole=whole, size_bytes=size_bytes)
-    return asyncio.get_running_loop().time() - begin_s, refused.value.text
-
-
-async def waited_for(readings: Readings, *, whole: bool, size_bytes: int) -> None:
-    """Have a body in hand until it is refused."""
-    async with readings.reading() as reading:
-        reading.hold()
-        reading.grow(size_bytes)
-        if whole:
-            reading.finish()
-        await asyncio.Event().wait()
-
-
-@pytest.mark.looptime
-async def test_each_body_ends_at_its_own_time():
-    """One timer looks for all of them: also for one that is over before those that began before it."""
-    readings = Readings(most=10, most_bytes=100_000)
-    async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(ended(readings, whole=True))
-        await asyncio.sleep(1)
-        slow = [group.create_task(ended(readings, whole=False, size_bytes=sent)) for sent in (3000, 0, 30_000)]
-    assert pytest.approx((10, 8, 5, 10), abs=0.05) == [each.result()[0] for each in (waiting, *slow)]
-    assert "no turn within 10 s" in waiting.result()[1]
-    assert all("less than 1 kB/s" in each.result()[1] for each in slow)
-    assert 0 == readings._bytes
-
-
-@pytest.mark.looptime
-async def test_a_turn_that_has_come_has_no_end():
-    """What is computed of an export is bounded by its size; and a task that is cancelled from elsewhere stays so."""
-    readings = Readings(most=10, most_bytes=100_000)
-
-    async def take() -> None:
-        async with readings.reading() as reading:
-            reading.hold()
-            reading.finish()
-            reading.begin()
-            await asyncio.sleep(60)
-
-    await take()
-    taking = asyncio.create_task(take())
-    await asyncio.sleep(30)
-    taking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await taking
-    assert not readings.are_any_read
+        assert receiver.counts() == Counts(no_memory=1)
 
 
 async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_path: Path):
@@ -222,7 +147,7 @@ async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_pa
             assert (503, "1") == (response.status, response.headers["Retry-After"])
             assert b"more than 1 MB of memory are in use" in await response.read()
         with pytest.raises(aio.AioRpcError) as refused:
-            await over_grpc(receiver.grpc_port, odd_export(NOW_NS))
+            await odd_exports.over_grpc(receiver.grpc_port, odd_export(NOW_NS))
         assert grpc.StatusCode.RESOURCE_EXHAUSTED == refused.value.code()
         ((name, status),) = [
             (name, value) for name, value in refused.value.trailing_metadata() or () if name.endswith("-bin")
@@ -234,32 +159,3 @@ async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_pa
         assert detail.type_url.endswith("/google.rpc.RetryInfo")
         assert 1 == Duration.FromString(detail.value[2:]).seconds
         assert receiver.counts() == Counts(no_memory=2)
-
-
-async def test_exports_are_looked_through_in_slices_by_turns(monkeypatch: pytest.MonkeyPatch):
-    """Between two slices the loop does other things; no export waits for the end of another."""
-    monkeypatch.setattr(admission, "SLICE_S", 0.0)
-    turns, order = Turns(), []
-
-    def steps(name: str) -> Iterator[None]:
-        for _ in range(3):
-            order.append(name)
-            yield
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(turns.in_slices(steps("a")))
-        group.create_task(turns.in_slices(steps("b")))
-        for _ in range(3):
-            order.append("scrape")
-            await asyncio.sleep(0)
-    assert ["a", "b"] * 3 == [name for name in order if name != "scrape"]
-    assert len(order) - 1 > max(index for index, name in enumerate(order) if name == "scrape")
-
-
-async def test_large_exports_do_not_keep_small_ones_waiting():
-    """Each kind has turns of its own."""
-    turns = Turns()
-    async with AsyncExitStack() as stack:
-        while not turns.of(1_000_000).locked():
-            await stack.enter_async_context(turns.of(1_000_000))
-        assert not turns.of(1000).locked()

@@ -7,7 +7,6 @@ import ctypes
 import gc
 import socket
 import struct
-import sys
 import time
 import zlib
 from collections.abc import AsyncIterator
@@ -17,11 +16,11 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc import aio
-from grpc_frames import END_STREAM, RESET, SETTINGS, Call, calling
+from grpc_frames import END_STREAM, RESET, SETTINGS, calling
 from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
-from scraper.spans.export import no_memory
+from scraper.spans.intake import over_grpc as calls
 from scraper.spans.log import Counts, SpanLog, StateRecord, read_log
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
@@ -32,9 +31,9 @@ MESSAGE_BYTES = 60_000
 NOW_NS = 10**18
 CANCEL = (8).to_bytes(4, "big")
 HEAD = f"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: {PROTOBUF}\r\nExpect: 100-continue\r\n".encode()
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL = (
-    code.value[0]
-    for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+_CODES = grpc.StatusCode
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
+    code.value[0] for code in (_CODES.INVALID_ARGUMENT, _CODES.RESOURCE_EXHAUSTED, _CODES.INTERNAL, _CODES.UNAVAILABLE)
 )
 
 
@@ -59,10 +58,10 @@ async def counted(receiver: Receiver, **counts: int) -> None:
     assert receiver.counts() == Counts(exports=2, spans=2, **counts)
 
 
-async def read_by(receiver: Receiver) -> None:
-    """Wait until the receiver reads an export over gRPC."""
+async def read_by_grpc() -> None:
+    """Wait until a message is read of a call."""
     async with asyncio.timeout(BOUND_S):
-        while not receiver._grpc.are_any_read:  # noqa: ASYNC110  nothing tells of it
+        while not any(getattr(task.get_coro(), "__name__", "") == "read" for task in asyncio.all_tasks()):  # noqa: ASYNC110  nothing tells of it
             await asyncio.sleep(0)
 
 
@@ -86,7 +85,7 @@ async def test_a_sender_that_leaves_in_the_middle_of_a_message_is_counted(tmp_pa
     """Over gRPC: not as one that sent too much, of which nothing is known."""
     async with receiving(tmp_path) as receiver, calling(receiver.grpc_port) as call:
         call.begin(MB, sent)
-        await read_by(receiver)
+        await read_by_grpc()
         if how == "close":
             call.leave()
         else:
@@ -107,7 +106,7 @@ async def test_a_call_that_ends_without_a_whole_message_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("size", "kind"), [(LIMIT_BYTES + 1, "too_large"), (16 * MB, "too_large"), (40 * MB, "incomplete")]
+    ("size", "kind"), [(LIMIT_BYTES + 1, "too_large"), (2 * LIMIT_BYTES, "too_large"), (40 * MB, "incomplete")]
 )
 async def test_a_message_beyond_the_limit_is_counted_as_what_is_known_of_it(tmp_path: Path, size: int, kind: str):
     """One far beyond it is refused by gRPC before it is read, and its sender is given the reason all the same."""
@@ -162,41 +161,24 @@ async def test_another_encoding_is_refused_by_grpc(tmp_path: Path):
         await counted(receiver, incomplete=1)
 
 
-async def test_messages_that_are_read_give_way_beyond_the_limit_of_memory(tmp_path: Path):
-    """gRPC shows none before it is whole, so that their bytes cannot be counted."""
-    async with receiving(tmp_path) as receiver, AsyncExitStack() as stack:
-        calls: list[Call] = [await stack.enter_async_context(calling(receiver.grpc_port)) for _ in range(3)]
-        for call in calls:
-            call.begin(MB, b"\x0a" * 1000)
-        async with asyncio.timeout(BOUND_S):
-            while len(receiver._grpc._read) < len(calls):  # noqa: ASYNC110  nothing tells of it
-                await asyncio.sleep(0)
-        receiver._memory.most_bytes = 1
-        assert [RESOURCE_EXHAUSTED] * 3 == [await call.status() for call in calls]
-        receiver._memory.most_bytes = sys.maxsize
-        receiver._memory._looked_s = -1e9
-        await counted(receiver, no_memory=3)
-
-
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc tells what of its memory is in use")
-async def test_a_message_that_is_whole_when_it_gives_way_is_freed(tmp_path: Path):
+async def test_a_message_that_is_whole_when_it_gives_way_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Such messages stayed for ever, until every export was refused for want of memory."""
+    monkeypatch.setattr(calls, "_MOST_CALLS", 0)
     async with receiving(tmp_path) as receiver:
 
         async def let_give_way(times: int) -> None:
             for _ in range(times):
                 async with calling(receiver.grpc_port) as call:
-                    await read_by(receiver)
                     call.begin(MESSAGE_BYTES, bytes(MESSAGE_BYTES))
                     call.wait_until_read()  # by gRPC; our loop does not know yet
-                    receiver._grpc.let_all_give_way(no_memory(1))
-                    assert RESOURCE_EXHAUSTED == await call.status()
+                    assert UNAVAILABLE == await call.status()
 
         await let_give_way(20)
         before = allocated_bytes()
         await let_give_way(100)
         assert allocated_bytes() - before < 20 * MESSAGE_BYTES
-        await counted(receiver, no_memory=120)
+        assert receiver.counts() == Counts(turned_away=120)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -216,15 +198,15 @@ async def test_a_sender_that_leaves_in_the_middle_of_a_body_is_counted(tmp_path:
 
 async def test_a_sender_that_leaves_before_its_turn_is_counted(tmp_path: Path):
     """Its export is whole, and dropped: as one that gives up has not been answered, it may send it again."""
-    body = odd_export(NOW_NS)
+    body = odd_export(NOW_NS, service="x" * 20_000)
     async with receiving(tmp_path) as receiver:
         async with AsyncExitStack() as turns:
-            while not receiver._turns.of(len(body)).locked():
-                await turns.enter_async_context(receiver._turns.of(len(body)))
+            while not receiver._large.locked():
+                await turns.enter_async_context(receiver._large)
             _, writer = await begun(receiver.http_port, b"Content-Length: %d\r\n\r\n" % len(body))
             writer.write(body)
             async with asyncio.timeout(BOUND_S):
-                while not receiver._turns.of(len(body))._waiters:  # noqa: ASYNC110  nothing tells of it
+                while not receiver._large._waiters:  # noqa: ASYNC110  nothing tells of it
                     await asyncio.sleep(0)
             leave(writer, "close")
             async with asyncio.timeout(BOUND_S):
@@ -240,7 +222,7 @@ async def test_what_is_in_hand_when_a_receiver_ends_is_turned_away(tmp_path: Pat
         async with receiving(tmp_path) as receiver:
             call = await calls.enter_async_context(calling(receiver.grpc_port))
             call.begin(MB, b"\x0a" * 1000)
-            await read_by(receiver)
+            await read_by_grpc()
             if has_http:
                 _, writer = await begun(receiver.http_port, b"Content-Length: 9\r\n\r\n")
                 calls.callback(writer.close)

@@ -1,57 +1,48 @@
-"""Results of looking at an export before it is logged: spans, faults, awaited traces.
-
-They are the number of spans, the faults of some, and the spans that a run waits for.
-"""
+"""Scan of an export before it is logged: its number of spans, their faults, and the traces that a run waits for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.spans.export import checked, parsed
+from scraper.spans.intake.export import parsed
 from scraper.spans.received import ReceivedSpan, received_spans
 
 _TRACES_KEPT = 100_000
-_SPANS_A_STEP = 8  # some 20 us each
 _MOST_SERVICES = 8  # before an engine, of which a trace is noted to have spans
 
 
 @dataclass(slots=True, kw_only=True)
-class Looked:
-    """An export that was looked through: its spans, those not used by their fault with the first of each, and those
-    that may be awaited.
-    """
+class ExportScan:
+    """An export: its spans, those with a fault by kind with the first of each, and those that may be awaited."""
 
-    request: ExportTraceServiceRequest = field(default_factory=ExportTraceServiceRequest)
+    request: ExportTraceServiceRequest
     spans: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     first: dict[str, ReceivedSpan] = field(default_factory=dict)
     awaited: list[ReceivedSpan] = field(default_factory=list)
 
 
-def look_through(body: bytes, received_ns: int, looked: Looked, *, is_awaited: bool) -> Iterator[None]:
-    """Parse an export and look at its spans, in small steps. Raises Refusal."""
-    yield from checked(body, "spans")
-    looked.request = parsed(body)
-    yield
-    for span in received_spans(looked.request, received_ns):
-        looked.spans += 1
+def scan(body: bytes, received_ns: int, *, is_awaited: bool) -> ExportScan:
+    """Parse an export and classify its spans. Raises Refusal, MemoryError."""
+    scanned = ExportScan(request=parsed(body))
+    for span in received_spans(scanned.request, received_ns):
+        scanned.spans += 1
         if span.fault:
-            looked.faults[span.fault] += 1
-            looked.first.setdefault(span.fault, span)
+            scanned.faults[span.fault] += 1
+            scanned.first.setdefault(span.fault, span)
         elif is_awaited and (span.kind.tells_all or _is_half(span) or _serves(span)):
-            looked.awaited.append(span)
-        if not looked.spans % _SPANS_A_STEP:
-            yield
+            scanned.awaited.append(span)
+    return scanned
 
 
-class Awaited:
+class AwaitedTraces:
     """Register of complete traces, for a run that waits for its own at its end."""
 
     def __init__(self) -> None:
@@ -60,9 +51,9 @@ class Awaited:
         self._serving: dict[bytes, set[str]] = {}  # by trace, the services before an engine whose spans came
         self._news = asyncio.Event()
 
-    def note(self, looked: Looked) -> None:
+    def note(self, scanned: ExportScan) -> None:
         """Record an export's spans of requests, and of services on the way to the engine."""
-        for received in looked.awaited:
+        for received in scanned.awaited:
             trace_id = received.span.trace_id
             if received.kind.tells_all or self._completes(received):
                 self._traces[trace_id] = None
