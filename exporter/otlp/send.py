@@ -95,9 +95,9 @@ def send(batches: Iterable[Batch], signal: str, url: str, access: Access, *, rep
     reported_s = monotonic()
     try:
         for batch in batches:
+            reply.failed("it cannot be encoded", is_away=False)
             if exporter.export(batch).name != "SUCCESS":
-                reason = reply.reason or "it cannot be encoded"
-                return Sent(taken=taken, rejected=rejected, given_up=True, reason=reason, is_away=reply.is_away)
+                return Sent(taken=taken, rejected=rejected, given_up=True, reason=reply.reason, is_away=reply.is_away)
             taken, rejected = taken + _size(batch) - reply.rejected, rejected + reply.rejected
             why = why or reply.reason
             if monotonic() - reported_s >= REPORT_EVERY_S:
@@ -162,18 +162,18 @@ class _Session(requests.Session):
             response = super().request(method, url, **options, stream=True)
             with response:
                 body: bytes = response.raw.read(_REPLY_BYTES, decode_content=True)
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             cause = _cause(error)
             if HTTP2_SETTINGS in repr(cause):
                 self._reply.failed(f"this is a gRPC port: write grpc://{urlsplit(url).netloc}", is_away=False)
                 raise ValueError(self._reply.reason) from error
+            problem = connection_problem(cause)
+            reason = f"{'reply' if problem.kind == 'other' else 'connect'}: {problem}"
             is_late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError)
-            self._reply.failed(
-                "no answer in time" if is_late else f"connect: {connection_problem(cause)}", is_away=True
-            )
+            self._reply.failed("no answer in time" if is_late else reason, is_away=True)
             raise
         status, kind = response.status_code, response.headers.get("Content-Type", "").partition(";")[0]
-        if status < 300:
+        if 200 <= status < 300:
             self._reply.took(body)
         else:
             is_away = status in HTTP_AGAIN

@@ -7,11 +7,11 @@ Source: OpenMetrics 1.0, which wants all points of one series together, in the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from types import SimpleNamespace
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from exporter.prometheus.page import family
@@ -36,15 +36,5 @@ def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
             series.setdefault(key, []).append(sample._replace(timestamp=at_ns // 1_000_000 / 1000))
     for name, metric in metrics.items():
         metric.samples = [sample for samples in points[name].values() for sample in samples]
-    whole: bytes = generate_latest(_Fixed(metrics.values()))  # type: ignore[no-untyped-call]
+    whole: bytes = generate_latest(SimpleNamespace(collect=metrics.values))  # type: ignore[no-untyped-call]
     return whole
-
-
-class _Fixed(Collector):
-    """Families as the library's writer asks for them."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._metrics

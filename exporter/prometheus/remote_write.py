@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -38,16 +37,6 @@ _TOO_OLD = ("too old", "out of bounds")
 _THERE = ("out of order", "duplicate sample")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """How many samples a server took, had already or refused as too old; and why it was given no more, or ""."""
-
-    samples: int
-    there: int = 0
-    too_old: int = 0
-    reason: str = ""
-
-
 class _Late(Rejected):
     """The server takes samples of these moments no more; `is_too_old`, or it has them or newer ones."""
 
@@ -57,13 +46,16 @@ class _Late(Rejected):
 
 
 class RemoteWriter:
-    """Owner of the connection to a server, and counter of the samples taken; an async context manager. `late` is the
-    server's last answer about samples that were late.
+    """Owner of the connection to a server, and counter of the samples taken; an async context manager.
+
+    `samples` were taken, `there` the server had already, `too_old` it refused as such. `late` is its last answer about
+    samples that were late, and `reason` why it was given no more, or "".
     """
 
     def __init__(self, url: str, access: Access) -> None:
         self.samples = self.there = self.too_old = 0
         self.late: Rejected | None = None
+        self.reason = ""
         self._url, self._access = url, access
         self._shown: dict[Hashable, Exemplar] = {}
 
@@ -146,13 +138,13 @@ async def write(
     access: Access,
     *,
     report: Callable[[str], None],
-) -> Written:
+) -> RemoteWriter:
     """Send a run's history after the fact; one that refuses for another reason than age is given nothing more.
 
     `report` is called every few seconds with how many samples were taken. Raises UnusableFile.
     """
     loop = asyncio.get_running_loop()
-    reported_s, reason = loop.time(), ""
+    reported_s = loop.time()
     async with RemoteWriter(url, access) as writer:
 
         def tell() -> None:
@@ -164,8 +156,8 @@ async def write(
         try:
             await writer.write(history, patience_s=PATIENCE_S, on_request=tell)
         except (Unavailable, Rejected) as error:
-            reason = str(error)
-    return Written(samples=writer.samples, there=writer.there, too_old=writer.too_old, reason=reason)
+            writer.reason = str(error)
+    return writer
 
 
 class LiveWriter:

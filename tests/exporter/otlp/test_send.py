@@ -157,6 +157,31 @@ async def test_a_collector_that_refuses_is_not_asked_again(status: int):
     assert (Sent(taken=3, rejected=0, given_up=True, reason=f"HTTP {status}"), 2) == (outcome, len(came))
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "HTTP 101"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n",
+            "reply: read length must be non-negative or -1",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", "reply: IncompleteRead(0 bytes read, 9 more expected)"),
+    ],
+)
+async def test_a_reply_that_is_none_takes_nothing(reply: bytes, reason: str):
+    """It is said what was wrong with it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+        writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        outcome = await sent(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    assert (0, True, reason) == (outcome.taken, outcome.given_up, outcome.reason)
+
+
 async def test_a_refusal_is_reported_in_the_collectors_words():
     """Whether they are plain, or as OTLP has them; a page is not shown."""
     async with collector((401, {}), text="no org id\n") as (url, _):
