@@ -213,10 +213,19 @@ def _notes(run: Run) -> Iterator[str]:
 
 def _scrapes(server: Server) -> Iterator[str]:
     for endpoint in server.endpoints:
-        quantities = (getattr(endpoint, name) for name in QUANTITIES)
-        resets = max((getattr(quantity, "resets", 0) or 0 for quantity in quantities), default=0)
-        if resets:
-            yield f"the engine at {endpoint.url} restarted ({resets} x): its counts from just before that are lost"
+        quantities = {name: getattr(getattr(endpoint, name), "resets", UNSET) for name in QUANTITIES}
+        resets = {name: count for name, count in quantities.items() if isinstance(count, int)}
+        # A restart resets all of them.
+        restarts = min(resets.values(), default=0)
+        if restarts:
+            yield f"the engine at {endpoint.url} restarted ({restarts} x): its counts from just before that are lost"
+        alone = [f"{name} ({count - restarts} x)" for name, count in resets.items() if count > restarts]
+        if alone:
+            more = f" and {len(alone) - MOST_REASONS} more" if len(alone) > MOST_REASONS else ""
+            yield (
+                f"on the page of {endpoint.url} single counters fell, though the engine did not restart: "
+                f"{', '.join(alone[:MOST_REASONS])}{more}; each counts on from 0, and may count too much"
+            )
         scrapes = endpoint.scrapes
         if scrapes.failed:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in scrapes.failures.items())
@@ -337,7 +346,7 @@ def _comparability(
 
 
 def _counted_otherwise(counted: float | UnsetType, tokens: int, ok: RequestLog) -> bool:
-    """Return whether a page's output tokens cannot be those of the client's n requests of one choice each."""
+    """Return whether a page's output tokens differ from those of the client's n requests."""
     if not isinstance(counted, float) or (ok.choices > 1).any() or (ok.output_tokens <= 0).any():
         return False
     return abs(counted - tokens) > TOKENS_RATIO * tokens + 2 * len(ok)

@@ -165,6 +165,17 @@ def test_a_page_that_counted_nothing_of_what_the_client_got_is_named():
     assert [] == said(uncounted, sent=[{**SENT, "output": 0}] * 20)
 
 
+def test_a_counter_that_fell_alone_is_no_restart():
+    """A restart resets all counters of a page."""
+    fell = msgspec.to_builtins(msgspec.structs.replace(summaries.counter(60.0, 6.0), resets=3))
+    restarted, alone = said({
+        "server.endpoints.0.generation_tokens": fell,
+        "server.endpoints.0.requests_finished.resets": 1,
+    })  # fmt: skip
+    assert restarted.startswith("the engine at http://e/metrics restarted (1 x)")
+    assert "did not restart: generation_tokens (2 x)" in alone
+
+
 @pytest.mark.parametrize(("counted", "warned"), [(420.0, True), (140.0, True), (80.0, False), (5.0, True)])
 def test_a_page_that_counts_other_tokens_for_the_same_requests_is_named(counted: float, warned: bool):
     """A token or two of a request may be counted by one side alone."""
@@ -451,7 +462,7 @@ def test_replies_that_were_held_back_on_their_way(row: dict[str, object], words:
 
 @pytest.mark.parametrize(("held", "is_said"), [(5, True), (2, True), (1, False)])
 def test_replies_of_which_one_proxy_of_several_holds_back_its_own(held: int, is_said: bool):
-    """More than a tenth of the replies are told of, also where others came as made; one in ten may be chance."""
+    """More than a tenth of the replies are warned of, also where others came as made; one in ten may be chance."""
     streamed = HELD | {"chunks": (250, *range(258, 401, 8))}
     for row, words in (
         (AT_ONCE | {"chunks": (400,) * 20}, f"{held} of 10 replies came in one read each"),
