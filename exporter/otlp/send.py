@@ -162,13 +162,15 @@ class _Session(requests.Session):
             response = super().request(method, url, **options, stream=True)
             with response:
                 body: bytes = response.raw.read(_REPLY_BYTES, decode_content=True)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
+        except (OSError, urllib3.exceptions.HTTPError, ValueError) as error:
             cause = _cause(error)
             if HTTP2_SETTINGS in repr(cause):
                 self._reply.failed(f"this is a gRPC port: write grpc://{urlsplit(url).netloc}", is_away=False)
                 raise ValueError(self._reply.reason) from error
             problem = connection_problem(cause)
-            reason = f"{'reply' if problem.kind == 'other' else 'connect'}: {problem}"
+            reason = f"connect: {problem}"
+            if problem.kind == "other":
+                reason = str(problem) if isinstance(cause, OSError) else f"reply: {problem}"
             is_late = isinstance(error, requests.Timeout | urllib3.exceptions.TimeoutError)
             self._reply.failed("no answer in time" if is_late else reason, is_away=True)
             raise

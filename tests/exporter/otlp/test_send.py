@@ -256,6 +256,12 @@ async def test_a_variable_that_cannot_be_used_is_the_reason(name: str, monkeypat
     assert "much" in outcome.reason
 
 
+async def test_an_authority_that_is_not_there_is_the_reason(monkeypatch: pytest.MonkeyPatch):
+    """By its path."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/absent.pem")
+    assert "/absent.pem" in (await sent("https://127.0.0.1:9")).reason
+
+
 async def test_progress_is_reported_now_and_then(monkeypatch: pytest.MonkeyPatch):
     """How many spans were taken so far."""
     monkeypatch.setattr("exporter.otlp.send.REPORT_EVERY_S", 0.0)
