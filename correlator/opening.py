@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from recorded.directory import RAW, read_manifest
-from recorded.events import CLOCK_SET, Event, decode_event, on_last_clock
+from recorded.errors import ConfigurationError
+from recorded.events import RECEIVER_DIED, Event, decode_event
 from recorded.failures import ErrorCount
 from recorded.logs import MOST_EVENTS, UNREADABLE, RunLogs, open_logs, require_logs
 from recorded.run import Run
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from scraper.spans.received import ReceivedSpan
 
 SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
+_CLOCK_SET = "clock_set"  # event of builds that went on in the same directory
 _WINDOW_NS = 60_000_000_000  # pages so long before a request's end are what it is estimated from
 
 
@@ -54,16 +54,18 @@ def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
 
 
 class _WatchLogs(RunLogs):
-    """Reads the logs of a watch, also while it goes on: spans as requests, and all by the last clock."""
+    """Reads the logs of a watch, also while it goes on: spans as requests."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any], *, span_bytes: int | None) -> None:
         raw = path / RAW
         events = [event for log in raw.glob("events.log") for event in islice(_events(log), MOST_EVENTS)]
-        self._clock_steps = [event.data for event in events if event.name == CLOCK_SET]
-        moved_ns = sum(abs(int(step["moved_ns"])) for step in self._clock_steps)
-        within = time_of(manifest, moved_ns=moved_ns)
-        super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat", within=within)
-        self._deaths_ns = [event.at_ns for event in on_last_clock(events) if event.name == "receiver_died"]
+        if any(event.name == _CLOCK_SET for event in events):
+            raise ConfigurationError(
+                f"{path}: the clock was set while this watch went on, and its stamps are by several clocks; report it "
+                "with the build that recorded it"
+            )
+        super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat", within=time_of(manifest))
+        self._deaths_ns = [event.at_ns for event in events if event.name == RECEIVER_DIED]
         logs = sorted(raw.glob(SPANS))
         self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
         self._is_shortened = self._ahead > 0 or (bool(logs) and number_of(logs[0]) > 0)
@@ -99,35 +101,20 @@ class _WatchLogs(RunLogs):
         }
         return []
 
-    def _take_record(self, path: Path, payload: bytes) -> SpanLogRecord | None:
-        from scraper.spans.log import MovedExport, StateRecord, decode, follow  # noqa: PLC0415  as above
+    def _take_record(self, _: Path, payload: bytes) -> SpanLogRecord | None:
+        from scraper.spans.log import StateRecord, decode, follow  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
-        record, moved_ns = self._timely(decode(payload)), self._moved_ns(path)
+        record = self._timely(decode(payload))
         follow(self._lives, record)
-        if isinstance(record, StateRecord):
-            return msgspec.structs.replace(record, at_ns=record.at_ns + moved_ns)
-        if self._ahead >= 0:
-            return None
-        if not moved_ns:
-            return record
-        return MovedExport(
-            received_ns=record.received_ns + moved_ns, via=record.via, packed=record.packed, moved_ns=moved_ns
-        )
+        return record if isinstance(record, StateRecord) or self._ahead < 0 else None
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
         scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
         if scrape is None or scrape.response_ns < self._since_ns:
             return None
-        moved_ns = self._moved_ns(path)
-        stamps = {name: getattr(scrape, name) + moved_ns for name in ("tick_ns", "request_ns", "response_ns")}
-        scrape = replace(scrape, **stamps) if isinstance(scrape, Row) else msgspec.structs.replace(scrape, **stamps)
         self._series.setdefault(scrape.url, SeriesTable(scrape.url)).append(scrape)
         return scrape
-
-    def _moved_ns(self, log: Path) -> int:
-        """Return the ns to add to a log's stamps for later steps of the clock."""
-        return sum(int(step["moved_ns"]) for step in self._clock_steps if number_of(log) < step["first_log"])
 
 
 def _events(log: Path) -> Iterator[Event]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rundir.frames import FrameLog
 from rundir.printable.masking import blanked
 
 WATCHED = "watched"  # what a watch had counted at its end
-CLOCK_SET = "clock_set"  # logs from the number `first_log` on are by a wall clock that was set by `moved_ns`
 CLOCK_LEFT = "clock_left"  # the wall clock was set by `moved_ns`, and stamps go on by the time before
 WRITING = "prometheus_writing"  # a server is being sent the series up to then, and may get them
 WRITTEN = "prometheus_written"  # up to when a server has the series of the run, sent while it went
@@ -42,13 +40,3 @@ def append_event(path: Path, event: Event) -> None:
 def decode_event(payload: bytes) -> Event:
     """Return the event of one payload of the event log. Raises msgspec.DecodeError."""
     return _decode_event(payload)
-
-
-def on_last_clock(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the events of a run on its last clock. Stamps from before a step of the wall clock are moved by it."""
-    moved: list[Event] = []
-    moved_ns = 0
-    for event in reversed(events):
-        moved.append(msgspec.structs.replace(event, at_ns=event.at_ns + moved_ns))
-        moved_ns += int(event.data["moved_ns"]) if event.name == CLOCK_SET else 0
-    return tuple(reversed(moved))

@@ -15,7 +15,7 @@ from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
 from recorded.directory import MANIFEST, RAW, read_manifest, require_few_logs
 from recorded.errors import ConfigurationError
-from recorded.events import Event, decode_event, on_last_clock
+from recorded.events import Event, decode_event
 from recorded.integrity import (
     Agreement,
     Events,
@@ -123,7 +123,7 @@ class RunLogs:
             worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
             endpoints=tuple(table.view() for table in self._series.values()),
             hardware=hardware,
-            events=on_last_clock(events),
+            events=events,
             timings=perf_metrics.timings(timings),
             **tables,
             offsets_ns=self.requests.offsets_ns,

@@ -30,16 +30,15 @@ class Span(NamedTuple):
 ANY_TIME = Span(-(2**63), 2**63)
 
 
-def time_of(manifest: Mapping[str, Any], *, moved_ns: int = 0) -> Span:
+def time_of(manifest: Mapping[str, Any]) -> Span:
     """Return the possible time span of a run's stamps, from its manifest.
 
-    A bound that the manifest does not give is open. The run's clock was set by at most `moved_ns`.
+    A bound that the manifest does not give is open.
     """
     began_ns, ended_ns = manifest.get("started_ns"), manifest.get("ended_ns")
-    room_ns = _DAY_NS + moved_ns
     return Span(
-        began_ns - room_ns if isinstance(began_ns, int) else ANY_TIME.first_ns,
-        ended_ns + room_ns if isinstance(ended_ns, int) else ANY_TIME.last_ns,
+        began_ns - _DAY_NS if isinstance(began_ns, int) else ANY_TIME.first_ns,
+        ended_ns + _DAY_NS if isinstance(ended_ns, int) else ANY_TIME.last_ns,
     )
 
 

@@ -326,12 +326,6 @@ class LogTails:
                 self._tails.pop(path).close()
                 self._done.add(path)
 
-    def clock_moved(self, patterns: Sequence[str], moved_ns: int) -> None:
-        """Shift the modification times of files, used by `prune`, after a wall clock step."""
-        for path in (path for pattern in patterns for path in self._directory.glob(pattern)):
-            stat = path.stat()
-            os.utime(path, ns=(stat.st_atime_ns + moved_ns, stat.st_mtime_ns + moved_ns))
-
     def prune(self, patterns: Sequence[str], *, now_ns: int, keep_s: float, keep_bytes: int) -> None:
         """Delete the files last written before `now_ns` - `keep_s`, and the oldest beyond a size.
 

@@ -33,12 +33,6 @@ class TraceCount:
         self._first: tuple[_Ends, ...] = tuple(deque(maxlen=_MOST_ENDS) for _ in range(3))
         self._looks: deque[tuple[int, int, Counter[Break]]] = deque()
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Note that the clock was set by so much."""
-        for ends in (*self._last, *self._first):
-            ends.clear()
-        self._looks = deque((at_ns + moved_ns, whole, broken) for at_ns, whole, broken in self._looks)
-
     def take(self, requests: Sequence[TracedRequest], now_ns: int) -> None:
         """Count requests that ended."""
         before_ns = now_ns - BREAKING_NS

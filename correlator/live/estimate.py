@@ -145,15 +145,6 @@ class EstimateWindow(Generic[Rows]):
             del self._pages[gone]
             self._scraped_ns.pop(gone, None)
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Note that the clock that stamps scrapes was set by so much: those before cannot be compared with new ones."""
-        self.forget_pages(())
-        self._next_ns += moved_ns
-        if self._outflow:
-            self._outflow.due_ns = self._outflow.due_ns + moved_ns
-        for batch in self._batches:
-            batch.held_ns += moved_ns
-
     def hold(self, requests: Rows, waits: Bools, now_ns: int) -> None:
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):

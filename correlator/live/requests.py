@@ -69,16 +69,6 @@ class SpanRequests:
         self.spans.missed(back_ns)
         self.halves.missed(back_ns)
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Continue by a clock that was set by `moved_ns`.
-
-        It is called once all that came by the old time has been taken in.
-        """
-        self.spans.clock_moved(moved_ns)
-        self.halves.clock_moved(moved_ns)
-        self.count.clock_moved(moved_ns)
-        self.estimates.clock_moved(moved_ns)
-
     def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[Ended]]:
         """Return the newly complete requests, and those that were or cannot be broken down.
 
@@ -153,12 +143,6 @@ class Halves:
         """Note that no receiver ran until then: what could not be sent is awaited from that moment on."""
         for half in (*self._clients, *self._engines):
             half.held_ns = max(half.held_ns, back_ns)
-
-    def clock_moved(self, moved_ns: int) -> None:
-        """Note that the receiver's clock was set by so much."""
-        self._next_ns += moved_ns
-        for half in (*self._clients, *self._engines):
-            half.held_ns += moved_ns
 
     def joined(self, finished: Sequence[TracedRequest], now_ns: int, *, all_of_it: bool) -> list[TracedRequest]:
         """Take in requests; return those that are whole, those found to be one, and those that await nothing.

@@ -134,18 +134,6 @@ class TraceWindow:
         for trace_id in self._open:
             self._traces[trace_id].look_ns = 0
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Note that the receiver's clock was set by so much: what came before is as old as it was."""
-        self._back_ns += moved_ns
-        self._beside_ns += moved_ns
-        for past in self._past:
-            past.since_ns += moved_ns
-        for trace in self._traces.values():
-            trace.oldest_ns, trace.newest_ns = trace.oldest_ns + moved_ns, trace.newest_ns + moved_ns
-            trace.look_ns += moved_ns
-            for key, span in trace.spans.items():
-                trace.spans[key] = replace(span, received_ns=span.received_ns + moved_ns)
-
     def finished(self, now_ns: int, *, all_of_it: bool = False) -> list[TracedRequest]:
         """Return the requests that are complete or have waited long enough.
 
@@ -264,7 +252,7 @@ class TraceWindow:
             if trace.oldest_ns >= before_ns:
                 continue
             old = [key for key, span in trace.spans.items() if span.received_ns < before_ns]
-            if len(old) == len(trace.spans):  # our clock was set back, and it is not at the head
+            if len(old) == len(trace.spans):  # stamps may be out of order in logs of others
                 self._drop(trace_id)
                 continue
             self._remove(trace, old)

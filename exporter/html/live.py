@@ -60,11 +60,6 @@ class LiveColumns:
         }
         self._news = _News()
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Go on by a clock that was set by so much."""
-        self._start_ns += moved_ns
-        self._begun_ns += moved_ns
-
     def ended(self, log: RequestLog) -> None:
         """Add ended requests of a run; their parts may come later."""
         if len(log):

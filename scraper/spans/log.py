@@ -93,24 +93,7 @@ class ExportRecord(msgspec.Struct, tag="export", array_like=True, frozen=True, k
             request = ExportTraceServiceRequest.FromString(self.body())
         except (DecodeError, ValueError) as error:
             raise ValueError(f"not an export: {error}") from error
-        return received_spans(request, self.received_ns, self._moved_ns)
-
-    @property
-    def _moved_ns(self) -> int:
-        return 0
-
-
-class MovedExport(ExportRecord, frozen=True, kw_only=True):
-    """An export with its stamp moved by `moved_ns`; in no log.
-
-    The clock was set after it had come.
-    """
-
-    moved_ns: int
-
-    @property
-    def _moved_ns(self) -> int:
-        return self.moved_ns
+        return received_spans(request, self.received_ns)
 
 
 class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, kw_only=True):

@@ -102,24 +102,22 @@ class ReceivedSpan:
         return next(stated, "")
 
 
-def received_spans(export: ExportTraceServiceRequest, received_ns: int, moved_ns: int = 0) -> Iterator[ReceivedSpan]:
-    """Yield each span of an export. Its arrival was moved by `moved_ns` for a clock that was set since."""
+def received_spans(export: ExportTraceServiceRequest, received_ns: int) -> Iterator[ReceivedSpan]:
+    """Yield each span of an export."""
     for sender in export.resource_spans:
         service = service_of(sender.resource)
         for scope in sender.scope_spans:
             for span in scope.spans:
-                yield received(span, scope.scope.name, received_ns, sender.resource, service, moved_ns)
+                yield received(span, scope.scope.name, received_ns, sender.resource, service)
 
 
-def received(
-    span: Span, scope: str, received_ns: int, resource: Resource, service: str = "", moved_ns: int = 0
-) -> ReceivedSpan:
+def received(span: Span, scope: str, received_ns: int, resource: Resource, service: str = "") -> ReceivedSpan:
     """Return a span as received; `scope` is the name of its scope."""
     return ReceivedSpan(
         received_ns=received_ns,
         span=span,
         kind=classify(span, scope),
-        fault=fault(span, received_ns, moved_ns),
+        fault=fault(span, received_ns),
         resource=resource,
         service=service,
     )
@@ -163,7 +161,7 @@ def classify(span: Span, scope: str) -> SpanKind:
     return _CALL if is_call else OTHER
 
 
-def fault(span: Span, received_ns: int, moved_ns: int = 0) -> str:
+def fault(span: Span, received_ns: int) -> str:
     """Return the reason why a span cannot be used, '' if it can.
 
     It came at `received_ns`. A span with a fault is counted, but not read.
@@ -171,7 +169,7 @@ def fault(span: Span, received_ns: int, moved_ns: int = 0) -> str:
     - ids that are not 16 and 8 bytes, or all zero
     - an end before the start, or no stamps at all
     - more than MAX_ATTRIBUTES attributes
-    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came, by the clock of now and by that of then
+    - OFF_CLOCK: an end more than OFF_CLOCK_S from when it came
     """
     if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
         return "no valid trace id"
@@ -185,7 +183,7 @@ def fault(span: Span, received_ns: int, moved_ns: int = 0) -> str:
     if len(span.attributes) > MAX_ATTRIBUTES:
         return f"more than {MAX_ATTRIBUTES} attributes"
     off_ns = span.end_time_unix_nano - received_ns
-    return OFF_CLOCK if min(abs(off_ns), abs(off_ns + moved_ns)) / 1e9 > OFF_CLOCK_S else ""
+    return OFF_CLOCK if abs(off_ns) / 1e9 > OFF_CLOCK_S else ""
 
 
 def plain(value: AnyValue) -> str | float:

@@ -45,10 +45,6 @@ class QuantileView:
         if is_usual:
             self._due_ns = window.end_ns + round(1e9 * max(EVERY_S, (thread_time() - begun_s) / MOST_SHARE))
 
-    def clock_moved(self) -> None:
-        """Force an estimate at the next refresh, whatever the time is then."""
-        self._due_ns = 0
-
 
 @np.errstate(over="ignore", invalid="ignore")
 def estimated(endpoint: EndpointSeries, window: Window, *, most_scrapes: int | None = None) -> EngineQuantiles:

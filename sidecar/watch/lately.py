@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -82,14 +82,6 @@ class Lately:
         self._clients: deque[_Clients] = deque()
         self._largest: Mapping[str, float] = {}
         self._largest_due_ns = 0
-
-    def clock_moved(self, moved_ns: int) -> None:
-        """Shift all times by the step of the clock."""
-        if self._begun_ns is not None:
-            self._begun_ns += moved_ns
-        self._largest_due_ns += moved_ns
-        self._batches = deque(replace(batch, at_ns=batch.at_ns + moved_ns) for batch in self._batches)
-        self._clients = deque(replace(spans, at_ns=spans.at_ns + moved_ns) for spans in self._clients)
 
     def count_clients(self, ended: int, failed: int, now_ns: int) -> None:
         """Add the number of clients' spans that ended."""

@@ -12,9 +12,10 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from exporter.html.live import LiveColumns, event, state_event
 from exporter.prometheus.page import LivePage
@@ -39,7 +40,15 @@ from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible, unless_stopped_for
 from sidecar.run.target import reason_of
 from sidecar.watch.panel import WatchState, panel
-from sidecar.watch.processes import Watch, keep_processes_up, scraped_line
+from sidecar.watch.processes import (
+    Receiver,
+    Scraper,
+    Watch,
+    end_at_clock_step,
+    keep_receiver_up,
+    keep_scraper_up,
+    scraped_line,
+)
 from sidecar.watch.view import WatchView, summary_line
 
 POLL_S = 0.5
@@ -52,6 +61,22 @@ SPAN_BYTES_AT_END = 4_000_000
 BROWSERS_S = 1.0  # in which a browser takes the end
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A directory of the watch that has ended. `line` is its result.
+
+    `moved_ns` is by how much the wall clock was set, which ended it; 0: the watch was stopped. The next one takes over
+    `options`, and the ports of the page and of spans.
+    """
+
+    line: str
+    path: Path
+    moved_ns: int
+    options: WatchOptions
+    page_port: int
+    ports: tuple[int, int] | None
+
+
 async def watch(
     options: WatchOptions,
     *,
@@ -59,56 +84,85 @@ async def watch(
     progress: Progress,
     wall_ns: Callable[[], int] = time_of_day_ns,
 ) -> tuple[str, Path]:
-    """Watch until SIGTERM or SIGINT; return its result in a line, and the directory. SIGHUP reads --config again.
+    """Watch until SIGTERM or SIGINT. SIGHUP reads --config again. Returns the last directory and its result in a line.
 
+    When the wall clock is set, the watch goes on in another directory, so that all stamps of one are of one clock.
     Raises SidelightError before anything is recorded (an address in use, an unusable directory), and where the first
     receiver cannot be started.
     """
     raise_limit()
-    run_directory.require_free(options.out)
+    asked, stop, reload = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    with _signals(asked, stop, reload):
+        ended = await _watch(options, command, progress, wall_ns, stop, reload, None)
+        while ended.moved_ns and not asked.is_set():
+            progress.stage(f"{ended.line}; `sidelight report {ended.path}` derives its report")
+            stop.clear()
+            ended = await _watch(ended.options, command, progress, wall_ns, stop, reload, ended)
+    return ended.line, ended.path
+
+
+async def _watch(
+    options: WatchOptions,
+    command: Sequence[str],
+    progress: Progress,
+    wall_ns: Callable[[], int],
+    stop: asyncio.Event,
+    reload: asyncio.Event,
+    before: _Ended | None,
+) -> _Ended:
+    """Watch into one directory, which follows that of `before`."""
+    out = options.out if before is None else _following(options.out)
+    run_directory.require_free(out)
     require_ports(options)
     clock = anchor(wall_ns)
     page = LivePage()
     async with AsyncExitStack() as stack:
         shared: Watch | None = None
-        url = await _served(stack, options, page, lambda: _unready(shared), lambda: _unhealthy(shared))
+        port = before.page_port if before else None
+        url = await _served(stack, options, port, page, lambda: _unready(shared), lambda: _unhealthy(shared))
         recorded = manifests.recorded(
-            options, options.out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
+            options, out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
         columns = LiveColumns(run_id, clock.now_ns(), is_by_clock=True)
         raw = path / run_directory.RAW
-        view = stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, columns=columns))
         shared = Watch(
             path=path,
             clock=clock,
             options=options,
-            given=command,
             progress=progress,
-            view=view,
+            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, columns=columns)),
             page=page,
             columns=columns,
             begun_ns=clock.now_ns(),
-            wall_ns=wall_ns,
+            receiver=Receiver(lives=1, ports=before.ports, clock_step_ns=before.moved_ns) if before else Receiver(),
+            scraper=Scraper(lives=1 if before else 0),
+            stop=stop,
+            reload=reload,
         )
         progress.stage(f"live page: {url.removesuffix('metrics')}")
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
-        stack.enter_context(_signals(shared))
         _begin_recording(shared)
         stack.enter_context(collecting_often())
         async with _sending(shared):
-            await _until_stopped(shared)
-            progress.close()
-            shared.record_rest()
-            record_if_possible(shared, "phase_end", phase="measure")
-            await asyncio.to_thread(_look, shared, all_of_it=True)
-        with view.failures.guard():
-            page.stream.publish(columns.rows(), b"")
-        page.stream.end(lambda: event("final", {"note": f"The watch has ended. Its report is in {path}."}))
-        await page.stream.until_left(BROWSERS_S)
-        record_if_possible(shared, run_events.WATCHED, **view.since_start(restarts=shared.receiver.restarts))
+            await _until_stopped(shared, command, wall_ns)
+            await _end_recording(shared)
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
-        return summary_line(view, elapsed_s=elapsed_s, restarts=shared.receiver.restarts), path
+        return _Ended(
+            line=summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.receiver.restarts),
+            path=path,
+            moved_ns=shared.moved_ns,
+            options=shared.options,
+            page_port=urlsplit(url).port or 0,
+            ports=shared.receiver.ports,
+        )
+
+
+def _following(out: Path | None) -> Path | None:
+    """Return the directory that follows --out: OUT-2, or the first after it that is free."""
+    if out is None:
+        return None
+    return next(path for number in count(2) if not (path := Path(f"{out}-{number}")).exists())
 
 
 def _about(options: WatchOptions) -> dict[str, list[dict[str, str]]]:
@@ -126,6 +180,22 @@ def _begin_recording(shared: Watch) -> None:
     record(shared, "phase_start", phase="measure")
 
 
+async def _end_recording(shared: Watch) -> None:
+    """Count the requests that are left, and give browsers the last event."""
+    shared.progress.close()
+    shared.record_rest()
+    record_if_possible(shared, "phase_end", phase="measure")
+    await asyncio.to_thread(_look, shared, all_of_it=True)
+    with shared.view.failures.guard():
+        shared.page.stream.publish(shared.columns.rows(), b"")
+    note = f"The watch has ended. Its report is in {shared.path}."
+    if shared.moved_ns:
+        note = "The clock was set, and the watch goes on in another directory: reload this page."
+    shared.page.stream.end(lambda: event("final", {"note": note}))
+    await shared.page.stream.until_left(BROWSERS_S)
+    record_if_possible(shared, run_events.WATCHED, **shared.view.since_start(restarts=shared.receiver.restarts))
+
+
 def _unhealthy(shared: Watch | None) -> str:
     """Return the answer of /healthz, empty while the watch is healthy. It is empty while the logs are looked at, before
     that, and at the end.
@@ -139,6 +209,7 @@ def _unhealthy(shared: Watch | None) -> str:
 async def _served(
     stack: AsyncExitStack,
     options: WatchOptions,
+    port: int | None,
     page: LivePage,
     unready: Callable[[], str],
     halted: Callable[[], str],
@@ -146,21 +217,27 @@ async def _served(
     address = listen_address(options.listen)
     if address is None:
         raise AssertionError("checked options name an address")
+    host, asked = address
     try:
         return await stack.enter_async_context(
-            serving(page, *address, unready=unready, unhealthy=halted, guard=guard_of(options))
+            serving(page, host, port or asked, unready=unready, unhealthy=halted, guard=guard_of(options))
         )
     except OSError as error:
         raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
 
 
 @contextmanager
-def _signals(shared: Watch) -> Iterator[None]:
+def _signals(asked: asyncio.Event, stop: asyncio.Event, reload: asyncio.Event) -> Iterator[None]:
     """End the watch at SIGTERM and SIGINT; read the configuration file again at SIGHUP."""
+
+    def end() -> None:
+        asked.set()
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, shared.stop.set)
-    loop.add_signal_handler(signal.SIGHUP, shared.reload.set)
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
     try:
         yield
     finally:
@@ -168,13 +245,15 @@ def _signals(shared: Watch) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _until_stopped(shared: Watch) -> None:
+async def _until_stopped(shared: Watch, command: Sequence[str], wall_ns: Callable[[], int]) -> None:
     """Receive, scrape, look and reload; then end the processes, which write what they have in hand."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(keep_processes_up(shared, partial(_look_through, shared))),
-                group.create_task(_reload_on(shared)),
+                group.create_task(keep_receiver_up(shared)),
+                group.create_task(keep_scraper_up(shared)),
+                group.create_task(end_at_clock_step(shared, wall_ns)),
+                group.create_task(_reload_on(shared, command)),
             ]
             group.create_task(_look_on(shared))
             group.create_task(_draw_on(shared))
@@ -186,13 +265,13 @@ async def _until_stopped(shared: Watch) -> None:
         raise first_cause(failed) from None
 
 
-async def _reload_on(shared: Watch) -> None:
+async def _reload_on(shared: Watch, command: Sequence[str]) -> None:
     """Read the configuration file again at each SIGHUP; one that is broken changes nothing."""
     while True:
         await shared.reload.wait()
         shared.reload.clear()
         try:
-            options, refused = reloaded(shared.options, shared.given)
+            options, refused = reloaded(shared.options, command)
         except ConfigurationError as error:
             shared.warn_and_record(f"not reloaded, the configuration is unchanged: {error}")
             continue
@@ -242,7 +321,7 @@ async def _publish(shared: Watch) -> None:
         state = b""
         if stream.is_watched:
             lines = [panel(await asyncio.to_thread(_state, shared)).renderable]
-            facts = shared.columns.facts(shared.view_ns())
+            facts = shared.columns.facts(shared.clock.now_ns())
             state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)
         stream.publish(shared.columns.rows(), state)
 
@@ -281,7 +360,7 @@ async def _sending(shared: Watch) -> AsyncIterator[None]:
 
 def _state(shared: Watch) -> WatchState:
     return shared.view.state(
-        shared.view_ns(),
+        shared.clock.now_ns(),
         elapsed_s=(shared.clock.now_ns() - shared.begun_ns) / 1e9,
         stale_s=STALE_TICKS * shared.options.scrape_interval,
         restarts=shared.receiver.restarts,
@@ -289,22 +368,15 @@ def _state(shared: Watch) -> WatchState:
     )
 
 
-def _look_through(shared: Watch) -> None:
-    """Read until all data that have come so far are read."""
-    _look(shared)
-    while shared.view.is_behind:
-        _look(shared)
-
-
 def _look(shared: Watch, *, all_of_it: bool = False) -> None:
     """Read new data and show them. Nothing is waited for while no receiver is up."""
     now_ns, failures = shared.receiver.down_ns or shared.clock.now_ns(), shared.view.failures
     before = failures.count
-    shared.view.poll(now_ns - shared.ahead_ns, all_of_it=all_of_it)
+    shared.view.poll(now_ns, all_of_it=all_of_it)
     shared.not_ready["logs"] = (
         "a defect of Sidelight's: not all that came is counted" if failures.count > before else ""
     )
     with shared.view.failures.guard():
-        shared.view.prune(shared.view_ns(), keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
+        shared.view.prune(shared.clock.now_ns(), keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
     restarts = {"restarts": shared.receiver.restarts, "scraper_restarts": shared.scraper.restarts}
-    shared.page.update(shared.view.snapshot(**restarts, unwritten=shared.unwritten))
+    shared.page.update(shared.view.snapshot(**restarts, unwritten=shared.scraper.unwritten))

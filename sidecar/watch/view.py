@@ -128,18 +128,6 @@ class WatchView:
         """Record that there was no receiver until `back_ns`."""
         self._requests.missed(back_ns)
 
-    def clock_moved(self, moved_ns: int) -> None:
-        """Shift all times by the step of the clock. All that was logged by the old time has been read."""
-        self._requests.clock_moved(moved_ns)
-        self._restarted_ns = {url: at_ns + moved_ns for url, at_ns in self._restarted_ns.items()}
-        self._lately.clock_moved(moved_ns)
-        if self._columns is not None:
-            self._columns.clock_moved(moved_ns)
-        self._pages.clear()  # stamps before and after cannot be compared
-        self._quantiles.clock_moved()
-        self._spans_ns += moved_ns
-        self._tails.clock_moved((SPANS, SCRAPES), moved_ns)
-
     def scrape_only(self, urls: Collection[str]) -> None:
         """Remove, at the next look, the pages that are no longer scraped."""
         self._wanted = frozenset(masked(url) for url in urls)

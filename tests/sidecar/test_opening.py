@@ -11,7 +11,8 @@ from watch_directories import URL, begin, fill
 
 from exporter.summary.watched import BrokenTraces
 from recorded.directory import RAW
-from recorded.events import CLOCK_SET, Event, append_event
+from recorded.errors import ConfigurationError
+from recorded.events import Event, append_event
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord
@@ -27,21 +28,11 @@ def watched(tmp_path: Path) -> Path:
     return begin(tmp_path / "watch")
 
 
-@pytest.mark.parametrize("is_here", [False, True])
-def test_what_was_stamped_before_the_clock_was_set_is_moved_by_as_much(watched: Path, is_here: bool):
-    """An hour slow at first: the spans that were refused then are used, and no page is an hour away. Those of senders
-    that went by that clock as well are used as before: by the new time alone they were an hour off.
-    """
-    fill(watched, 0, late_ns=HOUR, is_here=is_here)
-    step = {"moved_ns": HOUR, "first_log": 1, "offset_ns": 0}
-    append_event(watched, Event(at_ns=NOON + 10 * S, name=CLOCK_SET, data=step))
-    fill(watched, 1)
-    run = open_run(watched)
-    assert {"trace"} == set(run.watched.parts.source) if run.watched else False
-    assert 20 == len(run.requests)
-    (page,) = run.endpoints
-    assert (20, 9 * S) == (len(page.response_ns), page.response_ns[-1] - page.response_ns[0])
-    assert NOON + HOUR == run.phases[0].start_ns
+def test_a_directory_whose_stamps_are_of_two_clocks_is_refused(watched: Path):
+    """As earlier builds wrote it, which went on in the same directory when the clock was set."""
+    append_event(watched, Event(at_ns=NOON + 10 * S, name="clock_set", data={"moved_ns": HOUR, "first_log": 1}))
+    with pytest.raises(ConfigurationError, match="stamps are by several clocks; report it with the build"):
+        open_run(watched)
 
 
 def test_what_a_killed_receiver_had_not_counted_is_said(watched: Path):

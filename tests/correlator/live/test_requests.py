@@ -175,7 +175,6 @@ def test_whichever_half_comes_first_it_is_one_request(requests: list[tuple[float
         sent += split(number, at_s=at_s, client_s=client_s, engine_s=engine_s, whole_ms=whole_ms)
     counts = counted(exports(sent))
     assert (len(requests), len(requests)) == (counts.requests, sum(counts.broken.values()))
-    assert len(requests) == counts.sources["trace"] + counts.missing["no_client_span"]
 
 
 def test_a_gateway_in_the_clients_trace_is_named_where_the_engine_is_in_another():

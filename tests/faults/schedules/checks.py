@@ -23,9 +23,8 @@ from faults.schedules.traffic import Request
 from faults.schedules.watching import Played, Watched
 
 from correlator.breakdown import TTFT_PARTS
-from recorded.events import CLOCK_SET
 from recorded.run import Run
-from rundir.frames import FrameTail, in_order, number_of
+from rundir.frames import FrameTail, in_order
 from rundir.framing import Extent
 from scraper.spans.log import ExportRecord, StateRecord, decode
 from scraper.spans.received import OFF_CLOCK
@@ -111,14 +110,11 @@ def _read(watch: Watched, parts: Mapping[bytes, Sequence[tuple[int, str]]]) -> R
             payloads = list(iter_payloads(tail))
             logs.append(Log(path=path, extent=tail.extent, records=[decode(payload) for payload in payloads]))
     read = Read(watch=watch, logs=logs, run=run)
-    steps = [event.data for event in run.events if event.name == CLOCK_SET]
-    for log in logs:
-        moved_ns = sum(step["moved_ns"] for step in steps if number_of(log.path) < step["first_log"])
-        for export in log.exports:
-            read.span_count += sum(1 for _ in export.spans())
-            for number, side in parts[export.body()]:
-                read.spans.append((number, side))
-                read.firsts.setdefault(number, {}).setdefault(side, (export.received_ns + moved_ns) / 1e9)
+    for export in read.exports:
+        read.span_count += sum(1 for _ in export.spans())
+        for number, side in parts[export.body()]:
+            read.spans.append((number, side))
+            read.firsts.setdefault(number, {}).setdefault(side, export.received_ns / 1e9)
     return read
 
 

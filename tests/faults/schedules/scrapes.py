@@ -30,7 +30,7 @@ def scrape_faults(run: Run, watch: Watched, played: Played) -> Iterator[str]:
     if played.schedule.has_page and watch.process.code == 0:
         scrapes = [scrape for path in _paths(watch) for scrape in read_log(path)]
         yield from _counts(scrapes, watch)
-        if len(played.watches) == 1 and not played.schedule.steps:
+        if len(played.watches) == 1:
             yield from _served(scrapes, played, watch)
             yield from _holes(run, played)
 

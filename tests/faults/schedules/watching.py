@@ -81,7 +81,7 @@ class Said(Progress):
 
 @dataclass(kw_only=True)
 class Watched:
-    """One life of a watch: its directory, what it said and counted, and how its process ended."""
+    """One directory of a watch, what it said and counted, and how its process ended."""
 
     path: Path
     process: Process
@@ -178,8 +178,11 @@ class Stage:
     async def _connected(self, *, addr_infos: Any, **_: Any) -> Any:
         return await self.network.connect(addr_infos[0][4][1])
 
-    def _view(self, *arguments: Any, **named: Any) -> WatchView:
-        view = WatchView(*arguments, **named)
+    def _view(self, raw: Path, **named: Any) -> WatchView:
+        view, last = WatchView(raw, **named), self.watches[-1]
+        if last.views:  # the clock was set, and it goes on in another directory
+            self.watches.append(Watched(path=raw.parent, process=last.process, said=last.said))
+            self.watches[-1].pages.append(last.pages.pop())
         self.watches[-1].views.append(view)
         return view
 
@@ -203,12 +206,12 @@ class Stage:
         )
 
         async def main(_: Process) -> int:
-            watched.line, _ = await service.watch(options, command=[], progress=said, wall_ns=self.clock.wall_ns)
+            line, _ = await service.watch(options, command=[], progress=said, wall_ns=self.clock.wall_ns)
+            self.watches[-1].line = line
             return 0
 
         process, self._watch = self.machine.start("watch", main)
-        watched = Watched(path=path, process=process, said=said)
-        self.watches.append(watched)
+        self.watches.append(Watched(path=path, process=process, said=said))
 
     async def play(self) -> None:
         """Play the schedule to its end."""
