@@ -229,7 +229,7 @@ async def test_bytes_after_the_end_of_a_reply_are_ignored(newline: bytes):
         await preflight(served, contact=Contact())
 
 
-async def test_who_waits_for_the_first_token_is_told_so(monkeypatch: pytest.MonkeyPatch):
+async def test_who_waits_for_the_first_token_is_warned(monkeypatch: pytest.MonkeyPatch):
     """With what is waited for, and until when; not while the token may still come soon."""
     sent, said, lines = asyncio.Event(), asyncio.Event(), []
     move = movable_time(monkeypatch)
