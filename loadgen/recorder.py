@@ -33,8 +33,8 @@ STAT_NS = 200_000_000
 _MAX_ENDED = 512
 _ENDED_AT_ONCE = 2
 
-# Takes the texts out of a body; its reads may end elsewhere then.
-Hide = Callable[[bytes, bytes | bytearray, "array[int]"], tuple[bytes, "array[int]"]]
+# Reads a reply from status, head, body, stamps and ends of reads, and encodes what a report needs of it.
+Read = Callable[[int, bytes, bytes | bytearray, "array[int]", "array[int]"], bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +51,8 @@ class _Open:
 class Recorder:
     """Appends parts and stats to one log; owns its file.
 
-    `in_flight` and `started` are the queue's statistics. `hide` takes the texts out of a reply, which is then logged
-    when it has ended, with its hash.
+    `in_flight` and `started` are the queue's statistics. `read` reads a reply when it has ended, which is then
+    logged in place of its bytes, with their hash.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Recorder:
         worker: int,
         stamps: ReceiveStamps,
         pauses: GcPauses,
-        hide: Hide | None = None,
+        read: Read | None = None,
     ) -> None:
         self._log = FrameLog(path)
-        self._hide = hide
+        self._read = read
         self._clock = clock
         self._worker = worker
         self._stamps, self._pauses = stamps, pauses
@@ -92,7 +92,7 @@ class Recorder:
     def begin(self, exchange: Exchange, url: str) -> None:
         """Begin a request: from now on the flush writes what it does."""
         record = self._open[exchange.index] = _Open(url, exchange, self._clock.now_ns())
-        if self._hide is None:
+        if self._read is None:
             exchange.flush = partial(self._write, record, last=False)
         self.started += 1
 
@@ -164,15 +164,15 @@ class Recorder:
 
     def _has_news(self, record: _Open) -> bool:
         exchange = record.exchange
-        return (bool(exchange.reads_ns) and self._hide is None) or record.logged != (
+        return (bool(exchange.reads_ns) and self._read is None) or record.logged != (
             exchange.connected_ns,
             exchange.submit_ns,
         )
 
     def _write(self, record: _Open, *, last: bool) -> None:
         exchange = record.exchange
-        is_held = self._hide is not None and not last  # where a text ends shows at the end only
-        packed, sha256 = (NOTHING, "") if is_held else self._packed(exchange)
+        is_held = self._read is not None and not last
+        packed, reply, sha256 = (NOTHING, b"", "") if is_held else self._packed(exchange)
         part = RequestPart(
             index=exchange.index,
             seq=record.seq,
@@ -195,6 +195,7 @@ class Recorder:
             error=without_secrets(exchange.error),
             packing=packed.packing,
             sha256=sha256,
+            reply=reply,
         )
         append_record(self._log, part)
         record.seq += 1
@@ -212,10 +213,11 @@ class Recorder:
         # New ones rather than cleared: a cleared bytearray keeps its size for as long as the request lives.
         exchange.body, exchange.reads_ns, exchange.read_ends = bytearray(), array("q"), array("q")
 
-    def _packed(self, exchange: Exchange) -> tuple[Packed, str]:
-        """Return the reads to log, and the hash of a body with hidden texts. The hash is "" where texts are logged."""
-        body, read_ends = blanked(exchange.body), exchange.read_ends
-        if self._hide is None:
-            return pack(exchange.reads_ns, read_ends, body), ""
-        hidden, read_ends = self._hide(exchange.kept_head or exchange.head, body, read_ends)
-        return pack(exchange.reads_ns, read_ends, hidden), hashlib.sha256(exchange.body).hexdigest()
+    def _packed(self, exchange: Exchange) -> tuple[Packed, bytes, str]:
+        """Return the reads to log; where texts are not logged, also what was read of the reply, and the body's hash."""
+        body, reads_ns, read_ends = blanked(exchange.body), exchange.reads_ns, exchange.read_ends
+        if self._read is None:
+            return pack(reads_ns, read_ends, body), b"", ""
+        head = blanked(exchange.kept_head or exchange.head)
+        reply = self._read(exchange.status, head, body, reads_ns, read_ends)
+        return pack(reads_ns, read_ends, b""), reply, hashlib.sha256(exchange.body).hexdigest()

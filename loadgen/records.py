@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 
 import msgspec
 
@@ -68,7 +68,8 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
                 and submit_ns are of the second time
     error       "" or "kind: message", kind one of connect, reset, timeout, cancelled, protocol, too_large and server
                 (gRPC)
-    sha256      of the whole body in the last part, where its texts were left out of the log (--redact-bodies); else ""
+    sha256, reply  of the whole body, and its contents and times as `reply.encoded` writes them; both in the last part,
+                where its bytes are left out of the log (--redact-bodies), else empty
     """
 
     index: int
@@ -93,6 +94,7 @@ class RequestPart(msgspec.Struct, array_like=True, frozen=True, tag="part", gc=F
     retried: bool = False
     reserved: int = 1  # the place of a field that is no more: the form of the X-Request-Id
     sha256: str = ""
+    reply: bytes = b""
 
 
 class WorkerStat(msgspec.Struct, array_like=True, frozen=True, tag="stat", gc=False):
@@ -146,6 +148,13 @@ def read_plan(path: str | os.PathLike[str]) -> Iterator[PlannedRequest]:
 def read_log(path: str | os.PathLike[str]) -> Iterator[LogRecord]:
     """Yield the records of a worker's log up to its end or its tear."""
     yield from map(decode_log, read_frames(path))
+
+
+def hidden_request(planned: PlannedRequest) -> PlannedRequest:
+    """Return a planned request with its body replaced by length and hash. Its later turns are treated alike."""
+    about = {"sha256": sha256(planned.body).hexdigest(), "bytes": len(planned.body)}
+    turns = tuple(map(hidden_request, planned.turns))
+    return msgspec.structs.replace(planned, body=msgspec.json.encode(about), turns=turns)
 
 
 def with_secrets(planned: PlannedRequest, stand_ins: Mapping[bytes, bytes]) -> PlannedRequest:

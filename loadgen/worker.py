@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
-from loadgen.recorder import Hide, Recorder
+from loadgen.recorder import Read, Recorder
 from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
 from loadgen.timer import Alarm
 from loadgen.transports import open_transport
@@ -126,7 +126,7 @@ async def _main() -> int:
                 worker=spec.worker,
                 stamps=stamps,
                 pauses=pauses,
-                hide=_hide(spec) if spec.redact_bodies else None,
+                read=_read(spec) if spec.redact_bodies else None,
             )
             stack.enter_context(recorder)
         except (ValueError, OSError) as error:
@@ -164,15 +164,12 @@ def _follow(spec: WorkerSpec) -> Follow | None:
     return partial(next_turn, protocol=PROTOCOLS[spec.protocol])
 
 
-def _hide(spec: WorkerSpec) -> Hide:
-    """Return the function that removes the texts from replies; few runs load it."""
-    if spec.transport == "grpc":
-        from loadgen.protocols.kserve import hidden_messages  # noqa: PLC0415
+def _read(spec: WorkerSpec) -> Read:
+    """Return the function that reads replies for the log; few runs load it."""
+    from loadgen.protocols import PROTOCOLS  # noqa: PLC0415
+    from loadgen.protocols.reading.reply import read_to_log  # noqa: PLC0415
 
-        return lambda _, body, read_ends: hidden_messages(body, read_ends)
-    from loadgen.transports.redaction import hidden_reply  # noqa: PLC0415
-
-    return lambda head, body, read_ends: (hidden_reply(head, body), read_ends)
+    return partial(read_to_log, PROTOCOLS[spec.protocol].form)
 
 
 class _TerminatedError(Exception):

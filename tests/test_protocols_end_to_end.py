@@ -20,7 +20,7 @@ from children import piped
 from waiting import BOUND_S, movable_time
 
 from loadgen import records
-from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.reply import Reply, unpack
 from loadgen.protocols.request import Prompt, Target
 from loadgen.requests import table as log
@@ -378,15 +378,15 @@ async def test_a_cancelled_stream_is_abandoned_by_the_server(protocol: str):
     assert ("", False, "") == (reply.error, reply.complete, reply.finish_reason)
 
 
-async def test_a_reply_over_grpc_without_its_texts_is_counted_as_before(tmp_path: Path):
-    """The log has its tokens and their times, its hash, and nothing that is left to hide."""
+@pytest.mark.parametrize("protocol", STREAMED)
+async def test_a_reply_without_its_texts_is_counted_as_before(protocol: str, tmp_path: Path):
+    """The log has its tokens and their times, lengths of its reads, its hash, and none of its bytes."""
     async with simulated() as simulator:
-        got = await worked(tmp_path, simulator.grpc_url, "grpc", [planned("grpc", 0)], redact_bodies=True)
+        plan = [planned(protocol, 0)]
+        got = await worked(tmp_path, simulator.url(protocol), protocol, plan, redact_bodies=True)
     assert (["ok"], [TOKENS]) == (got.status.tolist(), got.output_tokens.tolist())
     assert got.chunk_chars.all()
     logged = records.read_log(tmp_path / "requests.log")
     part = next(part for part in logged if isinstance(part, records.RequestPart) and part.last)
-    reads = unpack(part)
-    assert len(part.sha256) == 64
-    assert b"xx" in reads.body
-    assert reads.body == kserve.hidden_messages(reads.body, reads.ends.tolist())[0]
+    assert (64, b"") == (len(part.sha256), unpack(part).body)
+    assert got.received_bytes.tolist() == [unpack(part).ends[-1]]

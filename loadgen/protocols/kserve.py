@@ -6,8 +6,6 @@ the first message is made or read.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -19,7 +17,6 @@ from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.stream import Form, Seen
 from loadgen.protocols.reading.timings import Count
 from loadgen.protocols.request import Asked, joined, with_extra
-from loadgen.transports.redaction import hidden_text
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -149,51 +146,6 @@ def _elements(raw: bytes) -> list[bytes]:
         begin, at = at + 4, at + 4 + int.from_bytes(raw[at : at + 4], "little")
         values.append(raw[begin:at])
     return values
-
-
-def hidden_messages(body: bytes | bytearray, read_ends: Sequence[int]) -> tuple[bytes, array[int]]:
-    """Return a reply without texts, and the ends of its messages. A server's error text stays.
-
-    Texts and messages are as long as before, but for fields that are not in kserve.proto, which are left out.
-    """
-    hidden, ends, begin = bytearray(), array("q"), 0
-    for end in read_ends:
-        hidden += _hidden(bytes(body[begin:end]))
-        ends.append(len(hidden))
-        begin = end
-    return bytes(hidden + body[begin:]), ends
-
-
-def _hidden(data: bytes) -> bytes:
-    try:
-        message = _decoded(data)
-    except UNREADABLE:
-        return b"\xff" * len(data)  # as unreadable
-    message.DiscardUnknownFields()
-    response = message.infer_response
-    raw = response.raw_output_contents
-    outputs = [(output.name, output.datatype) for output in response.outputs]
-    for output in response.outputs:
-        if not _is_shown(output.name) and output.HasField("contents"):
-            texts = [hidden_text(text) for text in output.contents.bytes_contents]
-            output.contents.Clear()
-            output.contents.bytes_contents.extend(texts)
-    for number, content in enumerate(raw):
-        name, datatype = outputs[number] if number < len(outputs) else ("", "")
-        if not _is_shown(name):
-            raw[number] = _hidden_elements(content) if datatype == "BYTES" else bytes(len(content))
-    for parameter in response.parameters.values():
-        if parameter.string_param:
-            parameter.string_param = hidden_text(parameter.string_param.encode()).decode()
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _is_shown(name: str) -> bool:
-    return name in _OUTPUTS and name != "text_output"
-
-
-def _hidden_elements(raw: bytes) -> bytes:
-    return b"".join(len(text).to_bytes(4, "little") + hidden_text(text) for text in _elements(raw))
 
 
 FORM = Form(messages=True, take=_take)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from loadgen.protocols import PROTOCOLS, Protocol
-from loadgen.protocols.reading.reply import Reads, Reply, head_of, in_order, joined, reads_in
+from loadgen.protocols.reading.reply import MOST, Reads, Reply, head_of, in_order, joined, logged, reads_in, unpack
 from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.protocols.reading.usage import Contradictions, contradictions, output_tokens
@@ -37,12 +37,11 @@ _LINKED = b'_url"'
 # What may come behind the last token: a finish reason, usage, [DONE].
 _CLOSING_READS = 3
 END_BYTES = 5  # of a body in chunks that holds nothing
-# Of a part and of a plan: what becomes a number of 64 bits, and how far differences of two still do.
+# Of a part and of a plan: what becomes a number of 64 bits.
 _part_numbers = attrgetter(
     "index", "seq", "worker", "scheduled_ns", "dispatch_ns", "held_ns", "connected_ns", "submit_ns", "status", "end_ns"
 )
 _plan_numbers = attrgetter("index", "input_tokens", "max_tokens", "session", "turn")
-_MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +272,7 @@ class RequestFold:
     def _look(self, index: int) -> FirstToken | None:
         if (stream := self._streams.get(index)) is None:
             planned = self._planned.get(index, _UNPLANNED)
-            most = planned.max_tokens if planned.max_tokens >= 0 else _MOST
+            most = planned.max_tokens if planned.max_tokens >= 0 else MOST
             stream = self._streams[index] = _Stream(phase=planned.phase, most_tokens=most)
         parts, first, before = self._parts[index], None, stream.tokens
         if stream.first_token_ns >= 0:
@@ -350,6 +349,19 @@ def _row(
     known = in_order(parts)
     if not known:
         return None
+    last = msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b"", reply=b"")
+    status = max(part.status for part in known)
+    if known[-1].reply:
+        reads = unpack(known[-1])
+        return _Row(
+            planned=planned,
+            last=last,
+            status_code=status,
+            first_read_ns=int(next(iter(reads.stamps_ns), -1)),
+            received_bytes=int(reads.ends[-1]) if len(reads.ends) else 0,
+            sent_bytes=sent_bytes,
+            reply=logged(known[-1].reply, reads.stamps_ns),
+        )
     sizes, firsts_ns = [], []
 
     def parts_read() -> Iterator[Reads]:
@@ -358,13 +370,13 @@ def _row(
             firsts_ns.extend(reads.stamps_ns[:1].tolist())
             yield reads
 
-    status, bodies = max(part.status for part in known), parts_read()
+    bodies = parts_read()
     reply = protocol.read_parts(status, head_of(known), bodies)
     for _ in bodies:
         pass  # what came behind the reply's end counts as received
     return _Row(
         planned=planned,
-        last=msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b""),
+        last=last,
         status_code=status,
         first_read_ns=firsts_ns[0] if firsts_ns else -1,
         received_bytes=sum(sizes),
@@ -374,7 +386,7 @@ def _row(
 
 
 def _require_bounds(numbers: Sequence[int], of_what: str) -> None:
-    if min(numbers) < -1 or max(numbers) >= _MOST:
+    if min(numbers) < -1 or max(numbers) >= MOST:
         raise ValueError(f"{of_what} has numbers that are out of bounds")
 
 

@@ -22,8 +22,7 @@ from loadgen.plan.workloads import Workload, mix
 from loadgen.plan.workloads.distributions import Fixed
 from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
-from loadgen.records import append_record, plan_end
-from loadgen.transports.redaction import hidden_request
+from loadgen.records import append_record, hidden_request, plan_end
 from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from rundir.frames import FrameLog

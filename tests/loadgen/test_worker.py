@@ -135,8 +135,6 @@ async def test_a_reply_without_its_texts_is_read_as_before(
     got = worker.log()
     assert (["ok"], [3]) == (got.status.tolist(), got.output_tokens.tolist())
     parts = [part for part in records.read_log(tmp_path / "requests-0.log") if isinstance(part, records.RequestPart)]
-    reads = b"".join(unpack(part).body for part in parts)
-    assert 3 == reads.count(b'"content": "xxx"')
-    assert b" w0" not in reads
+    assert {b""} == {unpack(part).body for part in parts}
     assert 64 == len(parts[-1].sha256)
     assert [b"{hush:0}"] == [peer.body for peer in server.peers]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -22,6 +25,10 @@ _NONE = np.empty(0, np.int64)
 # Of a reply's parts so much is read in one go: nearly every reply whole.
 MOST_IN_ONE_READ = 4  # contents of a choice: as many at one moment were held back on their way
 _JOINED_BYTES = 1024 * 1024
+MOST = 2**62  # of a number in a log: differences of two are still of 64 bits
+_STAMPS = ("first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "done_ns")
+# Of an error: what FastAPI repeats of the request, as JSON or as Python prints it.
+_REPEATED = re.compile(r"""(["'])input\1\s*:.*""", re.DOTALL)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -101,6 +108,37 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 def read_reply(form: Form, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:
     """Read a reply that is in memory as a whole; see `read_parts`."""
     return read_parts(form, http_status, head, [Reads(stamps_ns=reads_ns, ends=read_ends, body=body)])
+
+
+def read_to_log(
+    form: Form, http_status: int, head: bytes, body: bytes | bytearray, reads_ns: array[int], read_ends: array[int]
+) -> bytes:
+    """Read a reply and encode it without its texts.
+
+    `logged` reads it back; arguments as of `read_reply`.
+    """
+    stamps_ns, ends = (np.array(column, np.int64) for column in (reads_ns, read_ends))
+    reply = read_reply(form, http_status, head, bytes(body), stamps_ns, ends)
+    reply = msgspec.structs.replace(reply, error=_REPEATED.sub("", reply.error))
+    return zlib.compress(msgspec.msgpack.encode(reply, enc_hook=lambda column: np.diff(column, prepend=0).tobytes()), 1)
+
+
+def logged(packed: bytes, stamps_ns: Ints) -> Reply:
+    """Return a reply that `read_to_log` wrote; `stamps_ns` are those of its reads.
+
+    Raises ValueError for what it has not written.
+    """
+    reply = msgspec.msgpack.decode(
+        inflate(packed), type=Reply, dec_hook=lambda _, steps: np.frombuffer(steps, np.int64).cumsum()
+    )
+    fields = (getattr(reply, name) for name in reply.__struct_fields__)
+    numbers = [number for number in fields if type(number) is int]
+    times_ns = np.append(reply.chunk_ns, [min(MOST, getattr(reply, name)) for name in _STAMPS])
+    are_read = np.isin(times_ns, np.append(stamps_ns, -1)).all()
+    sizes = {len(reply.chunk_ns), len(reply.chunk_chars), len(reply.chunk_choice) or len(reply.chunk_ns)}
+    if len(sizes) > 1 or min(numbers) < -1 or max(numbers) >= MOST or not are_read:
+        raise ValueError("a reply that no worker has read")
+    return reply
 
 
 def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]) -> Reply:
