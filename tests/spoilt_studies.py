@@ -15,8 +15,8 @@ from msgspec.structs import replace as replaced
 from virtual_runs import PartsSource
 from virtual_study import run_step
 
-from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import step_facts
+from methodology.compliance.statement import Compliance, comply
 from methodology.execution.derive import study_result
 from methodology.execution.record import Begun, Study, StudyRecord
 from methodology.procedures import PROCEDURES

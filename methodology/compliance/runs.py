@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import UNSET
 
 from exporter.summary.compliance import RunStatement
-from methodology.compliance import comply
 from methodology.compliance.facts import StepFacts, facts_of
+from methodology.compliance.statement import comply
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
 from recorded.system import read_system

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 from msgspec import to_builtins as builtins
 
-from methodology.compliance import Compliance, comply
 from methodology.compliance.facts import StepFacts
+from methodology.compliance.statement import Compliance, comply
 from methodology.execution.data import Steps
 from methodology.execution.record import LOG, STUDY, Status, Study, StudyRecord, open_study
 from methodology.options import ALL

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace as replaced
 
 from methodology.compare import LEAST_RUNS
-from methodology.compliance import satisfies
+from methodology.compliance.statement import satisfies
 from methodology.execution import asking, between, record
 from methodology.execution.asking import common_options, options_of, targets, variants_of
 from methodology.execution.derive import DerivedStudy, derive_study, procedure_named

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from exporter.report import WIDTH, without_controls, without_padding
-from methodology.compliance import Compliance
+from methodology.compliance.statement import Compliance
 from methodology.report.content import Study, answer, heading, sections
 from methodology.report.minimum import minimum
 from methodology.report.page import study_page

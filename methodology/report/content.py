@@ -16,8 +16,8 @@ from rich.text import Text
 
 from exporter.report.format import Prose
 from exporter.summary.compliance import DRAFT
-from methodology.compliance import Compliance
 from methodology.compliance.requirements import Level
+from methodology.compliance.statement import Compliance
 from methodology.report.system import system_in_words, system_rows
 from methodology.report.tables import TAU, joined, number, requests_table, shown, steps_table
 from methodology.study.findings import Findings, Quantity, table

@@ -17,10 +17,11 @@ from recordings import log_of
 from correlator.breakdown import break_down
 from correlator.estimate.table import nothing
 from correlator.exact.table import unjoined
-from methodology.compliance import CHECKS, comply, satisfies
+from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import facts_of
 from methodology.compliance.requirements import requirements
 from methodology.compliance.runs import comply_run
+from methodology.compliance.statement import comply, satisfies
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Outcome
 from recorded.system import as_text

@@ -17,7 +17,7 @@ import pytest
 from html_page import ATTACK, Page
 from studies import ANSWER, NOTES, findings, quantity, result
 
-from methodology.compliance import Compliance, Judgement
+from methodology.compliance.statement import Compliance, Judgement
 from methodology.report import study_files
 from methodology.report.page import SCRIPTS, STYLES
 from methodology.report.tables import joined
