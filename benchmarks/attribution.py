@@ -23,12 +23,12 @@ from quantiles import linear
 from recordings import SHARED, Case, case_of
 from simulated_cases import CHUNKED, Load, simulated
 
-from correlator.estimate import attribute
+from correlator.attribute import attribute
 from correlator.estimate.intervals import Observed, observe
 from correlator.estimate.percentiles import ServerPercentiles, server_percentiles
 from correlator.estimate.table import Attribution
 from rundir.stats import Missing
-from scraper.engines import catalogue
+from scraper.engines.catalogue import catalogue
 from scraper.exposition import histograms
 from scraper.series.table import EndpointSeries
 

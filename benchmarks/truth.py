@@ -23,7 +23,7 @@ import numpy as np
 from load_clients import Bench, Load, Outcome, measure
 
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.self_check import SelfCheck, self_check
+from loadgen.requests.self_check.check import SelfCheck, self_check
 
 TOKENS = 200
 RATES_PER_S = (60.0, 200.0, 320.0)

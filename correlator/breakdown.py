@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from correlator.estimate import NO_FIRST
+from correlator.attribute import NO_FIRST
 from correlator.estimate.table import BY_TIME, Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
 from correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined

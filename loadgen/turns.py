@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from loadgen.protocols import Protocol
 from loadgen.protocols.reading.stream import Seen, reading
+from loadgen.protocols.table import Protocol
 from loadgen.records import PlannedRequest
 from loadgen.transports.transport import Exchange
 

@@ -11,12 +11,12 @@ from rich.text import Text
 from methodology.options import ALL, TESTS, CompareOptions, StudyOptions, SweepOptions
 from recorded.errors import ConfigurationError, DamagedRun, Interrupted
 from rundir.files import holder
-from rundir.printable import escaped
+from rundir.printable.text import escaped
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import nearest
 from sidecar.options.config import command_as_recorded
 from sidecar.options.fields import check_bounds
-from sidecar.progress import Mode, Progress, Terminal, is_terminal, mode_for
+from sidecar.progress.reporter import Mode, Progress, Terminal, is_terminal, mode_for
 
 if TYPE_CHECKING:
     from methodology.execution.derive import DerivedStudy

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from loadgen.requests.table import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
-from scraper.gateways import FirstOutput
+from scraper.gateways.catalogue import FirstOutput
 from scraper.spans.received import ReceivedSpan, attributes_of
 
 # Seconds from the span's start. The first is the convention's for spans; the second a metric's name, used on spans.

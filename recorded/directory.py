@@ -17,8 +17,8 @@ from recorded.errors import CannotWrite, ConfigurationError, unusable_place
 from rundir.files import read_regular, replace_file, sync
 from rundir.frames import log_end
 from rundir.framing import LogEnd
-from rundir.printable import printable_json
 from rundir.printable.masking import without_secrets, without_secrets_all
+from rundir.printable.text import printable_json
 
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 2 * 1024 * 1024

@@ -14,7 +14,7 @@ These names are stable. All other packages (`loadgen`, `scraper`, `correlator`, 
 
 from __future__ import annotations
 
-from correlator.estimate import attribute
+from correlator.attribute import attribute
 from exporter.summary.result import Summary
 from recorded.errors import ConfigurationError
 from scraper.quantiles import estimate as estimate_quantiles

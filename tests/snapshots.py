@@ -22,7 +22,8 @@ from exporter.prometheus.snapshot import (
 )
 from exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.slo import SloResult, SloTally, parse_slo
+from loadgen.requests.slo.objectives import parse_slo
+from loadgen.requests.slo.results import SloResult, SloTally
 from scraper.spans.log import Counts
 from sidecar.live.tally import RATES
 

@@ -20,7 +20,8 @@ from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from correlator.statistics.tail import tail_shares
 from exporter.summary.correlation import Correlation, Evidence, Findings, correlation
 from exporter.summary.result import MeasuredWindow, Methodology, Summary, Tokenizer, Tool, Workload
-from loadgen.requests.self_check import CpuRatio, Spread, self_check
+from loadgen.requests.self_check.check import self_check
+from loadgen.requests.self_check.workers import CpuRatio, Spread
 from loadgen.requests.summary import ClientSummary, RequestCounts, Throughput, client_summary
 from recorded.integrity import Integrity
 from rundir.fields import UNSET

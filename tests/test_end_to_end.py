@@ -23,7 +23,7 @@ from jsonschema import Draft202012Validator
 from processes import LONG, QUIET, Ended, alive, answered, children, ended, load_workers, sidelight, start, until
 
 from loadgen.records import read_plan
-from scraper.engines import QUANTITIES
+from scraper.engines.recognition import QUANTITIES
 from sidecar.options import schema
 from sidecar.run import open_run
 

@@ -20,9 +20,9 @@ from children import piped
 from waiting import BOUND_S, movable_time
 
 from loadgen import records
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.reply import Reply, unpack
 from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests import table as log
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, Transport, WorkerSpec

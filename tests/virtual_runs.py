@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from recordings import log_of
 
+from correlator.attribute import attribute
 from correlator.breakdown import Parts, break_down
-from correlator.estimate import attribute
 from correlator.estimate.table import nothing
 from correlator.exact.table import Joined, unjoined
-from loadgen.plan import workloads
 from loadgen.plan.fitting import clip
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads.request import Shared, WorkloadRequest
 from loadgen.protocols.request import with_number
 from loadgen.requests.table import RequestLog

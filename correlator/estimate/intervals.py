@@ -16,8 +16,9 @@ import numpy as np
 
 from rundir.columns import Bools, Floats, Indices, Ints
 from rundir.stats import Missing
-from scraper import engines
-from scraper.engines import CanonicalSource, catalogue
+from scraper.engines import recognition as engines
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.catalogue import catalogue
 from scraper.exposition import HistogramColumns, histograms
 from scraper.series.resets import Restarts, RisingHistogram, restarts_of, rising, rising_histogram
 from scraper.series.table import EndpointSeries

@@ -20,7 +20,7 @@ from correlator.estimate.table import Attribution
 from rundir.columns import Floats, Ints
 from rundir.stats import Missing
 from scraper import quantiles
-from scraper.engines import canonical, detect
+from scraper.engines.recognition import canonical, detect
 from scraper.quantiles import Estimates
 from scraper.series.resets import restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries

@@ -16,7 +16,7 @@ import numpy as np
 from correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
 from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
-from scraper import engines
+from scraper.engines import recognition as engines
 from scraper.spans.requests import EngineSpans
 
 # Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.

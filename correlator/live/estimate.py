@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from correlator.attribute import attribute
 from correlator.breakdown import Parts, break_down
-from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.table import unjoined
 from correlator.live.traces import TracedRequest

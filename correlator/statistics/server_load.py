@@ -16,7 +16,8 @@ from correlator.requests import route
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
-from scraper.engines import CanonicalSource, canonical, detect, leading_engine
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.recognition import canonical, detect, leading_engine
 from scraper.series.resets import Restarts, restarts_of, rising, together
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import gauge_values

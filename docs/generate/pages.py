@@ -27,9 +27,10 @@ from exporter.summary.result import schema
 from methodology.compliance.requirements import requirements
 from methodology.study.result import StudyResult
 from recorded.system import schema as declaration
-from scraper import engines, gateways
-from scraper.engines import Catalogue, Entry, Quantity
-from scraper.gateways import Gateway
+from scraper.engines import recognition as engines
+from scraper.engines.catalogue import Catalogue, Entry, Quantity
+from scraper.gateways import catalogue as gateways
+from scraper.gateways.catalogue import Gateway
 from sidecar.cli import peers
 
 DIRECTORY = Path(__file__).parents[1]

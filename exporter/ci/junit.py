@@ -14,7 +14,7 @@ from exporter.report import without_controls
 from exporter.report.alerts import damage_lines, failure_lines
 from exporter.report.objectives import evidence
 from exporter.summary.result import Summary
-from loadgen.requests.slo import ObjectiveResult
+from loadgen.requests.slo.results import ObjectiveResult
 
 ANSWERED = "the server answered until the end of the load"
 TRUST, ENDED = "the load generator's own error is within its limits", "the run ended and its records are whole"

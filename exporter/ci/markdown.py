@@ -31,7 +31,7 @@ from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary, as_written
-from loadgen.requests.slo import ObjectiveResult
+from loadgen.requests.slo.results import ObjectiveResult
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 # GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.

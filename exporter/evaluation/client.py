@@ -7,12 +7,12 @@ from msgspec import UNSET, UnsetType
 
 from correlator.load.steady import steady_throughput
 from exporter.evaluation.measured import MeasuredRun, closed_loop
-from exporter.evaluation.workload import workload
+from exporter.summary.result import Tokenizer, Workload
 from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.host.round_trip import RoundTrip
-from loadgen.requests.self_check import SelfCheck, self_check
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.self_check.check import SelfCheck, self_check
+from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
@@ -62,3 +62,33 @@ def self_check_of(run: Run, measured: RequestLog, window: Window) -> SelfCheck:
         round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
         machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
     )
+
+
+def workload(run: Run) -> Workload:
+    """Return the summary of the workload: its requests, its tokenizer and the number of clipped lengths."""
+    planned = {event.data["phase"]: event.data for event in run.events if event.name == "planned"}
+    measure, manifest = planned.get("measure", {}), run.manifest
+    return Workload(
+        name=manifest.get("workload", {}).get("label") or manifest["config"].get("workload"),
+        seed=manifest["config"].get("seed"),
+        tokenizer=msgspec.convert(manifest.get("tokenizer"), Tokenizer | None),
+        max_model_len=manifest.get("target", {}).get("max_model_len"),
+        planned_requests=measure.get("count"),
+        clipped_inputs=measure.get("clipped_inputs"),
+        clipped_outputs=measure.get("clipped_outputs"),
+        requests_sha256=measure.get("sha256"),
+        dropped_turns=measure.get("dropped_turns"),
+        missed_lengths=measure.get("missed_lengths"),
+        stated=manifest.get("workload"),
+        shares_prefixes=_shares_prefixes(run),
+        warmup_requests=int((run.requests.phase == "warmup").sum()),
+    )
+
+
+def _shares_prefixes(run: Run) -> bool | None:
+    """Return whether requests were meant to share prefixes: sessions, system prompts, repositories."""
+    if not len(run.requests):
+        return None
+    classes = (run.manifest.get("workload") or {}).get("classes", ())
+    shared = any(traffic_class.get("system_prompt") or traffic_class.get("shared_prefix") for traffic_class in classes)
+    return bool(shared or (run.requests.session >= 0).any())

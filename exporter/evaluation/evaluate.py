@@ -10,13 +10,12 @@ from msgspec import UNSET
 from correlator.breakdown import Parts
 from correlator.load.sustained import stability_of
 from correlator.opening import WatchRun
-from exporter.evaluation.client import client_of, self_check_of
+from exporter.evaluation.client import client_of, self_check_of, workload
 from exporter.evaluation.correlation import correlation_of
 from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, measured_run
 from exporter.evaluation.methodology import methodology_of
 from exporter.evaluation.server import server_of
 from exporter.evaluation.warnings import warnings
-from exporter.evaluation.workload import workload
 from exporter.summary.gateways import beside_pages
 from exporter.summary.result import MeasuredWindow, Status, Summary, Tool
 from exporter.summary.watched import watched_traffic

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from correlator.attribute import attribute
 from correlator.breakdown import Parts, break_down
-from correlator.estimate import attribute
 from correlator.estimate.intervals import Observed, observe
 from correlator.estimate.table import Attribution
 from correlator.exact.clock_offset import ClockOffset, clock_offsets

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 
 import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from correlator.live.reasons import explain_breaks
 from correlator.opening import WatchRun
+from exporter.evaluation.comparability import comparability, probes
 from exporter.evaluation.server import span_gaps_of
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
@@ -20,20 +21,19 @@ from exporter.summary.result import Workload
 from loadgen.requests.delivery import first_reads
 from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
 from loadgen.requests.rates import errors_by_kind
-from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
 from rundir.columns import take
 from rundir.printable.numbers import count_of
-from scraper.engines import QUANTITIES, catalogue
+from scraper.engines.recognition import QUANTITIES
 from scraper.series.resets import alternates, models_in_turn, unlikely_starts
 from scraper.window.aggregate import impossible_sums, impossible_values
 from scraper.window.summary import Server
 
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
-TOKENS_RATIO = 0.2  # by which a page's count of tokens may differ from the client's
 MOST_REASONS = 3  # named in one warning
 SAID = 160  # characters of an error that a warning repeats
 HELD_RATIO = 0.1  # of the replies: fewer, held back on their way, may be the network's chance
@@ -82,8 +82,8 @@ def warnings(
     yield from _impossible(run, correlation)
     ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)
-    yield from _comparability(run, ok, client, server, correlation)
-    yield from _probes(run, client, server, correlation)
+    yield from comparability(run, ok, client, server, correlation)
+    yield from probes(run, client, server, correlation)
     if isinstance(run, WatchRun):
         yield from explain_breaks(run.watched.broken, run.watched.whole).values()
     yield from _estimates(ok)
@@ -296,89 +296,6 @@ def _arrivals(check: SelfCheck) -> Iterator[str]:
         return
     why = f" The reason: {cause.text}. {cause.cure}" if cause is not None and not check.reasons else ""
     yield f"{arrivals.sentence}{why}"
-
-
-def _comparability(
-    run: Run, ok: RequestLog, client: ClientSummary, server: Server, correlation: Correlation
-) -> Iterator[str]:
-    """Yield warnings if the engine's counts of requests or tokens do not match the client's."""
-    tokens = int(ok.output_tokens[ok.output_tokens > 0].sum())
-    counted = server.generation_tokens.stats.total if server.generation_tokens else UNSET
-    if counted == 0 and tokens:
-        yield (
-            f"the page counted none of the client's {tokens:,} output tokens: another engine served them, or it counts "
-            "them in series that are not known"
-        )
-    # A token or two of a request may be counted by one side alone: a stop token, one that has no text.
-    elif _counted_otherwise(counted, tokens, ok) and correlation.comparable:
-        yield (
-            f"the page counted {counted:,.0f} output tokens of the requests of which the client counted {tokens:,}: "
-            "its rates of tokens are not those that clients got"
-        )
-    ended = correlation.server_requests
-    # Of choices its histograms may be refused (SGLang), and then count none.
-    finished = server.requests_finished.stats.total if server.requests_finished else UNSET
-    if not ended and isinstance(finished, float) and (ok.choices > 1).any():
-        ended = int(finished)
-    if not ended or not correlation.client_requests or correlation.comparable:
-        return
-    engine_ended = f"the engine finished {count_of(ended, 'request')} here"
-    if isinstance(run, WatchRun) and ended > client.requests.ok:
-        yield (
-            f"{engine_ended}, and clients' spans came for "
-            f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
-        )
-    elif (ok.choices > 1).any() and ended in _with_choices(ok):
-        yield (
-            f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
-            "tokens as often"
-        )
-    elif ended < client.requests.ok:
-        yield (
-            f"{engine_ended} and the client {client.requests.ok}: the others are on no page that was read; the "
-            "engine's numbers are without them"
-        )
-    else:
-        yield (
-            f"{engine_ended} and the client {client.requests.ok}: other traffic used it too, or scrapes are missing; "
-            "the engine's numbers cover all of it"
-        )
-
-
-def _counted_otherwise(counted: float | UnsetType, tokens: int, ok: RequestLog) -> bool:
-    """Return whether a page's output tokens differ from those of the client's n requests."""
-    if not isinstance(counted, float) or (ok.choices > 1).any() or (ok.output_tokens <= 0).any():
-        return False
-    return abs(counted - tokens) > TOKENS_RATIO * tokens + 2 * len(ok)
-
-
-def _with_choices(ok: RequestLog) -> tuple[int, int]:
-    """Return the engine's expected number of requests under two ways of counting choices. The first counts each choice
-    (vLLM), the second one more where there are several, which fills the cache (SGLang).
-    """
-    choices = np.maximum(ok.choices, 1)
-    return int(choices.sum()), int((choices + (choices > 1)).sum())
-
-
-def _probes(run: Run, client: ClientSummary, server: Server, correlation: Correlation) -> Iterator[str]:
-    """Yield a warning if an engine served health probes as requests. They are known by their spans, else by the
-    engine's counts over a drained run.
-    """
-    known = None if server.engine is None else catalogue(server.engine.name)
-    path = known.probe_path if known else ""
-    instead = f"; probe {path} instead, which generates nothing" if path else ""
-    biased = f"each counts in the engine's queue and prefill times and in its tokens{instead}"
-    count = correlation.spans.health_probes if correlation.spans else 0
-    open_requests = client.requests.cancelled + client.requests.in_flight
-    if count:
-        yield f"{count} health probes were served like requests; their spans are left out, but {biased}"
-    elif path and not isinstance(run, WatchRun) and not open_requests and server.queue_time and server.e2e_latency:
-        queued, ended = server.queue_time.stats.count or 0, server.e2e_latency.stats.count or 0
-        if queued > ended > 0:
-            yield (
-                f"the engine queued {count_of(queued, 'request')} and ended {ended:,.0f}: "
-                f"the others may be health probes, and then {biased}"
-            )
 
 
 def _estimates(ok: RequestLog) -> Iterator[str]:

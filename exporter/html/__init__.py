@@ -20,7 +20,7 @@ from exporter.html.markup import TITLES, escape
 from exporter.html.sections import comparison_sections, live_sections, sections
 from exporter.report import without_controls
 from exporter.summary.result import Summary
-from rundir.printable import escaped, printable_all
+from rundir.printable.text import escaped, printable_all
 
 STYLES = ("uplot.css", "page.css")
 SCRIPTS = ("uplot.js", "data.js", "plot.js", "time.js", "waterfall.js", "spread.js", "hues.js", "compare.js", "page.js")

@@ -9,7 +9,7 @@ from rich.table import Table
 from exporter.report.format import table
 from exporter.report.method import generator_verdict
 from exporter.summary.result import Summary
-from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.check import SelfCheck
 from rundir.printable.numbers import ms, percent
 
 

@@ -21,8 +21,8 @@ from exporter.report.format import Prose
 from loadgen.requests.table import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
-from rundir.printable import escaped, printable, printable_all
 from rundir.printable.numbers import duration
+from rundir.printable.text import escaped, printable, printable_all
 from scraper.series.log import FailureRecord, Row
 
 SHOWN_S = 900.0  # as the headings of the page say

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exporter.report.format import Prose, plain, shown_columns
-from rundir.printable import printable_lines
+from rundir.printable.text import printable_lines
 
 # What is drawn of characters in a colour alone is drawn in that of the charts' part.
 TITLES = {

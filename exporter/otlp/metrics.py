@@ -32,7 +32,7 @@ from exporter.otlp.spans import SpanSource, Value, counted_output, error_type, k
 from exporter.prometheus import snapshot as shown
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
 from exporter.prometheus.table import Point, Row, news, points
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats, Indices, Ints, Texts, take

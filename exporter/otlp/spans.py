@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
 from exporter.otlp.phases import phases
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import span_id
 from loadgen.requests.table import RequestLog
 

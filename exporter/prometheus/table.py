@@ -24,7 +24,7 @@ from exporter.prometheus.snapshot import (
     WatchCounts,
     mean_parts,
 )
-from rundir.printable import escaped
+from rundir.printable.text import escaped
 
 Value = float | Cumulative
 Kind = Literal["counter", "gauge", "histogram", "info", "summary"]

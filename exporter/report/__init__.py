@@ -29,7 +29,7 @@ from exporter.report.tables.server import server_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.report.tables.timeline import timeline_lines
 from exporter.summary.result import Summary, as_written
-from rundir.printable import printable_all
+from rundir.printable.text import printable_all
 
 WIDTH = 100
 Result = TypeVar("Result", bound=msgspec.Struct)

@@ -12,8 +12,8 @@ from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from rundir.printable.numbers import cell, percent, spoken
-from scraper.engines import Limits, catalogue
-from scraper.gateways import gateway
+from scraper.engines.catalogue import Limits, catalogue
+from scraper.gateways.catalogue import gateway
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
 LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited

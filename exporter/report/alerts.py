@@ -9,7 +9,7 @@ from msgspec import UNSET
 from exporter.report.load import overload
 from exporter.summary.result import Summary
 from recorded.integrity import Integrity, LogIntegrity
-from rundir.printable import first_of
+from rundir.printable.text import first_of
 from scraper.window.summary import Gap
 
 _ENDED_AS = {"connect": "could not connect", "reset": "broke off", "timeout": "timed out"}

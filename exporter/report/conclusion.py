@@ -14,7 +14,7 @@ from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from rundir.printable.numbers import count_of, percent, spoken, spoken_together
 from rundir.stats import Statistics
-from scraper.gateways import can_state_more
+from scraper.gateways.catalogue import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest

@@ -12,8 +12,8 @@ from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.requests.summary import HeldBack, RequestCounts
-from rundir.printable import first_of
 from rundir.printable.numbers import count_of, duration, ms
+from rundir.printable.text import first_of
 
 
 def heading(summary: Summary) -> Text:

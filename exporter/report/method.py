@@ -14,8 +14,8 @@ from exporter.summary.correlation import Clock, Correlation, EngineClock
 from exporter.summary.result import Summary
 from exporter.summary.tail import in_words
 from exporter.summary.watched import WatchedTraffic
-from loadgen.requests.self_check import SelfCheck
 from loadgen.requests.self_check.cause import BUSY_MACHINE
+from loadgen.requests.self_check.check import SelfCheck
 from rundir.printable.numbers import count_of, ms, percent
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from exporter.report.format import Prose
 from exporter.summary.result import Summary
-from loadgen.requests.slo import ObjectiveResult
+from loadgen.requests.slo.results import ObjectiveResult
 from rundir.printable.numbers import cell, count_of, ms
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from exporter.server_metrics.json import PERCENTILES, TYPES
 from exporter.server_metrics.source import label_columns
-from rundir.printable import defused, escaped
+from rundir.printable.text import defused, escaped
 
 _GAUGE = ("avg", "min", "max", "std", *PERCENTILES)
 _STATISTICS = {

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
-from rundir.printable import printable_json
+from rundir.printable.text import printable_json
 from rundir.stats import Missing, statistics_of
 from scraper.exposition import HistogramColumns, histograms
 from scraper.quantiles import read_rows

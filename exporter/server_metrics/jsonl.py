@@ -17,7 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from exporter.server_metrics.source import Labels, Metric, Source, key, named
-from rundir.printable import printable_json
+from rundir.printable.text import printable_json
 from scraper.exposition import Series, histograms
 from scraper.series.table import EndpointSeries
 

@@ -16,7 +16,7 @@ from correlator.statistics.percentiles import NAMES, PercentileIntervals
 from exporter.summary.compliance import RunStatement
 from exporter.summary.correlation import Correlation
 from exporter.summary.watched import WatchedTraffic
-from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.warmup import WarmupStatement
 from recorded.integrity import Integrity

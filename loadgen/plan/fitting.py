@@ -26,8 +26,8 @@ from loadgen.plan.tokenizers import (
 )
 from loadgen.plan.tokenizers.fitting import fit_counted
 from loadgen.plan.workloads.request import Messages, WorkloadRequest
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Prompt, Target, joined, text_of, with_number
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest
 
 # What a chat template and special tokens may add to a prompt.

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.protocols import PROTOCOLS, Protocol
 from loadgen.protocols.reading.reply import MOST, Reads, Reply, head_of, in_order, joined, logged, reads_in, unpack
 from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.protocols.reading.usage import Contradictions, contradictions, output_tokens
+from loadgen.protocols.table import PROTOCOLS, Protocol
 from loadgen.records import PlannedRequest, RequestPart, plan_end, request_id, trace_id
 from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
 

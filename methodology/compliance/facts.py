@@ -12,15 +12,16 @@ import numpy as np
 from correlator.breakdown import TTFT_PARTS, Parts
 from correlator.load.steady import SteadyWindow, in_flight
 from correlator.statistics.server_load import leading_endpoints
-from loadgen.plan import arrivals, workloads
-from loadgen.protocols import PROTOCOLS
+from loadgen.plan import arrivals
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
 from loadgen.requests.metrics import refused_by_filter, request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.study.model import StepData
 from methodology.study.server_side import increase
 from rundir.columns import take
-from scraper.engines import detect
+from scraper.engines.recognition import detect
 from scraper.series.table import EndpointSeries
 
 LEAST_OUTPUT_TOKENS = 50  # of a request whose gaps count (itl-setup)

@@ -12,7 +12,7 @@ from methodology.compliance.facts import StepFacts
 from methodology.study.model import Finished
 from methodology.study.outcome import MOST_FOREIGN
 from recorded.system import System
-from scraper.engines import catalogue
+from scraper.engines.catalogue import catalogue
 
 # How the names of quantized models say so; from a name without any of these nothing follows.
 _QUANTIZED = re.compile(

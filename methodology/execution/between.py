@@ -23,7 +23,9 @@ from rundir.access import masked, root_url
 from rundir.clock import anchor
 from rundir.frames import open_append
 from rundir.printable.masking import blanked, masked_command
-from scraper.engines import CanonicalSource, canonical, detect, metrics_paths
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.catalogue import metrics_paths
+from scraper.engines.recognition import canonical, detect
 from scraper.exposition import MalformedPage, PageReader
 from scraper.series.resets import START_TIME
 from scraper.targets.fetch import Limits, discover, open_session, scrape

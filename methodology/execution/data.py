@@ -17,7 +17,7 @@ from exporter.evaluation.times import correlated
 from exporter.report.alerts import damage_of
 from exporter.summary.tail import sentence
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.self_check import SelfCheck
+from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.self_check.stated_error import ErrorBound
 from loadgen.requests.table import RequestLog
 from methodology.compliance.facts import StepFacts, step_facts

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from correlator.load.stability import Stability, Verdict
 from correlator.load.steady import SteadyWindow
 from correlator.statistics.intervals import QuantileInterval
-from loadgen.plan import workloads
 from loadgen.plan.fitting import clip
-from loadgen.requests.slo import SloResult
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.requests.slo.results import SloResult
 from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.execution.asking import options_of, with_values
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step

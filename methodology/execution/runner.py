@@ -29,7 +29,7 @@ from rundir.clock import anchor
 from rundir.printable.numbers import figure
 from sidecar.options.checks import check_run
 from sidecar.options.load import AFTER, DRAFT, SHORT_WARM_UP, RunOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run import session
 
 if TYPE_CHECKING:

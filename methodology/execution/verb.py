@@ -30,7 +30,7 @@ from rundir.access import masked
 from rundir.printable.numbers import count_of, figure, minutes
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.version import VERSION
 
 MISSED = 1

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from correlator.statistics.server_load import leading_endpoints
-from loadgen.plan import workloads
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.requests.metrics import counts, input_tokens, request_metrics
 from methodology.measures.paired import (
     PERCENTILES,

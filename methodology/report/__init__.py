@@ -20,7 +20,7 @@ from methodology.report.page import study_page
 from methodology.report.tables import as_csv, results_table, steps_table
 from methodology.study.findings import Findings
 from methodology.study.result import StudyResult
-from rundir.printable import printable_json
+from rundir.printable.text import printable_json
 
 
 def study_files(result: StudyResult, findings: Findings, compliance: Compliance) -> Iterator[tuple[str, str]]:

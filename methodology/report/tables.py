@@ -17,8 +17,8 @@ from exporter.report.format import Prose, table
 from methodology.study.findings import Cell, Column, Table
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
-from rundir.printable import defused
 from rundir.printable.numbers import figure
+from rundir.printable.text import defused
 
 MOST_ROWS = 60
 LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines

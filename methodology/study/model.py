@@ -16,7 +16,7 @@ from correlator.breakdown import Parts
 from correlator.load.stability import Stability, Verdict
 from correlator.load.steady import SteadyWindow
 from correlator.statistics.intervals import QuantileInterval
-from loadgen.requests.slo import SloResult
+from loadgen.requests.slo.results import SloResult
 from loadgen.requests.table import RequestLog
 from methodology.study.findings import Findings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc

@@ -19,8 +19,8 @@ from correlator.load.sustained import stability_of
 from correlator.statistics.intervals import QuantileInterval, autocorrelation_time, quantiles
 from correlator.statistics.percentiles import times_in_order
 from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
-from loadgen.requests.slo import parse_slo, slo_result
-from loadgen.requests.slo.objectives import Objective
+from loadgen.requests.slo.objectives import Objective, parse_slo
+from loadgen.requests.slo.results import slo_result
 from loadgen.requests.table import RequestLog
 from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side

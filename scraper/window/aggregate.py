@@ -9,7 +9,8 @@ import numpy as np
 
 from rundir.columns import Floats
 from rundir.stats import Missing
-from scraper.engines import CanonicalSource, canonical, detect
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.recognition import canonical, detect
 from scraper.series.resets import amounts, restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import (

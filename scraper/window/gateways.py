@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from rundir.stats import Missing
-from scraper import engines
-from scraper.gateways import UNITS_S, Recent, Recognised, canonical, detect
-from scraper.gateways import gateway as gateway_of
+from scraper.engines import recognition as engines
+from scraper.gateways.catalogue import UNITS_S, Recent, Recognised, canonical, detect
+from scraper.gateways.catalogue import gateway as gateway_of
 from scraper.series.table import EndpointSeries
 from scraper.window.aggregate import TOO_LARGE, Part
 from scraper.window.quantities import GatewayPage, Histogram

@@ -16,8 +16,9 @@ from msgspec import structs
 from rundir.columns import Floats
 from rundir.fields import UNSET
 from rundir.stats import Missing, statistics_of
-from scraper.engines import CanonicalSource
-from scraper.quantiles import Fit, fit, read, read_rows
+from scraper.engines.binding import CanonicalSource
+from scraper.quantiles import fit, read, read_rows
+from scraper.quantiles.fit import Fit
 from scraper.series.sums import OVERFLOWS
 from scraper.series.table import EndpointSeries
 from scraper.window import aggregate

@@ -14,7 +14,8 @@ from msgspec import Struct, UnsetType, field
 
 from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, Engine, canonical, catalogue, detect, leading_engine
+from scraper.engines.catalogue import catalogue
+from scraper.engines.recognition import QUANTITIES, Engine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
 from scraper.window.quantities import GatewayPage, Quantities
 from scraper.window.statistics import Described, describe, described_parts, measure

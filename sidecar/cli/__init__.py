@@ -59,7 +59,7 @@ from sidecar.options.spans import (
     forward_access,
 )
 from sidecar.options.watch import ScrapeOptions, WatchOptions, check_scrape, check_watch
-from sidecar.progress import Progress, Terminal, discard, is_terminal, mode_for
+from sidecar.progress.reporter import Progress, Terminal, discard, is_terminal, mode_for
 from sidecar.version import VERSION
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as a
 
     sidelight doctor --gateway http://127.0.0.1:4000 --otlp-listen 127.0.0.1:4317 --url http://127.0.0.1:8000
     """
-    from sidecar import doctor as examination  # noqa: PLC0415  as above
+    from sidecar.doctor import examination as examination  # noqa: PLC0415  as above
     from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
 
     return asyncio.run(examination.examine(check_doctor(options)))

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 import cyclopts
 
-from rundir.printable import printable, printable_lines
+from rundir.printable.text import printable, printable_lines
 from sidecar.cli.peers import COMMANDS
 from sidecar.options.config import REMOVED
 from sidecar.options.fields import Masked, declarations, flag_of
 from sidecar.options.load import RunOptions
-from sidecar.progress import discard
+from sidecar.progress.reporter import discard
 
 SHORT = 16  # characters: keys and tokens are longer
 _MUST_BE = {

@@ -4,7 +4,7 @@ for each of the others there is a hint at its replacement.
 
 from __future__ import annotations
 
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 
 COMMANDS = ("bench", "benchmark", "profile", "serve")
 

@@ -15,12 +15,15 @@ from rich.console import Console
 
 from rundir.access import Access, masked
 from rundir.clock import Clock, anchor
-from rundir.printable import first_of
+from rundir.printable.text import first_of
 from rundir.stats import Missing
-from scraper import engines, gateways
-from scraper.engines import CanonicalSource, Catalogue, Engine
+from scraper.engines import recognition as engines
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.catalogue import Catalogue
+from scraper.engines.recognition import Engine
 from scraper.exposition import MalformedPage, Page, PageReader
-from scraper.gateways import Recognised
+from scraper.gateways import catalogue as gateways
+from scraper.gateways.catalogue import Recognised
 from scraper.perf_metrics import SteadyClock, record_of, timings
 from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of

@@ -15,8 +15,8 @@ from rich.console import Console
 from loadgen.records import trace_id
 from recorded.errors import SidelightError
 from rundir.clock import anchor
-from scraper.gateways import Gateway, detect_reply
-from scraper.gateways import gateway as gateway_of
+from scraper.gateways.catalogue import Gateway, detect_reply
+from scraper.gateways.catalogue import gateway as gateway_of
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 from sidecar.doctor.delivery import CURE, delivery_lines
@@ -26,7 +26,7 @@ from sidecar.doctor.page import Servers
 from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
 from sidecar.doctor.trail import Arrivals, Trail, follow
 from sidecar.options.spans import listen_addresses
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, Answer, ask, refusal, require_answer
 from sidecar.run.target import MOST_NAMED, Contact, Served, unlisted_note
 

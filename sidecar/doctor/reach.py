@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scraper import engines
-from scraper.gateways import Gateway
+from scraper.engines import recognition as engines
+from scraper.gateways.catalogue import Gateway
 from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
 from sidecar.run.preflight import Answer

@@ -13,10 +13,12 @@ from exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts
 from rundir.clock import iso_ms
 from rundir.columns import Floats, Indices
 from rundir.stats import Missing
-from scraper import engines, gateways
-from scraper.engines import CanonicalSource, Engine
+from scraper.engines import recognition as engines
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.recognition import Engine
 from scraper.exposition import Series
-from scraper.gateways import Recognised
+from scraper.gateways import catalogue as gateways
+from scraper.gateways.catalogue import Recognised
 from scraper.series.log import FailureRecord, Row
 from scraper.series.table import union_columns
 from scraper.window.aggregate import gauge_values

@@ -13,7 +13,7 @@ from exporter.prometheus.snapshot import EngineQuantiles
 from exporter.prometheus.table import ENGINE_HISTOGRAMS
 from rundir.columns import Bools, Indices
 from rundir.stats import Missing
-from scraper.engines import canonical, detect
+from scraper.engines.recognition import canonical, detect
 from scraper.quantiles import read
 from scraper.series.table import EndpointSeries, SeriesTable
 from scraper.window.aggregate import Part, histograms

@@ -12,7 +12,7 @@ from exporter.prometheus.remote_write import STEP_S, LiveWriter
 from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
 from sidecar.options.spans import RemoteWriteOptions, write_access
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 
 FLUSH_S = 2.0
 

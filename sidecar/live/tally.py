@@ -22,7 +22,8 @@ from exporter.prometheus.snapshot import (
     traced,
 )
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
-from loadgen.requests.slo import Slo, SloResult, SloTally
+from loadgen.requests.slo.objectives import Slo
+from loadgen.requests.slo.results import SloResult, SloTally
 from loadgen.requests.table import FirstToken, RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Floats, Ints, Texts

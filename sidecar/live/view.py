@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Self
 
 from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
-from loadgen.requests.slo import Slo, SloResult
+from loadgen.requests.slo.objectives import Slo
+from loadgen.requests.slo.results import SloResult
 from loadgen.requests.table import FirstToken
 from recorded.failures import ErrorCount
 from recorded.logs import News, RunLogs

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loadgen.plan import workloads
 from loadgen.plan.arrivals import Arrival
 from loadgen.plan.traces import Trace, TraceError, read_trace
-from loadgen.protocols import PROTOCOLS, split_endpoint
-from loadgen.requests.slo import parse_typed_slo
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.protocols.table import PROTOCOLS, split_endpoint
+from loadgen.requests.slo.objectives import parse_typed_slo
 from recorded.errors import ConfigurationError
 from rundir.access import masked
 from sidecar.options.access import check_access, require_headers, require_tls

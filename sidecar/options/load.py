@@ -11,8 +11,8 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from loadgen.driver import is_closed_loop
-from loadgen.plan import workloads
-from loadgen.protocols import Endpoint
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.protocols.table import Endpoint
 from sidecar.options.access import AccessOptions, ListenOpen
 from sidecar.options.fields import (
     BODY,

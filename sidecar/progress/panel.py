@@ -12,8 +12,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.panel import Panel
 from rich.text import Text
 
-from rundir.printable import printable, sparkline
 from rundir.printable.numbers import brief, brief_ms, percent
+from rundir.printable.text import printable, sparkline
 
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12

@@ -16,11 +16,11 @@ from exporter.report import without_controls, without_padding
 from recorded.directory import write_text
 from recorded.errors import ConfigurationError, unusable_place
 from rundir.files import replace_file
-from rundir.printable import escaped, printable
 from rundir.printable.masking import without_secrets
+from rundir.printable.text import escaped, printable
 from sidecar.live.final import recorded
 from sidecar.options.fields import named_path
-from sidecar.progress import Terminal
+from sidecar.progress.reporter import Terminal
 from sidecar.report.derive import MARKDOWN, evaluated
 
 DEFAULT_OUTPUT = Path("comparison.html")

@@ -30,10 +30,10 @@ from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text,
 from recorded.errors import CannotWrite, DamagedRun, SidelightError
 from recorded.failures import evaluating
 from recorded.run import Run
-from rundir.printable import escaped, printable
+from rundir.printable.text import escaped, printable
 from sidecar.live.final import recorded
 from sidecar.options.fields import DEFAULT_FORMATS
-from sidecar.progress import Terminal
+from sidecar.progress.reporter import Terminal
 
 SUMMARY = "summary.json"
 MARKDOWN = "report.md"

@@ -15,7 +15,7 @@ from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.remote_write import STEP_S, write
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.table import FirstToken, RequestLog
 from recorded.directory import MANIFEST
 from recorded.errors import ConfigurationError
@@ -23,7 +23,7 @@ from recorded.events import WRITING, WRITTEN
 from recorded.run import Run
 from rundir.access import masked
 from rundir.columns import take
-from rundir.printable import LONGEST_WORD
+from rundir.printable.text import LONGEST_WORD
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 from sidecar.live.engine import EngineView, about_engine, known_of, stated
@@ -33,7 +33,7 @@ from sidecar.live.tally import Tally, rates_so_far, reported_rates
 from sidecar.options.checks import check_tags
 from sidecar.options.load import tags_of
 from sidecar.options.spans import RemoteWriteOptions, write_access
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.version import VERSION
 
 STEP_NS = round(STEP_S * 1e9)

@@ -11,9 +11,9 @@ from exporter.otlp.metrics import metric_exports
 from exporter.otlp.send import Sent, send
 from exporter.otlp.spans import SpanSource, exports
 from rundir.access import Access, bare, masked
-from scraper import engines
+from scraper.engines import recognition as engines
 from scraper.spans.spec import METRICS, TRACES
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.report.history import history
 
 # A collector of one signal alone does not know the path, or the service, of the other.

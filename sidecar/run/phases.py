@@ -33,7 +33,7 @@ from rundir.clock import Clock, step_ns, step_text
 from rundir.columns import take
 from rundir.process import collecting_often
 from scraper.spans.spec import SETTLE_S
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run.processes import Child, Supervised
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _span_notes(
     elif refused:
         yield f"exports of spans were refused ({refused}); raw/receiver.stderr says why"
     elif none:
-        from scraper.engines import catalogue  # noqa: PLC0415  YAML, which no run need wait for
+        from scraper.engines.catalogue import catalogue  # noqa: PLC0415  YAML, which no run need wait for
 
         known = [catalogue(name) for name in sorted(engines)]
         with_spans = [engine.tracing(version) for engine in known if engine.spans_switch(version) is not None]

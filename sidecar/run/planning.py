@@ -13,15 +13,17 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.plan import saved, workloads
+from loadgen.plan import saved
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.plan.fitting import Planned, PlanOrder, plan
 from loadgen.plan.saved import SavedRequestsError
 from loadgen.plan.tokenizers import Tokenizer, TokenizerError
-from loadgen.plan.workloads import Workload, mix
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.plan.workloads import mix
+from loadgen.plan.workloads.catalogue import Workload
 from loadgen.plan.workloads.distributions import Fixed
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import append_record, hidden_request, plan_end
 from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
@@ -29,7 +31,7 @@ from rundir.frames import FrameLog
 from rundir.printable.masking import MASK
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
 from sidecar.options.load import DRAFT, RunOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 
 PER_SLOT_PER_S = 2.0
 LEAST_PER_SLOT = 10

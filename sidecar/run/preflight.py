@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from loadgen.http1 import ProtocolError, parse_head
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
 from loadgen.requests.table import END_BYTES
 from loadgen.transports import open_transport

@@ -24,20 +24,20 @@ from loadgen.plan.tokenizers import (
     TokenizerError,
     probe_server,
 )
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.request import Target
+from loadgen.protocols.table import PROTOCOLS
 from recorded.errors import ConfigurationError, TargetUnreachable
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.printable.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
-from scraper.engines import metrics_paths
+from scraper.engines.catalogue import metrics_paths
 from scraper.targets.fetch import Limits, discover
 from scraper.targets.scrape import clock_of
 from sidecar.options.access import metrics_access
 from sidecar.options.checks import extra_of, headers_of, named
 from sidecar.options.load import ContactOptions, RunOptions
 from sidecar.options.watch import ScrapeOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run.planning import Load, read_load
 from sidecar.run.preflight import preflight, refusal, without_fields
 from sidecar.run.target import Contact, Served, engine_version, probe, proxy_note, unlisted_note

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 from recorded import directory as run_directory
 from recorded import events as run_events
 from recorded.errors import ConfigurationError, WorkerDied
@@ -31,7 +31,7 @@ from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
 from sidecar.options.spans import receiver_spec, require_ports
 from sidecar.options.watch import ScrapeOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import (
     Session,
@@ -178,7 +178,7 @@ def _live(
     options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: Prepared, page: LivePage | None
 ) -> LiveRun:
     """Return the reader of a run's logs."""
-    from loadgen.requests.slo import parse_slo  # noqa: PLC0415  as in run
+    from loadgen.requests.slo.objectives import parse_slo  # noqa: PLC0415  as in run
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
     from sidecar.live.view import Described, LiveRun  # noqa: PLC0415  as in run
 

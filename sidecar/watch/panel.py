@@ -19,8 +19,8 @@ from exporter.report.conclusion import where_it_goes
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
-from rundir.printable import printable
 from rundir.printable.numbers import brief, count_of, duration, percent, spoken
+from rundir.printable.text import printable
 from sidecar.progress.panel import Line, cell, row, waiting_row
 from sidecar.watch.lately import Recent
 

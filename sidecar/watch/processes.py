@@ -29,7 +29,7 @@ from scraper.commands import SpanSpec, Spec
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, keep_up
 from sidecar.watch.view import SCRAPES, SPANS, WatchView
 

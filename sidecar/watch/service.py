@@ -35,7 +35,7 @@ from sidecar.options.access import guard_of
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import require_ports
 from sidecar.options.watch import WatchOptions, reloaded
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible, unless_stopped_for
 from sidecar.run.target import reason_of

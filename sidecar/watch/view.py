@@ -43,7 +43,7 @@ from rundir.frames import LogTails
 from rundir.framing import GAP
 from rundir.printable.numbers import count_of
 from rundir.stats import finite
-from scraper.gateways import can_state_more
+from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
 from scraper.spans.log import Counts, ExportRecord, ForwardQueue, ReceiverLife, StateRecord, decode, follow

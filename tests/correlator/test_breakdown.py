@@ -12,8 +12,8 @@ import recordings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from correlator.attribute import attribute
 from correlator.breakdown import SOURCES, Parts, break_down
-from correlator.estimate import attribute
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
 from correlator.exact.join import join

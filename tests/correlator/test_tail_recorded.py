@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import recordings
 
+from correlator.attribute import attribute
 from correlator.breakdown import break_down
-from correlator.estimate import attribute
 from correlator.exact.clock_offset import clock_offsets
 from correlator.exact.join import join
 from correlator.statistics.association import Association, associations

@@ -20,7 +20,7 @@ from methodology.study.model import Asked, Parameters, StepData
 from recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
 from rundir.frames import FrameLog, read_frames
 from sidecar.options.load import RunOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 
 RUNS = ("vllm_spans", "two_engines", "sglang_trtllm")
 STEPS = ("vllm_plain", "two_engines")  # whose load can be trusted

@@ -15,7 +15,7 @@ import msgspec
 from faults.parsers import Parser, file_of, files, studies
 from golden_files import GOLDEN
 
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.slo.objectives import parse_slo
 from methodology.execution import asking
 from methodology.execution.data import step_data
 from methodology.execution.record import (
@@ -38,7 +38,8 @@ from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from recorded.errors import ConfigurationError
 from rundir.framing import Framer
-from rundir.printable import defused, masking, printable_json, printable_lines
+from rundir.printable import masking
+from rundir.printable.text import defused, printable_json, printable_lines
 from sidecar.options import access
 from sidecar.options.checks import extra_of
 from sidecar.options.config import as_recorded

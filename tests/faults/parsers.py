@@ -24,9 +24,10 @@ from loadgen.plan.prompts import PromptsError
 from loadgen.plan.traces import TraceError, read_trace
 from loadgen.plan.workloads import conversation, custom, prompts
 from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.protocols import PROTOCOLS, models
+from loadgen.protocols import models
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reads, Reply
+from loadgen.protocols.table import PROTOCOLS
 from methodology.execution.record import StudyRecord, create, open_study
 from methodology.options import CompareOptions, StudyOptions, SweepOptions
 from methodology.study.model import Asked, Parameters

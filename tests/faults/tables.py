@@ -28,7 +28,7 @@ from exporter.server_metrics.json import document
 from loadgen.plan.traces import Trace, read_trace
 from methodology.report.tables import as_csv
 from methodology.study.findings import Cell, Column, Table
-from rundir.printable import defused
+from rundir.printable.text import defused
 
 ODD = "ab,[;\"'=+-@\t\r\n #é€\u2028\u202e\x1b\x00"
 FORMULAS = ("=1+1", "+x", "-2+3", "@SUM(1)", "\t=1", "-1", "+1e3", "-inf", "=", "# not a comment", "", " ")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.protocols import kserve
 from loadgen.protocols.reading.reply import Reads, Reply
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.turns import reply_text
 
 SSE = "text/event-stream"

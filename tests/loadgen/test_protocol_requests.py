@@ -17,8 +17,8 @@ import pytest
 from loadgen.plan.fitting import PlanOrder, plan
 from loadgen.plan.tokenizers import ReferenceTokenizer
 from loadgen.plan.workloads.request import WorkloadRequest
-from loadgen.protocols import PROTOCOLS, Endpoint, kserve
 from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.table import PROTOCOLS, Endpoint, kserve
 from loadgen.records import RequestPart
 from loadgen.requests.table import assemble
 from loadgen.transports.grpc import _with_id

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from waiting import BOUND_S
 
 from loadgen import records
-from loadgen.requests.self_check import self_check
+from loadgen.requests.self_check.check import self_check
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Start, Wire

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from waiting import BOUND_S
 
 from loadgen import records
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart
 from loadgen.transports.transport import Exchange
 from loadgen.turns import next_turn

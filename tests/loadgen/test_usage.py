@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from loadgen.records import PlannedRequest, RequestPart
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.slo import goodput, parse_slo
+from loadgen.requests.slo.objectives import parse_slo
+from loadgen.requests.slo.results import goodput
 from loadgen.requests.summary import client_summary
 from loadgen.requests.table import RequestLog, assemble
 

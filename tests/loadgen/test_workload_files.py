@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads import code_completion
 from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 
 COUNT = 1000
 

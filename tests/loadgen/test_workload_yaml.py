@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads import custom, distributions, mix
 from loadgen.plan.workloads.custom import parse_lengths
 from loadgen.plan.workloads.distributions import (

@@ -13,7 +13,7 @@ import pytest
 
 from correlator.load.stability import Stability, Verdict
 from correlator.load.steady import SteadyWindow
-from loadgen.requests.slo import ObjectiveResult, SloResult
+from loadgen.requests.slo.results import ObjectiveResult, SloResult
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
 from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step

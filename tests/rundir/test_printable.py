@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rundir.printable import LONGEST, LONGEST_WORD, defused, printable, printable_json, printable_lines, sparkline
+from rundir.printable.text import LONGEST, LONGEST_WORD, defused, printable, printable_json, printable_lines, sparkline
 
 
 @pytest.mark.parametrize(

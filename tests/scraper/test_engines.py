@@ -12,7 +12,9 @@ import series
 import yaml
 
 from rundir.stats import Missing
-from scraper.engines import QUANTITIES, CanonicalSource, Engine, canonical, catalogue, detect, engine_names
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.catalogue import catalogue, engine_names
+from scraper.engines.recognition import QUANTITIES, Engine, canonical, detect
 from scraper.exposition import Page, histograms, parse
 from scraper.series.log import rows
 from scraper.series.table import build

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from rundir.stats import Missing
-from scraper.engines import CanonicalSource, canonical, detect
+from scraper.engines.binding import CanonicalSource
+from scraper.engines.recognition import canonical, detect
 from scraper.exposition import Page, PageReader, parse
 from scraper.exposition import trtllm_iterations as trtllm_json
 

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from rundir.stats import Missing
-from scraper import engines
+from scraper.engines import recognition as engines
 from scraper.exposition import Page, parse
-from scraper.gateways import (
+from scraper.gateways.catalogue import (
     QUANTITIES,
     FirstOutput,
     can_state_more,

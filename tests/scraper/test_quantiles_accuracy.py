@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scraper.quantiles import Fit, fit, read, read_rows
+from scraper.quantiles import fit, read, read_rows
+from scraper.quantiles.fit import Fit
 
 Float64 = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import series
 
-from scraper.engines import catalogue
+from scraper.engines.catalogue import catalogue
 from scraper.exposition import parse
 from scraper.series.log import rows
 from scraper.series.table import build

@@ -15,7 +15,7 @@ import pytest
 from processes import Ended
 from waiting import BOUND_S
 
-from loadgen.plan import workloads
+from loadgen.plan.workloads import catalogue as workloads
 from sidecar.__main__ import LEAST_BYTES
 
 UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from rundir.clock import anchor
 from scraper.exposition import parse
 from scraper.targets.scrape import Scrape
-from sidecar import doctor
+from sidecar.doctor import examination as doctor
 from sidecar.doctor.delivery import LEAST_HELD_S
 from sidecar.doctor.page import Samples, describe
 from sidecar.options.load import DoctorOptions

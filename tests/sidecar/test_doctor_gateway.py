@@ -13,8 +13,8 @@ from header_echo import HELD_S, PIECES, Way, gateway, header_echo
 from processes import engine, sidelight
 
 from recorded.errors import ConfigurationError
-from sidecar import doctor
 from sidecar.cli import free_pair
+from sidecar.doctor import examination as doctor
 from sidecar.doctor.delivery import delivery_lines
 from sidecar.options.checks import check_doctor
 from sidecar.options.load import DoctorOptions

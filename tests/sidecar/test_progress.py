@@ -15,9 +15,9 @@ from rich.console import Console
 
 from correlator.breakdown import TTFT_PARTS
 from exporter.html.markup import blocks
-from rundir.printable import LONGEST_WORD
-from sidecar.progress import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
+from rundir.printable.text import LONGEST_WORD
 from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
+from sidecar.progress.reporter import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
 
 VIEW = View(
     loaded=True,

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from exporter.summary.timeline import Timeline
-from rundir.printable import sparkline
 from rundir.printable.numbers import cell, duration, spoken
+from rundir.printable.text import sparkline
 
 LABEL = 9
 AXIS = "  TTFT by when sent"

@@ -15,8 +15,8 @@ from loadgen.plan.workloads.content import token_ids
 from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state, unreadable
 from loadgen.plan.workloads.mix import stream_rng
 from loadgen.plan.workloads.request import Turn, WorkloadRequest
-from loadgen.protocols import Protocol
 from loadgen.protocols.request import text_of
+from loadgen.protocols.table import Protocol
 
 NAME = "prompts"
 # What vllm bench requests too where a prompt states no length.

@@ -6,8 +6,18 @@ Where the draft leaves a number open, the choice is ours and stands in `ASSUMPTI
 
 from __future__ import annotations
 
+import random
+import struct
+from collections.abc import Iterator
+
 from loadgen.plan.workloads.distributions import Choice, Fixed, LogNormal, Normal, Percentiles, Uniform
 from loadgen.plan.workloads.mix import RequestClass, Sharing
+from loadgen.plan.workloads.request import WorkloadRequest
+
+UNIFORM = "synthetic-uniform"
+_IDS = 100_256
+_ID_BITS = 17
+_WORD_BITS = 32
 
 SYSTEM_PROMPT = Sharing(count=1, tokens=Fixed(200), share=0.5)
 
@@ -24,8 +34,8 @@ _QUESTION = (
 )
 
 _CLASSES = (
-    # Only for the report: its requests are those of synthetic_uniform.py.
-    RequestClass(name="synthetic-uniform", input_tokens=Uniform(128, 512), output_tokens=Uniform(64, 256)),
+    # Only for the report: its requests are those of `uniform_requests`.
+    RequestClass(name=UNIFORM, input_tokens=Uniform(128, 512), output_tokens=Uniform(64, 256)),
     RequestClass(
         name="synthetic-skewed",
         input_tokens=LogNormal(5.5, 1.0, 32, 4096),
@@ -74,3 +84,35 @@ STAND_IN_ASSUMPTIONS = {
     "code-completion": "input lengths log-normal (mu 5.0, sigma 1.0, 16 to 4096), as the draft gives none; "
     "functions made from templates, not The Stack's",
 }
+
+
+def uniform_requests(*, seed: int) -> Iterator[WorkloadRequest]:
+    """Yield requests of synthetic-uniform without end, by the draft's pseudocode.
+
+    To the letter of its appendix: `random.Random(seed)`, and the draws in its order. Input is Uniform(128, 512) tokens
+    with ids in [0, 100255], output Uniform(64, 256); no system prompt, no shared prefix, temperature 0.
+    """
+    rng = random.Random(seed)
+    while True:
+        input_tokens = rng.randint(128, 512)
+        max_tokens = rng.randint(64, 256)
+        yield WorkloadRequest(
+            workload_class=UNIFORM,
+            token_ids=_draw_ids(rng, input_tokens),
+            input_tokens=input_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+def _draw_ids(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Return the results of `count` calls of rng.randint(0, 100255), several times faster.
+
+    randint takes the upper 17 bits of one 32-bit word of the generator and draws again while they are too high. Many
+    words come at once here, never more than are still missing, so that the generator stands where the calls leave it.
+    """
+    ids: list[int] = []
+    while missing := count - len(ids):
+        words = rng.getrandbits(_WORD_BITS * missing).to_bytes(4 * missing, "little")
+        drawn = struct.unpack(f"<{missing}I", words)
+        ids += [token_id for word in drawn if (token_id := word >> (_WORD_BITS - _ID_BITS)) < _IDS]
+    return tuple(ids)

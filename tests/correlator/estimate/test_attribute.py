@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from recordings import log_of, scrapes_of
 from series import endpoint_of_columns
 
-from correlator.estimate import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
+from correlator.attribute import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, attribute
 from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import server_percentiles
 from correlator.estimate.table import Attribution

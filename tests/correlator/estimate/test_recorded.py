@@ -10,7 +10,7 @@ import pytest
 import recordings
 from recordings import Case
 
-from correlator.estimate import attribute
+from correlator.attribute import attribute
 from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import server_percentiles
 from correlator.estimate.table import Attribution

@@ -16,7 +16,7 @@ from correlator.estimate.percentiles import ServerMeans, drained_means, server_m
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.table import SLACK_S, Joined
-from loadgen.protocols import PROTOCOLS
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.metrics import span_s
 from rundir.columns import take
 from scraper.series.table import EndpointSeries

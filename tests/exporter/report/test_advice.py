@@ -15,7 +15,7 @@ from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Evidence
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
-from loadgen.requests.slo import ObjectiveResult, SloResult
+from loadgen.requests.slo.results import ObjectiveResult, SloResult
 from scraper.window.quantities import GatewayPage
 from scraper.window.summary import DetectedEngine, Server
 

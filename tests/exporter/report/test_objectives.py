@@ -7,7 +7,7 @@ import pytest
 import summaries
 
 from exporter.report.objectives import objectives
-from loadgen.requests.slo import ObjectiveResult, SloResult
+from loadgen.requests.slo.results import ObjectiveResult, SloResult
 
 OBJECTIVE = ObjectiveResult(
     text="ttft_p99<1ms",

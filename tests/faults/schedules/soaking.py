@@ -33,7 +33,7 @@ from series import counter, gauge
 from exporter.prometheus.page import LivePage
 from sidecar.__main__ import GC_THRESHOLD
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import MOST_REMEMBERED, Progress
+from sidecar.progress.reporter import MOST_REMEMBERED, Progress
 from sidecar.watch import service
 from sidecar.watch.view import WatchView
 

@@ -33,7 +33,7 @@ from scraper.worker import __main__ as scraping
 from scraper.worker import process as worker
 from scraper.worker import spans
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run import manifest
 from sidecar.watch import service
 from sidecar.watch.view import WatchView

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from loadgen import records
 from loadgen.protocols.reading.reply import unpack
 from rundir.stats import Missing
-from scraper.engines import canonical
+from scraper.engines.recognition import canonical
 from scraper.spans.log import ExportRecord, read_log
 from sidelight import open_run
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from loadgen.plan import prompts, workloads
+from loadgen.plan import prompts
 from loadgen.plan.fitting import PlanOrder, plan
 from loadgen.plan.tokenizers import ReferenceTokenizer
-from loadgen.plan.workloads import Workload, WorkloadError, WorkloadRequest
+from loadgen.plan.workloads import catalogue as workloads
+from loadgen.plan.workloads.catalogue import Workload
+from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.plan.workloads.prompts import OUTPUT_TOKENS
-from loadgen.protocols import PROTOCOLS
+from loadgen.plan.workloads.request import WorkloadRequest
 from loadgen.protocols.request import Target
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest
 
 HI = {"role": "user", "content": "Hi"}

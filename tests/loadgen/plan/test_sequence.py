@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.plan import fitting as fitter
-from loadgen.plan import tokenizers, workloads
+from loadgen.plan import tokenizers
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.protocols.request import Target
 
 if TYPE_CHECKING:

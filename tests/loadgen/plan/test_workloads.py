@@ -12,8 +12,8 @@ from statistics import NormalDist
 import pytest
 from scipy import stats
 
-from loadgen.plan import workloads
 from loadgen.plan.tokenizers import reference
+from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads.distributions import zipf_weights
 from loadgen.plan.workloads.request import WorkloadRequest
 

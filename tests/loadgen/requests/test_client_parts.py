@@ -9,7 +9,7 @@ from logs import request_log
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import INPUT_TOKEN_EDGES, TailRatios, client_summary
 
 THREE = {

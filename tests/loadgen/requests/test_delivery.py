@@ -10,7 +10,7 @@ from logs import request_log
 from msgspec import to_builtins
 
 from loadgen.requests import delivery as chunks
-from loadgen.requests.slo import parse_slo
+from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import client_summary
 from loadgen.requests.table import RequestLog
 

@@ -11,7 +11,8 @@ from msgspec import to_builtins
 from loadgen import records
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.requests import table as log
-from loadgen.requests.self_check import NOT_TRUSTED, STAMP_MS, TRUSTED, UNKNOWN, self_check, stated_error
+from loadgen.requests.self_check.check import NOT_TRUSTED, TRUSTED, UNKNOWN, self_check
+from loadgen.requests.self_check.stated_error import STAMP_MS, stated_error
 from loadgen.transports.lateness import BUCKETS, bucket_bounds, bucket_index
 
 MS = 1_000_000

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from logs import request_log
 from msgspec import to_builtins
 
-from loadgen.requests import slo
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.slo import objectives
+from loadgen.requests.slo import results as slo
 from loadgen.requests.summary import client_summary
 
 LIKE = "write one like ttft_p99<500ms or error_rate<1%"

@@ -19,9 +19,10 @@ from aiohttp import web
 from grpc import aio
 from waiting import BOUND_S
 
-from loadgen.protocols import PROTOCOLS, kserve
+from loadgen.protocols import kserve
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, request_id, traceparent
 from loadgen.transports.grpc import GrpcTransport
 from loadgen.transports.transport import Exchange, WorkerSpec

@@ -13,7 +13,7 @@ from exporter.evaluation.measured import window_of
 from exporter.evaluation.times import correlated
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.records import WorkerStat
-from loadgen.requests.self_check import self_check
+from loadgen.requests.self_check.check import self_check
 from methodology.execution.data import data_of, doubts
 from methodology.study.model import Kind
 from scraper.hardware.records import HardwareRecord

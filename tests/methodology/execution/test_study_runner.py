@@ -30,7 +30,7 @@ from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, 
 from recorded.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.cli import main
 from sidecar.options.load import RunOptions
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 
 SOUND, DOUBTFUL_GAPS = "two_engines", "vllm_plain"
 Measure = Callable[[RunOptions, list[str], Progress], StepData]

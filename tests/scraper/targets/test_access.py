@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from served import Serve
 
 from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
-from scraper.engines import metrics_paths
+from scraper.engines.catalogue import metrics_paths
 from scraper.targets.fetch import Limits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape
 

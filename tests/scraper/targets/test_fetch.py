@@ -14,7 +14,8 @@ from waiting import BOUND_S
 
 from rundir.access import Access
 from rundir.stats import Missing
-from scraper.engines import canonical, metrics_paths
+from scraper.engines.catalogue import metrics_paths
+from scraper.engines.recognition import canonical
 from scraper.series.log import ScrapeLog, rows
 from scraper.series.table import build
 from scraper.targets.fetch import Limits, discover, open_session, scrape

@@ -15,7 +15,7 @@ import pytest
 import series
 from series import QUEUE, WAITING, counter, gauge, histogram
 
-from scraper.engines import QUANTITIES
+from scraper.engines.recognition import QUANTITIES
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape

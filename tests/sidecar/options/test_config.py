@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.plan import workloads
+from loadgen.plan.workloads import catalogue as workloads
 from recorded.errors import ConfigurationError
 from sidecar.options.checks import DEFAULT_DURATION_S, check_doctor, check_run
 from sidecar.options.config import as_recorded, load_yaml

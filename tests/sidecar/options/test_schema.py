@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from scraper.engines import QUANTITIES
+from scraper.engines.recognition import QUANTITIES
 from sidecar.options import schema
 from sidecar.options.config import aliases, load_yaml
 from sidecar.options.load import RunOptions

@@ -13,10 +13,10 @@ from logs import request_log
 from series import END, PREFILL, QUEUE, counter, endpoint_of, gauge, histogram
 
 from correlator.opening import WatchRun
+from exporter.evaluation.client import workload
 from exporter.evaluation.warnings import warnings
-from exporter.evaluation.workload import workload
 from exporter.summary.correlation import Correlation, ReceivedSpans
-from loadgen.requests.self_check import SelfCheck, self_check
+from loadgen.requests.self_check.check import SelfCheck, self_check
 from loadgen.requests.summary import ClientSummary, client_summary
 from recorded.events import Event
 from recorded.run import Run

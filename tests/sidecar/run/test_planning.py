@@ -13,7 +13,7 @@ from loadgen.plan.fitting import Planned
 from loadgen.plan.tokenizers.fitting import TokenizerError
 from loadgen.plan.tokenizers.server import ServerTokenizer
 from recorded.errors import TargetIncompatible, TargetUnreachable
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run.planning import write_plan
 
 

@@ -22,7 +22,7 @@ from correlator.live.window import TraceWindow
 from rundir.access import Access
 from scraper.spans.forward import Wire
 from sidecar.options.watch import WatchOptions, check_watch
-from sidecar.progress import Progress
+from sidecar.progress.reporter import Progress
 from sidecar.run import open_run
 from sidecar.watch import service
 from sidecar.watch.service import watch
