@@ -166,8 +166,8 @@ def _follow(spec: WorkerSpec) -> Follow | None:
 
 def _read(spec: WorkerSpec) -> Read:
     """Return the function that reads replies for the log; few runs load it."""
-    from loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
     from loadgen.protocols.reading.reply import read_to_log  # noqa: PLC0415
+    from loadgen.protocols.table import PROTOCOLS  # noqa: PLC0415
 
     return partial(read_to_log, PROTOCOLS[spec.protocol].form)
 
