@@ -16,7 +16,7 @@ from methodology.compliance.statement import satisfies
 from methodology.execution import asking, between, record
 from methodology.execution.asking import common_options, options_of, targets, variants_of
 from methodology.execution.derive import DerivedStudy, derive_study, procedure_named
-from methodology.execution.plan import Plan, engines_for, expected, in_all, plan_lines, served_by_one, within
+from methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
 from methodology.execution.record import Seen, Study
 from methodology.execution.runner import Conduct, conduct
 from methodology.options import ALL, TESTS, StudyOptions
@@ -54,7 +54,7 @@ class Ended:
         return self.derived.result
 
 
-def asked_of(options: StudyOptions, procedure: Procedure, engines: float | None = None) -> tuple[Asked, list[str]]:
+def asked_of(options: StudyOptions, procedure: Procedure, speed: float | None = None) -> tuple[Asked, list[str]]:
     """Return the resolved request for a test, and the cost of --budget. Raises ConfigurationError."""
     variants = variants_of(options)
     common = common_options(options, procedure)
@@ -74,7 +74,7 @@ def asked_of(options: StudyOptions, procedure: Procedure, engines: float | None 
     )
     if options.budget is None:
         return asked, []
-    return within(procedure, asked, common, options.budget, engines=engines)
+    return within(procedure, asked, common, options.budget, speed=speed)
 
 
 def _stated(options: StudyOptions) -> Capacity | None:
@@ -108,7 +108,7 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
     # Of a test without that number a capacity says how fast the system is.
     says_speed = is_all or "capacity" not in options_of(procedure_named(name))
     of_usual = common_options(options, usual)
-    engines = engines_for(of_usual, stated.per_s) if stated is not None and says_speed else None
+    speed = speed_of(of_usual, stated.per_s) if stated is not None and says_speed else None
     shown = {options.workload or usual.workload: stated} if stated is not None else {}
     plans: list[Plan] = []
     for procedure in map(procedure_named, TESTS if is_all else (name,)):
@@ -117,10 +117,10 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
         if is_all and (why := _left_out(procedure.name, each)):
             yield f"{procedure.name:16} {why}"
             continue
-        asked, costs = asked_of(each, procedure, engines)
+        asked, costs = asked_of(each, procedure, speed)
         yield from costs
         yield from () if is_all else _too_few(options, asked)
-        plans.append(_planned(procedure, asked, common_options(each, procedure), engines))
+        plans.append(_planned(procedure, asked, common_options(each, procedure), speed))
         if isinstance(capable := capacity(asked, plans[-1].finished), Capacity):
             shown.setdefault(options.workload or procedure.workload, capable)
         yield from [f"{procedure.name:16} {in_all(plans[-1])}"] if is_all else plan_lines(plans[-1])
@@ -128,14 +128,14 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
         yield f"{ALL:16} {in_all(*plans)}"
     if stated is None:
         yield (
-            f"These are for the simulated engine, which serves {served_by_one(of_usual):.2g} requests/s of "
+            f"These are for the simulated engine, which serves {served_at(1.0, of_usual).per_s():.2g} requests/s of "
             f"{of_usual.workload}; with --capacity or --from they are for yours."
         )
 
 
-def _planned(procedure: Procedure, asked: Asked, common: RunOptions, engines: float | None = None) -> Plan:
+def _planned(procedure: Procedure, asked: Asked, common: RunOptions, speed: float | None = None) -> Plan:
     """Return the plan of a test. Raises ConfigurationError where it would refuse to begin, or has no such variant."""
-    planned = expected(procedure, asked, common, engines=engines)
+    planned = expected(procedure, asked, common, speed=speed)
     if planned.end is not None and not planned.end.complete and not planned.steps:
         raise ConfigurationError(f"{procedure.name}: {planned.end.reason}")
     if unknown := {each.step.variant for each in planned.steps} - set(asked.variants or ("",)):
