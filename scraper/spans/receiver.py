@@ -34,7 +34,7 @@ from scraper.spans.spec import LOGS, METRICS, SETTLE_S, TRACES, ReceiverSpec, ho
 
 _COUNT_EVERY_S = 2.0  # what a killed receiver had refused since then is not known
 _SMALL_BYTES = 16 * 1024
-_LARGE_AT_ONCE = 2  # compressed beside the loop: small ones, and those that are read, do not wait
+_LARGE_AT_ONCE = 2  # scanned beside the loop: small ones, and those that are read, do not wait
 
 Deliver = Callable[[int, ExportTraceServiceRequest], None]
 
@@ -126,16 +126,22 @@ class Receiver:
         Nothing is waited for once it is logged: a sender that goes meanwhile has sent all of it, or nothing.
         """
         received_ns = self._now_ns()
-        take = self._keep if signal == TRACES else self._pass_on
         if len(body) <= _SMALL_BYTES:
-            return take(signal, ExportRecord(received_ns=received_ns, via=via, packed=compressed(body)), body)
-        async with self._large:
-            packed = await asyncio.to_thread(compressed, body)
-            return take(signal, ExportRecord(received_ns=received_ns, via=via, packed=packed), body)
+            scanned, packed = self._scanned(signal, body, received_ns)
+        else:
+            async with self._large:
+                scanned, packed = await asyncio.to_thread(self._scanned, signal, body, received_ns)
+        if scanned is None:
+            return self._pass_on(signal, packed)
+        return self._keep(ExportRecord(received_ns=received_ns, via=via, packed=packed), scanned)
 
-    def _keep(self, signal: str, record: ExportRecord, body: bytes) -> bytes:
-        """Scan, log, deliver and queue an export of spans; return the reply that says what of it was bad."""
-        scanned = scan(body, record.received_ns, is_awaited=self._spec.is_awaited)
+    def _scanned(self, signal: str, body: bytes, received_ns: int) -> tuple[ExportScan | None, bytes]:
+        """Return the scan of an export, if it is one of spans, and its bytes for the log and the queue."""
+        scanned = scan(body, received_ns, is_awaited=self._spec.is_awaited) if signal == TRACES else None
+        return scanned, compressed(body)
+
+    def _keep(self, record: ExportRecord, scanned: ExportScan) -> bytes:
+        """Log, deliver and queue an export of spans; return the reply that says what of it was bad."""
         if self._spec.restarts_at_clock_step and step_ns(self._begun, self._wall_ns):
             raise turned_away("the clock of this machine was just set; the receiver starts again by the new time")
         try:
@@ -144,7 +150,7 @@ class Receiver:
         except OSError as error:
             self._totals["unwritten"] += 1
             raise turned_away(f"it cannot be logged: {error.strerror}") from error
-        self._pass_on(signal, record, body)
+        self._pass_on(TRACES, record.packed)
         self._count_spans(record.via, scanned)
         if self._deliver:
             self._deliver(record.received_ns, scanned.request)
@@ -155,10 +161,10 @@ class Receiver:
             reply.partial_success.error_message = list(scanned.faults)[-1]
         return reply.SerializeToString()
 
-    def _pass_on(self, signal: str, record: ExportRecord, _body: bytes) -> bytes:
+    def _pass_on(self, signal: str, packed: bytes) -> bytes:
         """Count an export and queue it for the next collector; return the empty reply of full acceptance."""
         if self._forwarder:
-            self._forwarder.offer(record.packed, signal)
+            self._forwarder.offer(packed, signal)
         self._totals["exports" if signal == TRACES else signal] += 1
         return b""
 

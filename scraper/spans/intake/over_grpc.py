@@ -29,6 +29,7 @@ _LIMITS_READ = 2
 _BOUNDS = {
     "grpc.per_message_decompression": 0,  # not all versions of grpcio bound it
     "grpc.so_reuseport": 0,
+    "grpc.http2.bdp_probe": 0,  # else each connection may have megabytes under way that are not asked for yet
     "grpc.server_handshake_timeout_ms": 5_000,
     "grpc.max_connection_idle_ms": 120_000,
     # Metadata is held before any token is seen: a byte of HPACK can stand for 4 kB of it, and gRPC's own limits of
