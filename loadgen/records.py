@@ -15,7 +15,7 @@ import msgspec
 from rundir.frames import FrameLog, read_frames
 
 PLAN_END = -1
-MOST_REPLY_BYTES = 64_000_000  # on the wire, unless a run says otherwise
+MOST_REPLY_BYTES = 64_000_000  # on the wire
 MOST_MESSAGE_BYTES = 16 * 1024 * 1024  # of one event of a stream, one message, or a reply in one piece
 
 

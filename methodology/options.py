@@ -220,7 +220,6 @@ class StudyOptions(RunOptions):
     trace: Annotated[Path | None, HIDDEN] = None
     replay_speed: Annotated[float, HIDDEN] = 1.0
     deadline: Annotated[float | None, HIDDEN] = None
-    linger: Annotated[float | None, HIDDEN] = 0.0
     replay_requests: Annotated[Path | None, HIDDEN] = None
     trace_url: Annotated[str | None, HIDDEN] = None
 

@@ -37,17 +37,16 @@ def require_free(path: Path | None) -> None:
         raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
 
 
-def create(path: Path, *, world_readable: bool = False) -> Path:
+def create(path: Path) -> Path:
     """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
 
     A directory that is there already stays readable for whom it is; its `raw/` does not. Raises ConfigurationError as
     `require_free` does and where there can be no directory; CannotWrite where the disk is full.
     """
     require_free(path)
-    mode = 0o755 if world_readable else 0o700
     try:
-        path.mkdir(mode=mode, parents=True, exist_ok=True)
-        (path / RAW).mkdir(mode=mode)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (path / RAW).mkdir(mode=0o700)
         sync(path.parent)
     except OSError as error:
         raise unusable_place("--out", path, error) from error

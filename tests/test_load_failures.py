@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from processes import (
     LONG,
     QUICK,
+    QUIET,
     Case,
     Ended,
     Script,
@@ -52,11 +54,6 @@ CASES = {
     "limited": Case(url="http://{}/limited/limited"),
     "page": Case(url="http://{}/page/page"),
     "timeout": Case(url="http://{}/endless/timeout", options=(*QUICK, "--request-timeout", "2")),
-    "large": Case(url="http://{}/flood/large", options=(*QUICK, "--max-reply-bytes", "100kB")),
-    "full": Case(
-        url="http://{}/flood/full",
-        options=("--concurrency", "4", "--requests", "4", "--warmup", "0", "--keep-bytes", "1MB"),
-    ),
     "drain": Case(url="http://{}/endless/drain", options=(*QUICK, "--drain-timeout", "0.5")),
     "many": Case(
         url="http://{}/good/many",
@@ -156,23 +153,16 @@ def test_a_stream_that_never_ends_is_given_up(runs: Callable[[str], Ended]):
     assert {"timeout: no response within 2 s"} >= {row["error"] for row in rows if row not in begun}
 
 
-def test_a_reply_that_is_too_large_fails(runs: Callable[[str], Ended]):
-    """With a kind of its own, which the report counts, and the tokens that it had brought."""
-    run = runs("large")
-    assert (3, "complete") == (run.code, run.manifest["status"])
-    rows = agreed_rows(run, sent=8, failed=8)
-    assert {"too_large: more than 100000 body bytes (--max-reply-bytes)"} == {row["error"] for row in rows}
-    assert all(row["first_token_ns"] > 0 for row in rows)
-    assert {"too_large": 8} == run.summary["client"]["errors"]
-
-
-def test_logs_that_are_large_enough_stop_the_run(runs: Callable[[str], Ended]):
+def test_logs_that_are_large_enough_stop_the_run(
+    sidelight: Callable[..., Ended], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """As if the user had, and it says why; what was recorded is reported."""
-    run = runs("full")
-    assert (130, "interrupted") == (run.code, run.manifest["status"])
-    assert "The logs of the run have reached --keep-bytes 1MB; requests in flight are cancelled" in run.out
-    rows = agreed_rows(run, ok=0)
-    assert any(row["first_token_ns"] for row in rows)
+    monkeypatch.setattr("sidecar.run.load.MOST_LOG_BYTES", 10**6)
+    options = ("--concurrency", "4", "--requests", "4", "--warmup", "0", *QUIET, "--out", tmp_path / "run")
+    ended = replace(sidelight("run", f"{url}/flood/full", *options), path=tmp_path / "run")
+    assert (130, "interrupted") == (ended.code, ended.manifest["status"])
+    assert "The logs of the run have reached 0.001 GB; requests in flight are cancelled" in ended.out
+    assert any(row["first_token_ns"] for row in agreed_rows(ended, ok=0))
 
 
 def test_a_drain_does_not_wait_for_ever(runs: Callable[[str], Ended]):

@@ -33,6 +33,8 @@ from sidecar.cli import free_pair
 from sidecar.report.derive import OPENMETRICS, derive_run
 
 PROMTOOL = shutil.which("promtool")
+# A run that waits for its last scrape on a busy machine too.
+PATIENT = "from sidecar import cli; from sidecar.live import final; final.INTERVALS = final.LONGEST_S; cli.main()"
 # What is started, and its exit code.
 STARTED = {
     "spans": (0, ("--rate", "6", "--duration", "9", "--warmup", "2")),
@@ -139,12 +141,12 @@ async def _output(*command: str, given: bytes = b"", code: int = 0) -> str:
 async def _run(name: str, path: Path, page: str) -> None:
     """Start a run as users do, with an engine of its own."""
     code, options = STARTED[name]
-    addresses, traced = ["--listen", page, "--out", str(path), "--linger", str(BOUND_S)], []
+    addresses, traced = ["--listen", page, "--out", str(path)], []
     if name in {"spans", "long"}:
         collector = free_pair()
         addresses, traced = [*addresses, "--otlp-listen", collector], ["--otlp-endpoint", f"http://{collector}"]
     with engine("--speed-profile", "demo" if name == "estimates" else "fast", *traced) as (url, _):
-        command = (sys.executable, "-m", "sidecar", "run", "--url", url, "--quiet", *options, *addresses)
+        command = (sys.executable, "-c", PATIENT, "run", "--url", url, "--quiet", *options, *addresses)
         await _output(*command, code=code)
 
 

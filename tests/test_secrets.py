@@ -104,7 +104,7 @@ def run(left: Left, echo: Echoing, authority: Authority, directory: Path) -> Non
     code = finished(
         left, "run", "run", echo.url, "--requests", "12", "--rate", "20", "--warmup", "2",
         "--prompts", directory / "prompts.jsonl", "--api-key", f"@{directory / 'key'}",
-        "--header", f"X-Tok: {SECRETS['header']}", "--header-file", directory / "headers",
+        "--header", f"X-Tok: {SECRETS['header']}", "--header", f"@{directory / 'headers'}",
         "--extra-body", json.dumps({"api_token": SECRETS["body"], "max_queue": {"auth": [SECRETS["body"]]}}),
         "--metrics", f"{page}?token={SECRETS['query']}&target=1&shard={SECRETS['field']}",
         "--metrics-header", f"X-Page: {SECRETS['pageheader']}",

@@ -112,8 +112,7 @@ class GrpcTransport:
         """
         own_id, parent = request_id(self._spec.run_id, planned.index), traceparent(self._spec.run_id, planned.index)
         begin: Any = taken.channel.unary_stream(planned.path)
-        named = (("x-request-id", own_id),) if self._spec.request_id else ()
-        metadata = (*self._headers, *named, ("traceparent", parent))
+        metadata = (*self._headers, ("x-request-id", own_id), ("traceparent", parent))
         return begin(_with_id(planned.body, own_id), metadata=metadata)
 
     async def _talk(self, call: Any, exchange: Exchange) -> None:

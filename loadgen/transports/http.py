@@ -181,7 +181,7 @@ class HttpTransport:
     """One pool of connections an origin; owns them. Raises ValueError or OSError on an unusable specification."""
 
     def __init__(self, spec: WorkerSpec, clock: Clock, *, stamps: ReceiveStamps) -> None:
-        self._run_id, self._names_requests = spec.run_id, spec.request_id
+        self._run_id = spec.run_id
         origins = [origin_of(root) for root in spec.roots]
         tls = tls_context(spec.tls) if any(origin.tls for origin in origins) else None
         pools = {origin: Pool(origin, clock, tls=tls, reuse=spec.reuse, stamps=stamps) for origin in origins}
@@ -218,9 +218,8 @@ class HttpTransport:
         pool, prefix, heads = self._targets[planned.url]
         fixed = heads[planned.headers]
         run_id, index = self._run_id, planned.index
-        named = f"X-Request-Id: {request_id(run_id, index)}\r\n" if self._names_requests else ""
         head = (
-            f"POST {prefix}{planned.path} HTTP/1.1\r\n{fixed}{named}"
+            f"POST {prefix}{planned.path} HTTP/1.1\r\n{fixed}X-Request-Id: {request_id(run_id, index)}\r\n"
             f"traceparent: {traceparent(run_id, index)}\r\nContent-Length: {len(planned.body)}\r\n\r\n"
         )
         await pool.perform(exchange, head.encode() + planned.body, timeout_s=timeout_s)

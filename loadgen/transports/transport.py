@@ -30,7 +30,6 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     urls       the servers' roots, with or without /v1; the plan's paths go behind the one that a request names
     protocol   the name in protocols.PROTOCOLS that reads the replies
     reuse      keep connections for further requests
-    request_id send each request's id as X-Request-Id, where the protocol has headers
     sessions   send the later turns of sessions too; without it, only the first ones
     redact_bodies  write no text of a reply, but its length and a hash; a reply is then logged when it has ended
     stand_ins  what stands in the plan's bodies in place of secrets, each with what is sent
@@ -50,7 +49,6 @@ class WorkerSpec(ChildSpec, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     protocol: str = "chat"
     tls: Tls = Tls()
     reuse: bool = True
-    request_id: bool = True
     sessions: bool = False
     redact_bodies: bool = False
     stand_ins: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -142,7 +140,7 @@ class Transport(Protocol):
 
 def too_large(most_bytes: int) -> str:
     """Return the error of a reply that is longer than it may be."""
-    return f"too_large: more than {most_bytes} body bytes (--max-reply-bytes)"
+    return f"too_large: more than {most_bytes} body bytes"
 
 
 def waiting_for(exchange: Exchange) -> str:

@@ -35,7 +35,7 @@ DECIDED = {"sut"} | {
 _SHARED = ("duration", "requests", "slo", "concurrency", "output_tokens")
 _WORKLOAD = ("output_tokens",)
 _LISTEN = ("listen", "listen_tls", "listen_token", "listen_client_ca", "listen_open")
-_OUTPUT = ("out", "world_readable", "formats", *_LISTEN, "quiet", "json", "verbose", "config")
+_OUTPUT = ("out", "formats", *_LISTEN, "quiet", "json", "verbose", "config")
 # Options that are of one call, not of the study.
 _OF_NOW = ("out", "resume", "plan", "budget", *_LISTEN, "quiet", "json", "verbose", "config", "require")
 STEP_FORMATS = ("json", "text")

@@ -156,14 +156,14 @@ def directory_of(options: StudyOptions, name: str) -> Path:
     return options.out or Path("runs") / f"{utc_now():%Y%m%d-%H%M%S}-{name}"
 
 
-def create(path: Path, record: StudyRecord, *, world_readable: bool = False) -> Study:
+def create(path: Path, record: StudyRecord) -> Study:
     """Make the directory of a new study, for its owner alone. Raises ConfigurationError where something is there,
     CannotWrite.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds a study; go on with it by --resume" if (path / STUDY).exists() else "is not empty; choose another"
         raise ConfigurationError(f"--out {path}: {what}")
-    make(path, world_readable=world_readable)
+    make(path)
     try:
         (path / STEPS).mkdir(mode=0o777 & path.stat().st_mode)
     except OSError as error:  # also where a study that began at the same time has it
@@ -177,10 +177,10 @@ def write_all(path: Path, options: Mapping[str, Any]) -> None:
     write_json(path / ALL, {"schema_version": 1, "options": dict(options)})
 
 
-def make(path: Path, *, world_readable: bool) -> None:
+def make(path: Path) -> None:
     """Make the directory of a study or of all tests. Raises ConfigurationError; CannotWrite if the disk is full."""
     try:
-        path.mkdir(mode=0o755 if world_readable else 0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise unusable_place("--out", path, error) from error
 

@@ -54,7 +54,7 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
     finished = [_counted(each) for each in finished]
     out = record.directory_of(options, "compare")
     new = record.new(replace(options, out=out), asked, command, seen={})
-    study = record.create(out, new, world_readable=options.world_readable)
+    study = record.create(out, new)
     for each, data in zip(finished, read, strict=True):
         record.append(
             study.path,

@@ -54,7 +54,8 @@ def measure(options: RunOptions, command: list[str], progress: Progress) -> Step
         return data_of(measured, derived.parts, derived.summary.self_check), derived.parts, derived.summary
 
     try:
-        return asyncio.run(session.run(options, command=command, progress=progress, finish=finish))  # type: ignore[arg-type]
+        run = session.run(options, command=command, progress=progress, finish=finish, linger_s=0.0)  # type: ignore[arg-type]
+        return asyncio.run(run)
     except (CannotWrite, ConfigurationError, Interrupted):
         raise
     except SidelightError as error:

@@ -156,7 +156,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     seen = _seen(options, configurations, limit_s=0.0)
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
     new = record.new(options, replaced(asked, max_model_len=longest), command, seen)
-    return record.create(path, new, world_readable=options.world_readable)
+    return record.create(path, new)
 
 
 def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
@@ -321,7 +321,7 @@ def _all_begun(options: StudyOptions, stack: ExitStack) -> tuple[Path, StudyOpti
     root = record.directory_of(options, ALL)
     if any((root / name / record.STUDY).exists() for name in TESTS):
         raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
-    record.make(root, world_readable=options.world_readable)
+    record.make(root)
     stack.enter_context(record.held(root))
     record.write_all(root, as_recorded(options))
     return root, options

@@ -191,8 +191,8 @@ def _is_secret(name: str) -> bool:
 
 def hint_of(command: str, name: str, names: Iterable[str], *, elsewhere: str = "") -> str:
     """Return a hint at the replacement of an option that a command lacks, or "". It may be one `elsewhere`."""
-    if name in REMOVED:
-        return f"; {REMOVED[name]}"
+    if (removed := name.replace("--no-", "--", 1)) in REMOVED:
+        return f"; {REMOVED[removed]}"
     has_it = f"; `sidelight {elsewhere}` has it" if elsewhere else ""
     return _OTHERWISE.get((command, name)) or has_it or nearest(name, names)
 

@@ -83,8 +83,6 @@ def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
 
 def request_id_lines(answer: Answer, trail: Trail) -> Iterator[Line]:
     """Yield a line on the passage of our X-Request-Id to the engine, if known."""
-    if not answer.request_id:
-        return
     unknown = "whether X-Request-Id reached the engine, nothing tells"
     if trail.bears_request_id or _holds(answer.reply.response_id, answer.request_id):
         yield OK, "X-Request-Id reached the engine"

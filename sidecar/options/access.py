@@ -210,13 +210,12 @@ def _text(path: Path | None) -> str:
     return str(path) if path else ""
 
 
-def require_headers(flag: str, lines: Sequence[str], file: Path | None = None) -> dict[str, str]:
-    """Return headers by name, those of a file and of lines like @FILE too; none of their values is written anywhere.
+def require_headers(flag: str, lines: Sequence[str]) -> dict[str, str]:
+    """Return headers by name, those of lines like @FILE too; none of their values is written anywhere.
 
     Raises ConfigurationError, without the text of a line that may be a secret.
     """
-    files = [] if file is None else [file]
-    files += [Path(line[1:]) for line in lines if line.startswith("@")]
+    files = [Path(line[1:]) for line in lines if line.startswith("@")]
     given = [line for line in lines if not line.startswith("@")]
     headers: dict[str, str] = {}
     for line in (*given, *(line for path in files for line in _lines(flag, path))):

@@ -64,7 +64,6 @@ def check_run(options: RunOptions) -> RunOptions:
     check_formats(options.formats)
     check_trace_url(options.trace_url)
     check_tags(options.tag)
-    _ = options.reply_bytes, options.kept_bytes  # which raise
     rate, duration_s = options.rate or 0, options.duration or 0
     if rate * duration_s > MOST_REQUESTS:
         raise ConfigurationError(
@@ -214,7 +213,7 @@ def _check_contact(options: ContactOptions) -> None:
 
 def headers_of(options: ContactOptions) -> dict[str, str]:
     """Return the headers that every request has beside our own. Raises ConfigurationError."""
-    return require_headers("--header", options.header, options.header_file)
+    return require_headers("--header", options.header)
 
 
 def extra_of(options: ContactOptions) -> dict[str, object]:

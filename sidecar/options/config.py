@@ -23,6 +23,13 @@ REMOVED = {
     "--forward-keep": "exports wait in memory only; for a queue on disk put an OpenTelemetry Collector in front, which "
     "sends a copy here",
     "--save-requests": "each run keeps its requests: send them again with --replay-requests and its directory",
+    "--header-file": "write --header @FILE",
+    "--request-id": "each request has an X-Request-Id, a UUID",
+    "--world-readable": "let others read a directory afterwards: chmod -R a+rX DIR",
+    "--keep-bytes": "a run is stopped when its logs reach 10 GB; a watch has --keep-bytes",
+    "--max-reply-bytes": "a reply of more than 64 MB fails",
+    "--linger": "a page that is scraped is served until it was scraped once more, a minute at most",
+    "--memory": "the process that receives spans may take 512 MB; a watch has --memory",
     "--prometheus-native-histograms": "histograms are sent with their buckets; percentiles of a run are in its report",
 }
 

@@ -40,8 +40,6 @@ UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
-LEAST_KEPT = "1MB"  # of logs
-
 SYSTEMS = "ABCDEFGH"  # names of systems that `compare` is given without one
 
 FORMATS = (*(export.name for export in EXPORTS), "text", "html", "markdown", "junit", "openmetrics")
@@ -243,10 +241,6 @@ TraceUrl = Annotated[
         "Where report.html links each request's trace to, with {trace_id} in it, e.g. "
         "'https://tempo.example/trace/{trace_id}'.",
     ),
-]
-WorldReadable = Annotated[
-    bool,
-    flag(OUTPUT, "Let other users of this machine read the run directory, which holds prompts and replies."),
 ]
 Outside = Annotated[
     bool, flag(OUTPUT, "Of a comparison of recorded runs: read these runs, which lie outside of its directory.")

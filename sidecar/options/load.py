@@ -18,7 +18,6 @@ from sidecar.options.fields import (
     BODY,
     DEFAULT_FORMATS,
     HEADERS,
-    LEAST_KEPT,
     LONGEST_S,
     MAPPING,
     OUTPUT,
@@ -39,13 +38,11 @@ from sidecar.options.fields import (
     SliceDuration,
     TraceUrl,
     Verbose,
-    WorldReadable,
     flag,
     option,
     repeatable,
     secret_option,
     several,
-    size_bytes,
     time_option,
 )
 from sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
@@ -105,21 +102,11 @@ class ContactOptions(AccessOptions):
     ] = None
     header: Annotated[
         tuple[str, ...],
-        repeatable(TARGET, "Additional header of every request, 'Name: value', or @FILE as --header-file."),
+        repeatable(
+            TARGET, "Additional header of every request, 'Name: value', or @FILE with a header a line (repeatable)."
+        ),
         HEADERS,
     ] = ()
-    header_file: Annotated[
-        Path | None,
-        option(TARGET, "File with additional headers, one a line, which no list of processes shows."),
-    ] = None
-    request_id: Annotated[
-        bool,
-        option(
-            TARGET,
-            "Send an X-Request-Id with each request, a UUID, as gateways expect it. Without it a span is joined by "
-            "trace alone.",
-        ),
-    ] = True
     extra_body: Annotated[
         str | None,
         option(
@@ -179,12 +166,6 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
 
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
     request_timeout: Annotated[Duration, time_option(TARGET, "Timeout of one request.")] = 600.0
-    max_reply_bytes: Annotated[
-        str,
-        option(
-            TARGET, "Maximum size of a reply's body, e.g. 500kB, 64MB, 1GiB. A request whose reply is longer fails."
-        ),
-    ] = "64MB"
     rate: Annotated[
         Rate | None,
         option(LOAD, "Open loop: requests per second, independent of the server's responses. Default: 1."),
@@ -366,22 +347,9 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         MAPPING,
     ] = None
     out: Out = None
-    world_readable: WorldReadable = False
-    keep_bytes: Annotated[
-        str,
-        option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. A run that reaches it is stopped as by Ctrl-C."),
-    ] = "10GB"
     formats: Formats = DEFAULT_FORMATS
     trace_url: TraceUrl = None
     listen: Listen = None
-    linger: Annotated[
-        Pause | None,
-        time_option(
-            OUTPUT,
-            "After the run, serve its final numbers on the live page until they have been scraped once, at most this "
-            "long. Default: three times the time between two scrapes; 0 where nobody scraped.",
-        ),
-    ] = None
     tag: Annotated[
         tuple[str, ...],
         repeatable(OUTPUT, "Label of every series on the live page, NAME=VALUE (repeatable), e.g. build=1234."),
@@ -405,16 +373,6 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     def cap(self) -> int | None:
         """Return the cap on requests in flight of a schedule. None: any number, or nothing is scheduled."""
         return None if self.closed_loop else self.concurrency
-
-    @property
-    def reply_bytes(self) -> int:
-        """Return the maximum size of a reply's body. Raises ConfigurationError."""
-        return size_bytes("max_reply_bytes", self.max_reply_bytes, least="1kB")
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the maximum size of logs. Raises ConfigurationError."""
-        return size_bytes("keep_bytes", self.keep_bytes, least=LEAST_KEPT)
 
     @property
     def worker_count(self) -> int:

@@ -31,12 +31,11 @@ from sidecar.options.fields import (
     option,
     register_secrets,
     repeatable,
-    size_bytes,
 )
 
 SPANS = Group("Spans", sort_key=4.6)  # after the groups of metrics pages
 
-LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue
+MEMORY_BYTES = 512 * 10**6  # of the receiver of spans, where a watch says no other
 
 OtlpListen = Annotated[
     str | None,
@@ -80,14 +79,6 @@ class SpanOptions(ListenOptions, AccessOptions):
     ] = None
     otlp_header: OtlpHeader = ()
     otlp_ca: OtlpCa = None
-    memory: Annotated[
-        str,
-        option(
-            SPANS,
-            "Limit on the memory of the process that receives spans, e.g. 512MB, 1GiB. Above it, exports are refused, "
-            "to be sent again; a process that takes still more is ended, and started anew.",
-        ),
-    ] = "512MB"
 
 
 @Parameter(name="*")
@@ -158,7 +149,6 @@ def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
     else:
         listen_addresses(options.otlp_listen)
         check_listening(options, {**page, "--otlp-listen": options.otlp_listen})
-    size_bytes("memory", options.memory, least=LEAST_MEMORY)
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
         if options.otlp_listen is None:
@@ -211,7 +201,7 @@ def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
         clock_offset_ns=clock.offset_ns,
         forward=options.otlp_forward or "",
         access=forward_access(options),
-        memory_bytes=size_bytes("memory", options.memory, least=LEAST_MEMORY),
+        memory_bytes=MEMORY_BYTES,
         guard=guard_of(options),
     )
 

@@ -19,7 +19,6 @@ from sidecar.options import config
 from sidecar.options.access import check_access
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
-    LEAST_KEPT,
     LONGEST_S,
     MASKED_URLS,
     OUTPUT,
@@ -35,7 +34,6 @@ from sidecar.options.fields import (
     ScrapeInterval,
     SliceDuration,
     Verbose,
-    WorldReadable,
     check_bounds,
     check_formats,
     flag_of,
@@ -49,6 +47,8 @@ from sidecar.options.fields import (
 )
 from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_remote_write, check_spans
 
+LEAST_KEPT = "1MB"  # of logs
+LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue
 CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
 
 
@@ -63,7 +63,6 @@ class ScrapeOptions(SpanOptions):
     scrape_interval: ScrapeInterval = 0.25
     slice_duration: SliceDuration = 2.0
     out: Out = None
-    world_readable: WorldReadable = False
     formats: Formats = DEFAULT_FORMATS
     quiet: Quiet = False
     json: JsonProgress = False
@@ -97,6 +96,14 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
             "port 0 picks free ports.",
         ),
     ] = "127.0.0.1:4317"
+    memory: Annotated[
+        str,
+        option(
+            SPANS,
+            "Limit on the memory of the process that receives spans, e.g. 512MB, 1GiB. Above it, exports are refused, "
+            "to be sent again; a process that takes still more is ended, and started anew.",
+        ),
+    ] = "512MB"
     metrics: Annotated[
         tuple[str, ...],
         repeatable(
@@ -119,7 +126,6 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         str, option(OUTPUT, "Maximum size of raw logs, e.g. 500MB, 2GiB. The oldest are deleted.")
     ] = "1GB"
     out: Out = None
-    world_readable: WorldReadable = False
     quiet: Quiet = False
     json: JsonProgress = False
     verbose: Verbose = False
@@ -135,6 +141,11 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         """Return the maximum size of logs. Raises ConfigurationError."""
         return size_bytes("keep_bytes", self.keep_bytes, least=LEAST_KEPT)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory limit of the receiver's process. Raises ConfigurationError."""
+        return size_bytes("memory", self.memory, least=LEAST_MEMORY)
+
 
 def check_watch(options: WatchOptions) -> WatchOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
@@ -146,7 +157,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     if listen_address(options.listen) is None:
         raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
-    _ = options.keep_s, options.kept_bytes  # which raise
+    _ = options.keep_s, options.kept_bytes, options.memory_bytes  # which raise
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
 
 

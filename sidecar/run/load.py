@@ -49,6 +49,7 @@ WARM_UP_CONCURRENCY = 4
 # Probes are sent until they agree, but not for ever; nor is a target warmed up for ever.
 MOST_PROBE_ROUNDS = 5
 MOST_WARM_UP_REQUESTS = DRAFT_ROOM // 2
+MOST_LOG_BYTES = 10 * 10**9
 
 
 async def load(session: Session, options: RunOptions, prepared: Prepared, *, begun_s: float) -> None:
@@ -58,7 +59,7 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
     our processes, or /tokenize, fails.
     """
     settle_s = max(2 * options.scrape_interval, SETTLE_LEAST_S)
-    async with _deadline(session, options.deadline, begun_s), _log_limit(session, options):
+    async with _deadline(session, options.deadline, begun_s), _log_limit(session):
         session.progress.stage("preparing requests")
         if isinstance(options.warmup, int) and options.warmup:
             planning = _plan_preliminary(session, options, prepared, "warmup", first_index=0, count=options.warmup)
@@ -223,14 +224,14 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
 
 @asynccontextmanager
-async def _log_limit(session: Session, options: RunOptions) -> AsyncIterator[None]:
+async def _log_limit(session: Session) -> AsyncIterator[None]:
     """Stop the session likewise when its logs are as large as they may be."""
 
     async def stop() -> None:
-        most, raw = options.kept_bytes, session.path / RAW
-        while sum(entry.stat().st_size for entry in os.scandir(raw)) < most:  # noqa: ASYNC110  files have no event
+        raw = session.path / RAW
+        while sum(entry.stat().st_size for entry in os.scandir(raw)) < MOST_LOG_BYTES:  # noqa: ASYNC110  files have no event
             await asyncio.sleep(WATCH_EVERY_S)
-        _stop(session, f"the logs of the run have reached --keep-bytes {options.keep_bytes}")
+        _stop(session, f"the logs of the run have reached {MOST_LOG_BYTES / 1e9:g} GB")
 
     async with _beside(stop()):
         yield

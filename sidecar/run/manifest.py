@@ -62,7 +62,7 @@ async def recorded(
         **about,
     }
     _require_room(manifest)
-    create(path, world_readable=options.world_readable)
+    create(path)
 
     def close(status: str, **why: str) -> None:
         now_ns = clock.now_ns()

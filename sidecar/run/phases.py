@@ -222,7 +222,7 @@ def _span_notes(
     names = ("malformed", "too_large", "turned_away", "unauthorized", "incomplete")
     kinds = {name.replace("_", " "): counts[name] for name in names}
     kinds["turned away"] -= counts["unwritten"]
-    kinds |= {"not written to the disk": counts["unwritten"], "beyond --memory": counts["no_memory"]}
+    kinds |= {"not written to the disk": counts["unwritten"], "beyond the memory limit": counts["no_memory"]}
     refused = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     none = listening and not counts["spans"] and f"no span was received at {listening}, so no times come from spans"
     if refused and none:

@@ -73,8 +73,8 @@ class Answer:
 
     @property
     def request_id(self) -> str:
-        """Return its X-Request-Id, or ""."""
-        return request_id(self.run_id, self.exchange.index) if self.contact.request_id else ""
+        """Return its X-Request-Id."""
+        return request_id(self.run_id, self.exchange.index)
 
 
 async def preflight(
@@ -270,7 +270,6 @@ async def _exchanged(url: str, planned: PlannedRequest, run_id: str, contact: Co
         transport=PROTOCOLS[contact.endpoint].transport,
         protocol=contact.endpoint,
         tls=contact.tls,
-        request_id=contact.request_id,
     )
     exchange = Exchange(index=planned.index, scheduled_ns=-1, dispatch_ns=clock.now_ns())
     async with open_transport(spec, clock) as transport:

@@ -152,7 +152,6 @@ def contact_of(options: ContactOptions) -> Contact:
         headers={**authorization, **headers_of(options)},
         extra=extra_of(options),
         tls=Tls(**paths, insecure=options.insecure),
-        request_id=options.request_id,
     )
 
 

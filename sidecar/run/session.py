@@ -68,10 +68,17 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 SPANS = "spans-{}.log"  # by how many receivers died before
 
 
-async def run(options: RunOptions, *, command: Sequence[str], progress: Progress, finish: Finish[T]) -> T:
+async def run(
+    options: RunOptions,
+    *,
+    command: Sequence[str],
+    progress: Progress,
+    finish: Finish[T],
+    linger_s: float | None = None,
+) -> T:
     """Load and scrape a target, and return the result of `finish`. `finish` gets the run, which was read as it went and
     has the status in its manifest; beside its result it returns the parts of its requests and its summary, which the
-    live page shows until it has been scraped.
+    live page shows until it has been scraped, `linger_s` at most (None: as long as scrapes so far were apart).
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
@@ -85,7 +92,7 @@ async def run(options: RunOptions, *, command: Sequence[str], progress: Progress
             from sidecar.live.final import final, final_event, linger  # noqa: PLC0415  what a run need not wait for
 
             page.stream.end(cache(lambda: final_event(run, parts, summary)))
-            await linger(page, final(page.latest, run, parts, summary), options.linger)
+            await linger(page, final(page.latest, run, parts, summary), linger_s)
         return result
 
 
@@ -317,13 +324,11 @@ def worker_spec(
         transport=PROTOCOLS[options.endpoint].transport,
         protocol=options.endpoint,
         reuse=options.reuse,
-        request_id=options.request_id,
         sessions=True,
         stand_ins=prepared.stand_ins,
         redact_bodies=options.redact_bodies,
         out=str(path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,
-        max_reply_bytes=options.reply_bytes,
     )
 
 

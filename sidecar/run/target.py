@@ -32,13 +32,12 @@ NO_KEY = "set SIDELIGHT_API_KEY (or --api-key) to a key it accepts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """Access to a target: the API, and the parts of every request; `request_id`: an X-Request-Id too."""
+    """Access to a target: the API, and the parts of every request."""
 
     endpoint: str = "chat"
     headers: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
     tls: Tls = field(default_factory=Tls)
-    request_id: bool = True
 
     def session(self, timeout_s: float) -> aiohttp.ClientSession:
         """Open a session for questions to a target; the caller's to close. Raises UnusableFile for a certificate."""

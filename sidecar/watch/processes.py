@@ -157,7 +157,11 @@ async def _begin_receiver(shared: Watch, child: Child) -> None:
     if spans is None:
         raise AssertionError("a watch receives spans")
     spans = msgspec.structs.replace(
-        spans, restarts_at_clock_step=True, is_awaited=False, clock_step_ns=receiver.clock_step_ns
+        spans,
+        restarts_at_clock_step=True,
+        is_awaited=False,
+        clock_step_ns=receiver.clock_step_ns,
+        memory_bytes=options.memory_bytes,
     )
     if receiver.ports is not None:  # senders know these, where any free ones were asked for
         spans = msgspec.structs.replace(spans, grpc=f"{host}:{receiver.ports[0]}", http=f"{host}:{receiver.ports[1]}")

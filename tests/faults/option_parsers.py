@@ -69,7 +69,7 @@ def guardrails(text: str) -> None:
 
 def header_file(path: Path) -> None:
     with mock.patch.object(access, "register_headers"):  # which keeps each for as long as the process lives
-        access.require_headers("--header", (f"@{path}",), path)
+        access.require_headers("--header", (f"@{path}",))
 
 
 def variants(text: str) -> None:

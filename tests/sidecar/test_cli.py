@@ -72,6 +72,8 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --rate 0.01 --duration 1", "--rate 0.01 --duration 1: no request would be sent"),
         (f"{RUN} --workers 999", "--workers 999: must be at most 256"),
         (f"{RUN} --slo ttft_p99<500", "--slo: 'ttft_p99<500': no unit; write the bound in ms or s, like 500ms"),
+        (f"{RUN} --no-request-id", "--no-request-id: sidelight run has no such option; each request has an X-Request"),
+        (f"{RUN} --keep-bytes 1GB", "a run is stopped when its logs reach 10 GB; a watch has --keep-bytes"),
         (f"{RUN} --save-requests a", "--save-requests: sidelight run has no such option; each run keeps its requests"),
         (f"{RUN} --replay-requests nowhere", "--replay-requests nowhere: there is no such directory"),
         (f"{RUN} --header novalue", "--header (7 characters without a colon): must be 'Name: value'"),

@@ -302,10 +302,12 @@ def test_a_free_place_is_new_or_empty(tmp_path: Path):
     assert ["raw"] == [path.name for path in (tmp_path / "a" / "b").iterdir()]
 
 
-@pytest.mark.parametrize(("world_readable", "modes"), [(False, [0o700, 0o600]), (True, [0o755, 0o644])])
-def test_files_are_for_those_who_may_read_the_directory(tmp_path: Path, *, world_readable: bool, modes: list[int]):
+@pytest.mark.parametrize("modes", [[0o700, 0o600], [0o755, 0o644]])
+def test_files_are_for_those_who_may_read_the_directory(tmp_path: Path, modes: list[int]):
     """Its owner alone, unless others were allowed to: logs and derived files alike."""
-    path = create(tmp_path / "run", world_readable=world_readable)
+    path = create(tmp_path / "run")
+    for folder in (path, path / "raw"):
+        folder.chmod(modes[0])
     with FrameLog(path / "raw" / "events.log"):
         pass
     write_text(path / "report.txt", "")

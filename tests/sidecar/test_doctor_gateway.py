@@ -41,9 +41,7 @@ Through = Callable[..., Awaitable[Examined]]
 def through(capsys: pytest.CaptureFixture[str]) -> Through:
     """Examine a gateway of one way before an engine, whose spans have come when its reply has."""
 
-    async def run(
-        way: Way, *, direct: bool = False, traced: bool = True, request_id: bool = True, software: str = ""
-    ) -> Examined:
+    async def run(way: Way, *, direct: bool = False, traced: bool = True, software: str = "") -> Examined:
         address = free_pair()
         host, _, port = address.rpartition(":")
         collector = f"http://{host}:{int(port) + 1}"
@@ -52,7 +50,7 @@ def through(capsys: pytest.CaptureFixture[str]) -> Through:
             gateway(way, echo.url, collector, software=software) as entrance,
         ):
             urls = (echo.url,) if direct else ()
-            options = DoctorOptions(url=urls, gateway=entrance, otlp_listen=address, request_id=request_id, wait=0.0)
+            options = DoctorOptions(url=urls, gateway=entrance, otlp_listen=address, wait=0.0)
             code = await doctor.examine(options)
         lines = capsys.readouterr().out.replace(address, "LISTEN").replace(entrance, "GATEWAY").splitlines()
         return Examined(code=code, lines=lines, reached=echo.seen[-1] if echo.seen else {})
@@ -140,13 +138,6 @@ async def test_a_gateway_without_spans_is_asked_for_them(through: Through):
     (switch,) = (line for line in done.lines if "switch its OpenTelemetry tracing on" in line)
     assert "LISTEN (gRPC)" in switch
     assert "(HTTP/protobuf)" in switch
-
-
-async def test_without_a_request_id_nothing_is_said_of_it(through: Through):
-    """As with --no-request-id in a run."""
-    done = await through("passes", request_id=False)
-    assert 0 == done.code
-    assert not any("X-Request-Id" in line for line in done.lines)
 
 
 async def test_a_reply_that_is_held_back_until_its_end(through: Through):

@@ -361,26 +361,22 @@ async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: Clo
     assert [["one", "k", None], ["all", "k", "2"], ["all", "k", None]] == heads
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: Clock, wanted: bool):
+async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: Clock):
     """The id is a UUID, as Envoy requires, that ends in the request's number; the trace is to be recorded."""
     server = await serve(OK)
     spec = WorkerSpec(
         worker=0, workers=1, run_id="r", clock_offset_ns=0, headers={}, out="", request_timeout_s=1.0,
-        urls=[server.url], request_id=wanted,
+        urls=[server.url],
     )  # fmt: skip
     async with HttpTransport(spec, anchored, stamps=ReceiveStamps(anchored)) as transport:
         for index in (7, 8):
             exchange = Exchange(index=index, scheduled_ns=0, dispatch_ns=0)
             await transport.perform(exchange, PlannedRequest(index=index, path="/", body=b"{}"), timeout_s=BOUND_S)
     ids = [peer.header("X-Request-Id") for peer in server.peers]
-    if wanted:
-        assert ids == [str(UUID(str(request_id))) for request_id in ids]
-        assert ["000000000007", "000000000008"] == [str(request_id)[-12:] for request_id in ids]
-        # Envoy samples by these eight digits.
-        assert 2 == len({str(request_id)[:8] for request_id in ids})
-    else:
-        assert [None, None] == ids
+    assert ids == [str(UUID(str(request_id))) for request_id in ids]
+    assert ["000000000007", "000000000008"] == [str(request_id)[-12:] for request_id in ids]
+    # Envoy samples by these eight digits.
+    assert 2 == len({str(request_id)[:8] for request_id in ids})
     assert {"-01"} == {str(peer.header("traceparent"))[-3:] for peer in server.peers}
 
 

@@ -86,7 +86,6 @@ def test_what_is_recorded_has_no_secret():
         (["--extra-body", '{"api_key": "hush"}'], ["--extra-body", '{"api_key": "***"}']),
         (['--extra_body={"top_k": 1}'], ['--extra_body={"top_k": 1}']),
         (["--listen-tls", "/srv/c.pem", "/srv/k.pem", "--quiet"], ["--listen-tls", "***", "***", "--quiet"]),
-        (["--header-file", "headers.txt"], ["--header-file", "headers.txt"]),
         (["--prompts", "--api-key"], ["--prompts", "--api-key"]),
     ],
 )
@@ -174,18 +173,17 @@ def test_a_file_names_certificate_and_key_in_a_list(tmp_path: Path):
 
 
 def test_headers_of_a_file_are_those_of_the_command_line(tmp_path: Path):
-    """A header a line, empty lines between them; @FILE among headers is the same. No error shows what stands there."""
+    """A header a line, empty lines between them. No error shows what stands there."""
     path = tmp_path / "headers"
     path.write_text("X-Key: hush\n\nX-Other: b\n", encoding="utf-8")
     expected = {"X-Team": "blue", "X-Key": "hush", "X-Other": "b"}
-    assert expected == headers_of(RunOptions(header=("X-Team: blue",), header_file=path))
     assert expected == headers_of(RunOptions(header=("X-Team: blue", f"@{path}")))
     assert ["X-Team: ***", "***"] == as_recorded(RunOptions(header=("X-Team: blue", f"@{path}")))["header"]
     with pytest.raises(ConfigurationError, match=f"--header @{tmp_path}: Is a directory; give a file"):
-        headers_of(RunOptions(header_file=tmp_path))
+        headers_of(RunOptions(header=(f"@{tmp_path}",)))
     path.write_text("hush\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"--header \(4 characters without a colon\)"):
-        headers_of(RunOptions(header_file=path))
+        headers_of(RunOptions(header=(f"@{path}",)))
 
 
 def test_a_certificate_is_recorded_without_its_place():

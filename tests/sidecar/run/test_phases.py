@@ -65,7 +65,7 @@ def test_an_engine_that_sends_no_spans_has_another_way(engine: str, version: str
             Counts(turned_away=3, unwritten=1, unauthorized=2),
             "2 turned away, 2 unauthorized, 1 not written to the disk",
         ),
-        (Counts(no_memory=4), "4 beyond --memory"),
+        (Counts(no_memory=4), "4 beyond the memory limit"),
     ],
     ids=["disk", "mixed", "memory"],
 )
