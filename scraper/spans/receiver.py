@@ -136,7 +136,7 @@ class Receiver:
         return self._keep(ExportRecord(received_ns=received_ns, via=via, packed=packed), scanned)
 
     def _scanned(self, signal: str, body: bytes, received_ns: int) -> tuple[ExportScan | None, bytes]:
-        """Return the scan of an export, if it is one of spans, and its bytes for the log and the queue."""
+        """Return the scan of an export of spans (else None), and its compressed bytes."""
         scanned = scan(body, received_ns, is_awaited=self._spec.is_awaited) if signal == TRACES else None
         return scanned, compressed(body)
 
