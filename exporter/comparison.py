@@ -4,25 +4,22 @@ repeated runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import UnsetType
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
+from exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
 from exporter.report.alerts import alerts, severe_lines
-from exporter.report.format import Prose, table
 from exporter.report.load import served_in_load, sustained
 from exporter.report.method import generator_verdict, slowed_engine
-from exporter.report.tables.client import CLIENT_ROWS
+from exporter.report.tables.client import time_labels
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
-from exporter.summary.breakdown import json_name, label_of
+from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
-from rundir.printable.numbers import cell, ms, setting
+from rundir.printable.numbers import cell, setting
 from rundir.stats import Statistics
 from scraper.window.quantities import Gauge
 
@@ -42,22 +39,22 @@ class Compared:
     summary: Summary
 
 
-def comparison(runs: Sequence[Compared]) -> Iterator[RenderableType]:
+def comparison(runs: Sequence[Compared]) -> Iterator[Block]:
     """Yield the runs' warnings, then the tables of runs, differing settings and times."""
     yield from doubts(runs)
-    yield Text("")
+    yield BLANK
     yield runs_table(runs)
     yield configuration_table(runs)
     yield times_table(runs)
 
 
-def doubts(runs: Sequence[Compared]) -> Iterator[RenderableType]:
+def doubts(runs: Sequence[Compared]) -> Iterator[Block]:
     """Yield each run's warnings and verdicts, and whether the runs are comparable."""
     for run in runs:
         summary = run.summary
         severe = list(severe_lines(summary))
-        yield from (Prose(f"! {run.label}: {line}", "red") for line in severe)
-        yield from (Prose(f"! {run.label}: {line}", "yellow") for line in alerts(summary))
+        yield from (Prose(f"! {run.label}: {line}", "alarm") for line in severe)
+        yield from (Prose(f"! {run.label}: {line}", "warning") for line in alerts(summary))
     yield Prose(f"{same_requests(runs)} {CAUTION}")
     for run in runs:
         trust = [] if run.summary.watch else [generator_verdict(run.summary), *slowed_engine(run.summary)]
@@ -68,16 +65,14 @@ def doubts(runs: Sequence[Compared]) -> Iterator[RenderableType]:
 
 def times_table(runs: Sequence[Compared], shown_of: Mapping[str, Sequence[str]] = TIMES) -> Table:
     """Return the times of the runs beside each other; `shown_of` are the statistics to show of each time."""
-    shown = table("Times, ms", *(run.label for run in runs), kept_in="")
-    labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
-    labels |= {json_name(part): label_of(part, runs[0].summary.correlation.breakdown) for part in TTFT_PARTS}
+    labels, rows = time_labels(runs[0].summary.correlation.breakdown), list[tuple[Cell, ...]]()
     for name, statistics in shown_of.items():
         of_runs = [_of(run.summary, name) for run in runs]
         for statistic in statistics:
             values = [getattr(of_run, statistic, None) for of_run in of_runs]
             if any(value is not None for value in values):
-                shown.add_row(Text(f"{labels[name]}, {statistic}"), *map(ms, values))
-    return shown
+                rows.append((f"{labels[name]}, {statistic}", *values))
+    return table("Times, ms", numbers(*(run.label for run in runs)), rows, kept_in="")
 
 
 def _of(summary: Summary, name: str) -> Statistics | UnsetType:
@@ -91,8 +86,7 @@ def _of(summary: Summary, name: str) -> Statistics | UnsetType:
 
 def runs_table(runs: Sequence[Compared]) -> Table:
     """Return the runs beside each other: what they were, what became of their requests, and what they served."""
-    shown = _beside("Runs", runs)
-    for label, value in (
+    facts: tuple[tuple[str, Callable[[Compared], str]], ...] = (
         ("directory", lambda run: run.name),
         ("run", lambda run: run.summary.run_id),
         ("started", lambda run: run.summary.window.start),
@@ -102,13 +96,13 @@ def runs_table(runs: Sequence[Compared]) -> Table:
         ("requests/s sent", lambda run: cell(run.summary.client.rates.realised_requests_per_s)),
         ("requests/s served", lambda run: cell(served_in_load(run.summary))),
         ("output tokens/s", lambda run: cell(run.summary.client.throughput.output_tokens_per_s)),
-    ):
-        shown.add_row(label, *(Text(value(run)) for run in runs))
+    )
+    rows = [(label, *(value(run) for run in runs)) for label, value in facts]
     for name, label in GAUGE_ROWS:
         most = [_most(run, name) for run in runs]
         if any(value is not None for value in most):
-            shown.add_row(f"{label}, at most", *(gauge_cell(name, value) for value in most))
-    return shown
+            rows.append((f"{label}, at most", *(gauge_cell(name, value) for value in most)))
+    return _beside("Runs", runs, rows)
 
 
 def _most(run: Compared, name: str) -> float | None:
@@ -122,19 +116,19 @@ def configuration_table(runs: Sequence[Compared]) -> Table:
     """Return a table of the runs' differences in configuration, engine and versions. A row says so if there are no
     differences.
     """
-    shown = _beside("What differs in the configuration", runs)
     settings = [_settings(run.summary) for run in runs]
+    rows: list[tuple[str, ...]] = []
     for name in dict.fromkeys(name for values in settings for name in values):
         known = [values.get(name) for values in settings]
         shown_values = ["-" if value in (None, "", []) else setting(name, value) for value in known]
         if len(set(shown_values)) > 1:
-            shown.add_row(Text(name.replace("_", " ")), *map(Text, shown_values))
-    if not shown.row_count:
-        shown.add_row("nothing that Sidelight recorded", *("" for _ in runs))
+            rows.append((name.replace("_", " "), *shown_values))
+    if not rows:
+        rows.append(("nothing that Sidelight recorded", *("" for _ in runs)))
         most = [cell(_most(run, "requests_running")) for run in runs]
         if len(set(most)) > 1:
-            shown.add_row("most running at once (a limit of the engine may differ)", *most)
-    return shown
+            rows.append(("most running at once (a limit of the engine may differ)", *most))
+    return _beside("What differs in the configuration", runs, rows)
 
 
 def _settings(summary: Summary) -> Mapping[str, Any]:
@@ -156,8 +150,5 @@ def same_requests(runs: Sequence[Compared]) -> str:
     return "The runs did not send the same requests: what differs may be due to that."
 
 
-def _beside(title: str, runs: Sequence[Compared]) -> Table:
-    shown = table(title, *(run.label for run in runs), kept_in="")
-    for column in shown.columns[1:]:
-        column.justify = "left"
-    return shown
+def _beside(title: str, runs: Sequence[Compared], rows: Iterable[Sequence[str]]) -> Table:
+    return table(title, (words(run.label) for run in runs), rows, kept_in="")

@@ -22,7 +22,7 @@ from sent_spans import MS, NOON, call, engine, export, gateway
 from correlator.breakdown import TTFT_PARTS
 from correlator.exact.table import SLACK_S
 from exporter.evaluation.evaluate import Evaluated
-from exporter.report import as_text
+from exporter.report.sections import as_text
 from loadgen.records import RequestPart, append_record, plan_end, trace_id
 from recorded.directory import write_json
 from recorded.events import Event

@@ -15,25 +15,14 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
+from exporter.report.sections import sections
+from exporter.text import render
+from sidecar.report.derive import evaluated
+
 PICTURE = Path(__file__).with_name("report.svg")
 WIDTH = 104
+SHOWN = ("severe", "heading", "alerts", "objectives", "conclusion", "timeline", "parts")  # of the report
 FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
-
-
-def excerpt(report: str) -> str:
-    """Return a report's beginning, and of its tables the breakdown."""
-    beginning = report.partition("\nClient\n")[0]
-    breakdown = report.partition("Where the TTFT went")[2].partition("\nSlowest requests")[0]
-    return f"{beginning}\nWhere the TTFT went{breakdown.rstrip()}"
-
-
-def styled(line: str) -> Text:
-    """Return a line as it is shown: alerts and what to do stand out, bars are coloured."""
-    text = Text(line)
-    text.highlight_regex(r"█+", "cyan")
-    text.highlight_regex(r"^(! \w+|What to do:)", "bold yellow")
-    text.highlight_regex(r"^(TTFT was .*|Of the mean, .*|Where the TTFT went)", "bold")
-    return text
 
 
 def main() -> int:
@@ -42,8 +31,8 @@ def main() -> int:
     command = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["command"]
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(f"$ sidelight {' '.join(command)}\n", style="green"))
-    for line in excerpt((run / "report.txt").read_text(encoding="utf-8")).splitlines():
-        console.print(styled(line))
+    content = sections(evaluated(run).summary)
+    console.print(render(block for name in SHOWN for block in content[name]))
     drawn = console.export_svg(title="sidelight", theme=MONOKAI, unique_id="sidelight")
     # A picture in a README loads no fonts from elsewhere.
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code, monospace", FONTS)

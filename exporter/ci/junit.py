@@ -10,9 +10,9 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-from exporter.report import without_controls
+from exporter.document import without_controls
 from exporter.report.alerts import damage_lines, failure_lines
-from exporter.report.objectives import evidence
+from exporter.report.conclusion import evidence
 from exporter.summary.result import Summary
 from loadgen.requests.slo.results import ObjectiveResult
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.table import Table
-
 from correlator.breakdown import TTFT_PARTS
 from exporter.comparison import (
     CAUTION,
@@ -20,13 +18,11 @@ from exporter.comparison import (
     same_requests,
     times_table,
 )
-from exporter.report import without_controls
+from exporter.document import Table, without_controls
 from exporter.report.alerts import alerts, severe_lines
-from exporter.report.conclusion import conclusion
-from exporter.report.format import plain, shown_columns
+from exporter.report.conclusion import conclusion, evidence
 from exporter.report.heading import heading
 from exporter.report.load import rate_lines
-from exporter.report.objectives import evidence
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
 from exporter.summary.breakdown import json_name
@@ -66,7 +62,7 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
         yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary))
-    yield " · ".join(map(_escaped, heading(summary).plain.splitlines()))  # a line of its own could begin a list
+    yield " · ".join(_escaped(line.text) for line in heading(summary))  # a line of its own could begin a list
 
 
 def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
@@ -89,14 +85,13 @@ def _beside(base: Compared, run: Compared) -> Iterator[str]:
 
 def _table(table: Table) -> str:
     """Return a table with its title above; labels to the left, numbers to the right; "" of one without rows."""
-    columns = shown_columns(table)
-    rows = list(zip(*([_escaped(plain(cell)) for cell in column.cells] for column in columns), strict=True))
+    columns = table.texts(bars=False)
+    rows = list(zip(*(map(_escaped, texts) for _, texts in columns), strict=True))
     if not rows:
         return ""
-    head = [_escaped(plain(column.header)) for column in columns]
-    rule = ["---" if column.justify == "left" else "--:" for column in columns]
-    title = plain(table.title) if table.title else ""
-    return f"**{_escaped(title)}**\n\n{_rows([head, rule, *rows])}"
+    head = [_escaped(column.title) for column, _ in columns]
+    rule = ["--:" if column.kind == "numbers" else "---" for column, _ in columns]
+    return f"**{_escaped(table.title)}**\n\n{_rows([head, rule, *rows])}"
 
 
 def _rows(rows: Iterable[Sequence[str]]) -> str:

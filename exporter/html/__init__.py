@@ -15,10 +15,10 @@ from importlib import resources
 from typing import Any
 
 from exporter.comparison import Compared
+from exporter.document import without_controls
 from exporter.html.data import Recorded, page_data
 from exporter.html.markup import TITLES, escape
 from exporter.html.sections import comparison_sections, live_sections, sections
-from exporter.report import without_controls
 from exporter.summary.result import Summary
 from rundir.printable.text import escaped, printable_all
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from correlator.breakdown import TTFT_PARTS
+from exporter.document import Prose
 from exporter.html.markup import escape
-from exporter.report.format import Prose
 from exporter.report.load import served_in_load
 from exporter.summary.breakdown import is_certain, json_name, label_of
 from exporter.summary.result import Summary
@@ -28,7 +28,7 @@ def figures(summary: Summary) -> Prose:
         flow = f"{cell(offered)} requests/s {word}" + ("" if served is None else f", {cell(served)} served")
     p50, p99 = spoken_together(ttft.p50, ttft.p99)
     failed = f"{requests.sent - requests.ok:,} of {requests.sent:,} without success"
-    return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "bold")
+    return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "strong")
 
 
 def bar(summary: Summary) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
-from exporter.report.format import table
+from exporter.document import Cell, Table, numbers, table
 from exporter.report.method import generator_verdict
 from exporter.summary.result import Summary
 from loadgen.requests.self_check.check import SelfCheck
-from rundir.printable.numbers import ms, percent
+from rundir.printable.numbers import percent
 
 
 def how_sure(summary: Summary) -> Iterator[str]:
@@ -27,20 +25,16 @@ def how_sure(summary: Summary) -> Iterator[str]:
 
 def generator_table(check: SelfCheck) -> Table:
     """Return a table of the load generator's lateness, its CPU use and its machine's load."""
-    shown = table("Load generator", "p50", "p99", "max", "of the run")
     left_late = check.arrivals.late_ms if check.arrivals else check.schedule_lateness_ms
-    for label, late in (
+    late = (
         ("requests left after their time, ms", left_late),
         ("timers fired late (loop delay), ms", check.loop_delay_ms),
         ("bytes waited to be read, ms", check.read_lateness_ms),
-    ):
-        if late.max is not None:
-            shown.add_row(label, ms(late.p50), ms(late.p99), ms(late.max))
+    )
     ratios = [("CPU of the busiest worker, of a core", check.cpu_ratio.max)]
     if check.machine is not None:
         ratios.append(("machine busy", check.machine.busy_ratio))
         ratios.append(("stolen by other virtual machines", check.machine.steal_ratio))
-    for label, ratio in ratios:
-        if isinstance(ratio, float):
-            shown.add_row(label, "", "", "", percent(ratio))
-    return shown
+    rows: list[tuple[Cell, ...]] = [(label, ms.p50, ms.p99, ms.max) for label, ms in late if ms.max is not None]
+    rows += [(label, "", "", "", ratio) for label, ratio in ratios if isinstance(ratio, float)]
+    return table("Load generator", (*numbers("p50", "p99", "max"), *numbers("of the run", show=percent)), rows)

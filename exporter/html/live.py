@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.console import RenderableType
 
 from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts, gateway_label, network_label
+from exporter.document import Block, Prose
 from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack
 from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
 from exporter.html.markup import blocks
-from exporter.report.format import Prose
 from loadgen.requests.table import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
@@ -103,14 +102,14 @@ class LiveColumns:
         return {**self._facts, "startsAt": iso_ms(self._start_ns), **span}
 
 
-def state_event(title: str, lines: Iterable[RenderableType], facts: Mapping[str, Any], *, kept_s: float) -> bytes:
+def state_event(title: str, lines: Iterable[Block], facts: Mapping[str, Any], *, kept_s: float) -> bytes:
     """Return the event of the page's text, above charts of the last `kept_s` seconds."""
     paragraphs = list(lines)
     if kept_s < SHOWN_S:
         text = f"Only the last {duration(kept_s)} are shown: more requests ended before than the page keeps."
-        paragraphs.append(Prose(text, "yellow"))
+        paragraphs.append(Prose(text, "warning"))
     if not facts:
-        paragraphs.append(Prose("Charts come once a request of the measured phase has ended.", "dim"))
+        paragraphs.append(Prose("Charts come once a request of the measured phase has ended.", "note"))
     return event("state", {"facts": printable_all(facts), "title": printable(title), "html": blocks(paragraphs)})
 
 

@@ -1,4 +1,4 @@
-"""HTML of the terminal report's paragraphs and tables, without a second wording.
+"""HTML of a report's prose, lines and tables.
 
 Every text is escaped: what a server or a directory of others says is never markup, and moves no text of ours.
 """
@@ -9,21 +9,15 @@ import re
 from collections.abc import Iterable
 from html import escape as without_markup
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from exporter.report.format import Prose, plain, shown_columns
+from exporter.document import Block, Heading, Line, Prose, Section, Table
 from rundir.printable.text import printable_lines
 
-# What is drawn of characters in a colour alone is drawn in that of the charts' part.
 TITLES = {
     "other": "the engine outside queue and prefill: its API server, and what no source tells apart",
     "phase": "measure: the load that counts; what came before it warmed the engine up",
     "seats": "requests that the engine runs at once",
     "blank output": "tokens without visible text, before the first that shows",
 }
-PARTS = {"blue": "network", "magenta": "gateway", "yellow": "queue", "green": "prefill", "cyan": "other"}
 
 # What a terminal shows in backticks; and options, in which a browser would break a line.
 _CODE = re.compile(r"`([^`<]+)`|(?<![\w-])(--[a-z][\w-]*)")
@@ -34,45 +28,48 @@ def escape(text: str) -> str:
     return without_markup(printable_lines(text))
 
 
-def blocks(renderables: Iterable[RenderableType]) -> str:
-    """Return paragraphs and tables one after another; empty lines are left out."""
-    return "\n".join(filter(None, map(_block, renderables)))
+def blocks(content: Iterable[Block]) -> str:
+    """Return prose, lines and tables one after another; empty lines and what charts draw better are left out."""
+    return "\n".join(filter(None, map(_block, content)))
 
 
-def page_header(heading: RenderableType) -> str:
-    """Return a page's header: the first line as its heading, the others as a paragraph."""
-    first, *others = _text(heading).split()
-    below = "<br>".join(map(_line, others))
-    return f"<header>\n<h1>{_line(first)}</h1>\n<p>{below}</p>\n</header>"
+def page_header(heading: Heading) -> str:
+    """Return a page's header: the title as its heading, the other lines as a paragraph."""
+    title, *others = heading
+    return f"<header>\n<h1>{_spans(title)}</h1>\n<p>{'<br>'.join(map(_prose, others))}</p>\n</header>"
 
 
-def _block(renderable: RenderableType) -> str:
-    if isinstance(renderable, Group):
-        return blocks(renderable.renderables)
-    if isinstance(renderable, Table):
-        return _table(renderable) if renderable.show_header else _grid(renderable)
-    text = _text(renderable)
-    return f"<p{_class(text.style)}>{'<br>'.join(map(_line, text.split()))}</p>" if text.plain.strip() else ""
+def section(of: Section, below: str = "") -> str:
+    """Return a section with markup `below` its text; tables `behind` its charts are closed by the script that draws."""
+    pieces = [f"<h2>{escape(of.title)}</h2>"] if of.title else []
+    pieces += ['<div class="charts"></div>', blocks(of.content), below]
+    if of.behind is not None:
+        title, content = of.behind
+        pieces.append(f"<details open><summary>{escape(title)}</summary>\n{blocks(content)}\n</details>")
+    inside = "\n".join(filter(None, pieces))
+    return f'<section id="{of.name}">\n{inside}\n</section>'
 
 
-def _text(renderable: RenderableType) -> Text:
-    if isinstance(renderable, Prose):
-        return Text(renderable.unbroken(), style=renderable.style)
-    # What a terminal cuts to its width has all of its text here.
-    text = getattr(renderable, "text", renderable)
-    return text if isinstance(text, Text) else Text(str(text))
+def _block(block: Block) -> str:
+    match block:
+        case Table():
+            return _table(block)
+        case Prose(text, tone) if text.strip():
+            return f"<p{_class(tone)}>{_prose(block)}</p>"
+        case Line(tone=tone):
+            return f"<p{_class(tone)}>{_spans(block)}</p>"
+    return ""
 
 
-def _line(text: Text) -> str:
-    """Return a line as HTML, with an element for each styled piece."""
-    edges = sorted({edge for span in text.spans for edge in (span.start, span.end)})
-    pieces = text.divide(edges) if edges else [text]
-    styles = (_span_class(" ".join(str(span.style) for span in piece.spans)) for piece in pieces)
-    line = "".join(
-        f"<span{style}>{escape(piece.plain)}</span>" if style else escape(piece.plain)
-        for piece, style in zip(pieces, styles, strict=True)
+def _prose(prose: Prose) -> str:
+    return _marked(escape(prose.unbroken()))
+
+
+def _spans(line: Line) -> str:
+    """Return a line with an element for each toned piece."""
+    return _marked(
+        "".join(f"<span{_class(tone)}>{escape(text)}</span>" if tone else escape(text) for text, tone in line.spans)
     )
-    return _marked(line)
 
 
 def _marked(text: str) -> str:
@@ -82,36 +79,21 @@ def _marked(text: str) -> str:
     )
 
 
-def _span_class(style: str) -> str:
-    return f' class="{PARTS[style]}"' if style in PARTS else _class(style)
-
-
-def _grid(table: Table) -> str:
-    """Return a table without headings: a line a row."""
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    return blocks(Text("  ").join(filter(None, map(_text, row))) for row in rows)
-
-
 def _table(table: Table) -> str:
     """Return a table; its first column is of row headings."""
-    columns = shown_columns(table)
-    numbers = ["" if column.justify == "left" else ' class="number"' for column in columns]
+    columns = table.texts(bars=False)
+    kinds = [' class="number"' if column.kind == "numbers" else "" for column, _ in columns]
     head = "".join(
-        _heading_cell("col", escape(plain(column.header)), number)
-        for column, number in zip(columns, numbers, strict=True)
+        _heading_cell("col", escape(column.title), kind) for (column, _), kind in zip(columns, kinds, strict=True)
     )
-    cells = [[_marked(escape(plain(cell))) for cell in column.cells] for column in columns]
     rows = []
-    for (label, *others), row in zip(zip(*cells, strict=True), table.rows, strict=True):
-        # A label that is set in makes the row a part of the one above.
-        inner = label.startswith("  ")
+    for row, texts in zip(table.rows, zip(*(texts for _, texts in columns), strict=True), strict=True):
+        label, *others = (_marked(escape(text)) for text in texts)
         values = "".join(
-            f"<td{number}{_title(value)}>{value}</td>" for value, number in zip(others, numbers[1:], strict=True)
+            f"<td{kind}{_title(value)}>{value}</td>" for value, kind in zip(others, kinds[1:], strict=True)
         )
-        rows.append(
-            f"<tr{_class('inner' if inner else row.style or '')}>{_heading_cell('row', label.strip())}{values}</tr>"
-        )
-    name = escape(plain(table.title)) if table.title else ""
+        rows.append(f"<tr{_class(row.tone)}>{_heading_cell('row', label)}{values}</tr>")
+    name = escape(table.title)
     caption = f"<caption>{name}</caption>" if name else ""
     # A region with a place in the order of keys can be scrolled without a pointer.
     return (
@@ -128,7 +110,5 @@ def _title(text: str) -> str:
     return f' title="{TITLES[text]}"' if text in TITLES else ""
 
 
-def _class(style: object) -> str:
-    names = {"red": "alarm", "yellow": "warning", "green": "met", "dim": "note", "inner": "inner", "bold": "strong"}
-    words = [name for word, name in names.items() if word in str(style).split()]
-    return f' class="{" ".join(words)}"' if words else ""
+def _class(tone: str) -> str:
+    return f' class="{tone}"' if tone else ""

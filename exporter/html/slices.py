@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from correlator.breakdown import TTFT_PARTS
-from exporter.report.format import table
+from exporter.document import Cell, Table, numbers, table
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, short_label_of
 from exporter.summary.correlation import BreakdownSlice
 from exporter.summary.result import Summary
-from rundir.printable.numbers import cell, ms
+from rundir.printable.numbers import cell
 from scraper.window.quantities import Gauge
 
 MOST_ROWS = 60
@@ -24,24 +22,24 @@ def slices_table(summary: Summary) -> Table:
     start.
     """
     slices, breakdown = summary.correlation.timeslices, summary.correlation.breakdown
-    together = max(1, math.ceil(len(slices) / MOST_ROWS))
-    names = [
-        json_name(part) for part in TTFT_PARTS if any(getattr(piece, json_name(part)) is not None for piece in slices)
-    ]
-    labels = [short_label_of(part, breakdown) for part in TTFT_PARTS if json_name(part) in names]
+    known = [part for part in TTFT_PARTS if any(getattr(piece, json_name(part)) is not None for piece in slices)]
     gauges = {name: means for name, _ in GAUGE_ROWS if (means := _means(getattr(summary.server, name)))}
-    labels += [label for name, label in GAUGE_ROWS if name in gauges]
-    shown = table("By when requests were submitted, mean ms", "requests", "TTFT", *labels)
+    columns = (
+        *numbers("requests", show=cell),
+        *numbers("TTFT", *(short_label_of(part, breakdown) for part in known)),
+        *numbers(*(label for name, label in GAUGE_ROWS if name in gauges)),
+    )
+    together, rows = max(1, math.ceil(len(slices) / MOST_ROWS)), list[tuple[Cell, ...]]()
     for begin in range(0, len(slices), together):
         group = slices[begin : begin + together]
         start_s = (group[0].start_ns - summary.window.start_ns) / 1e9
-        times = (_weighted(group, name) for name in ("ttft_ms", *names))
+        times = (_weighted(group, name) for name in ("ttft_ms", *map(json_name, known)))
         read = (
             gauge_cell(name, _mean([means[piece.start_ns] for piece in group if piece.start_ns in means]))
             for name, means in gauges.items()
         )
-        shown.add_row(f"from {start_s:g} s", cell(sum(piece.requests for piece in group)), *map(ms, times), *read)
-    return shown
+        rows.append((f"from {start_s:g} s", sum(piece.requests for piece in group), *times, *read))
+    return table("By when requests were submitted, mean ms", columns, rows)
 
 
 def _means(gauge: Gauge | object) -> dict[int, float]:

@@ -1,18 +1,22 @@
-"""Conclusion of a run in plain sentences: events, the mean wait, and slow requests. All come from typed facts."""
+"""Conclusion of a run in plain sentences: objectives, events, the mean wait, and slow requests. All come from typed
+facts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS
+from exporter.document import Prose
 from exporter.report.advice import LARGE, UNEXPLAINED, advice
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import IN_ENGINE, TailAttribution, places, ranked
+from loadgen.requests.slo.results import ObjectiveResult
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from rundir.printable.numbers import count_of, percent, spoken, spoken_together
+from rundir.printable.numbers import cell, count_of, ms, percent, spoken, spoken_together
 from rundir.stats import Statistics
 from scraper.gateways.catalogue import can_state_more
 
@@ -28,6 +32,32 @@ CAUSES = {
     "decode": "decoding",
     "other": "the engine outside queue and prefill",
 }
+
+
+def objectives(summary: Summary) -> Iterator[Prose]:
+    """Yield a line for each objective; none where none was given."""
+    slo = summary.client.slo
+    for objective in slo.objectives if slo else ():
+        verdict = {True: "met", False: "MISSED", None: "not known"}[objective.met]
+        tone = "met" if objective.met else "alarm strong"
+        yield Prose(f"Objective {objective.text}: {verdict}, {evidence(objective)}", tone)
+
+
+def evidence(objective: ObjectiveResult) -> str:
+    """Return the deciding value of an objective, and its number of requests."""
+    more = objective.left_out_requests
+    left_out = f"; {more} more {'has' if more == 1 else 'have'} no value" if more else ""
+    if objective.value is None:
+        return f"{objective.missing}{left_out}"
+    failed = f", of which {objective.failed_requests} failed" if objective.failed_requests else ""
+    whole = count_of(objective.requests, "request")
+    return f"{_measured(objective.value, objective.unit)} over {whole}{failed}{left_out}"
+
+
+def _measured(value: float, unit: str) -> str:
+    if unit == "ms":
+        return f"{ms(value)} ms"
+    return f"{100 * value:.3g} %" if unit == "ratio" else f"{cell(value)} {unit}"
 
 
 def conclusion(summary: Summary) -> Iterator[str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.text import Text
-
 from correlator.live.reasons import NO_CLIENT
+from exporter.document import Heading, Line, Prose
 from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
@@ -16,7 +15,7 @@ from rundir.printable.numbers import count_of, duration, ms
 from rundir.printable.text import first_of
 
 
-def heading(summary: Summary) -> Text:
+def heading(summary: Summary) -> Heading:
     """Return the first lines."""
     if summary.watch:
         return _watched(summary, summary.watch)
@@ -24,18 +23,21 @@ def heading(summary: Summary) -> Text:
     target = config.get("model") or "server metrics only"
     where = first_of(urls_of(config) or config.get("metrics") or ())
     server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""
+    sent, duration_s = summary.client.requests.sent, summary.window.duration_s
     when = f"{summary.window.start[:10]} {summary.window.start[11:19]} UTC"
-    sent = summary.client.requests.sent
-    return Text.assemble(
-        (f"sidelight {summary.tool.version}", "bold"),
-        f"  run {summary.run_id}  ",
-        (summary.status, "green" if summary.status == "complete" else "red"),
-        f"\n{target} at {where}{server}",
-        f"\n{when}, {summary.window.duration_s:,.1f} s" if summary.window.duration_s else "",
-        f": {_load(config, summary.workload)}" if sent else "",
-        f"\n{_counts(summary.client.requests)}" if sent else "",
-        f"\n{held_sentence(summary.client.held_back)}" if summary.client.held_back else "",
+    when += f", {duration_s:,.1f} s" if duration_s else ""
+    lines = (
+        f"{target} at {where}{server}",
+        f"{when}: {_load(config, summary.workload)}" if sent else when if duration_s else "",
+        _counts(summary.client.requests) if sent else "",
+        held_sentence(summary.client.held_back) if summary.client.held_back else "",
     )
+    status = summary.status, "met" if summary.status == "complete" else "alarm"
+    return _title(summary, "run", status), *(Prose(line) for line in lines if line)
+
+
+def _title(summary: Summary, kind: str, status: tuple[str, str]) -> Line:
+    return Line(((f"sidelight {summary.tool.version}", "strong"), (f"  {kind} {summary.run_id}  ", ""), status))
 
 
 def held_sentence(held: HeldBack) -> str:
@@ -66,7 +68,7 @@ def _counts(requests: RequestCounts) -> str:
     return f"{count_of(requests.sent, 'request')}: {', '.join(shown)}"
 
 
-def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
+def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
     """Return the time of a watch that the numbers cover, and its number of requests."""
     config, window, engine = summary.config, summary.window, summary.server.engine
     where = first_of(config.get("metrics") or ()) or "no page, by spans alone"
@@ -87,13 +89,9 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Text:
             f"{since.estimated:,} by estimates, {since.without_breakdown:,} not; {count_of(since.spans, 'span')}; "
             f"{count_of(since.receiver_restarts, 'receiver restart')}"
         )
-    return Text.assemble(
-        (f"sidelight {summary.tool.version}", "bold"),
-        f"  watch {summary.run_id}  ",
-        # Whether it goes on or was killed cannot be seen in its logs.
-        ("not ended", "yellow") if summary.status == "crashed" else (summary.status, "green"),
-        *(f"\n{line}" for line in lines),
-    )
+    # Whether it goes on or was killed cannot be seen in its logs.
+    status = ("not ended", "warning") if summary.status == "crashed" else (summary.status, "met")
+    return _title(summary, "watch", status), *map(Prose, lines)
 
 
 def _until(window: MeasuredWindow) -> str:

@@ -6,13 +6,11 @@ All of them are pure functions of the result, so that a study that is derived ag
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
-from rich.console import Group, RenderableType
-from rich.text import Text
 
-from exporter.report import WIDTH, without_controls, without_padding
+from exporter.document import BLANK, Block, Prose, without_controls
+from exporter.text import without_padding
 from methodology.compliance.statement import Compliance
 from methodology.report.content import Study, answer, heading, sections
 from methodology.report.minimum import minimum
@@ -31,7 +29,7 @@ def study_files(result: StudyResult, findings: Findings, compliance: Compliance)
     study = Study(
         result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
     )
-    yield "report.txt", without_padding(Group(*_report(replace(study, width=WIDTH))))
+    yield "report.txt", without_padding(_report(study))
     yield "report-minimum.txt", minimum(study)
     yield "report.html", study_page(study)
     for table in (*findings.tables, results_table(result), steps_table(result.steps)):
@@ -41,10 +39,10 @@ def study_files(result: StudyResult, findings: Findings, compliance: Compliance)
         yield f"tables/{name}.json", f"{printable_json(text)}\n"
 
 
-def _report(study: Study) -> Iterator[RenderableType]:
-    yield heading(study)
-    yield Text("")
+def _report(study: Study) -> Iterator[Block]:
+    yield from heading(study)
+    yield BLANK
     yield from answer(study)
     for section in sections(study):
-        yield Text(f"\n{section.title}\n", style="bold")
+        yield from (BLANK, Prose(section.title, "strong"), BLANK)
         yield from section.content

@@ -11,10 +11,8 @@ from string import ascii_lowercase
 from typing import Any
 
 import msgspec
-from rich.console import RenderableType
-from rich.text import Text
 
-from exporter.report.format import Prose
+from exporter.document import BLANK, Block, Heading, Line, Prose, Section
 from exporter.summary.compliance import DRAFT
 from methodology.compliance.requirements import Level
 from methodology.compliance.statement import Compliance
@@ -34,25 +32,15 @@ SENSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A section of the report; `name` is its place in the page."""
-
-    name: str
-    title: str
-    content: tuple[RenderableType, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All that is reported, without controls; `width`: characters beside each other, None on a page."""
+    """All that is reported, without controls."""
 
     result: StudyResult
     findings: Findings
     compliance: Compliance
-    width: int | None = None
 
 
-def heading(study: Study) -> Text:
+def heading(study: Study) -> Heading:
     """Return the first lines: which study of what, when, and what it took."""
     result, origin = study.result, study.result.reproduction
     cost, version = result.cost, origin.versions.get("sidelight", "")
@@ -65,32 +53,29 @@ def heading(study: Study) -> Text:
         f"{system['model']} on {system['software']}",
         f"{began}{took}, {cost.input_tokens:,} input and {cost.output_tokens:,} output tokens",
     )
-    return Text.assemble(
-        (f"sidelight {version}".rstrip(), "bold"),
-        f"  study {result.study_id}  ",
-        (result.status, "green" if result.status == "complete" else "red"),
-        *(f"\n{line}" for line in lines),
-    )
+    tool, status = f"sidelight {version}".rstrip(), "met" if result.status == "complete" else "alarm"
+    title = Line(((tool, "strong"), (f"  study {result.study_id}  ", ""), (result.status, status)))
+    return title, *map(Prose, lines)
 
 
-def answer(study: Study) -> Iterator[RenderableType]:
+def answer(study: Study) -> Iterator[Block]:
     """Yield the summary of a study: the result, how sure, what limits it, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
         reason = result.reason if result.reason.endswith("?") else f"{result.reason.rstrip('.')}."
         rest = " What follows is of the steps that count." if any(not each.void for each in result.steps) else ""
-        yield Prose(f"! The study is {result.status}: {reason}{rest}", "red")
+        yield Prose(f"! The study is {result.status}: {reason}{rest}", "alarm")
     for sentence in study.compliance.contradictions:
-        yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "yellow")
+        yield Prose(f"! {sentence[:1].upper()}{sentence[1:]}.", "warning")
     if result.drift and result.drift.verdict == "drifted":
-        yield Prose(f"! {result.drift.sentence}", "yellow")
-    yield from (Prose(sentence, "bold") for sentence in result.answer or ["There is no result."])
+        yield Prose(f"! {result.drift.sentence}", "warning")
+    yield from (Prose(sentence, "strong") for sentence in result.answer or ["There is no result."])
     if result.passed is not None:
         holds = "The stated criteria hold." if result.passed else "A stated criterion does not hold."
-        yield Prose(holds, "green" if result.passed else "red")
+        yield Prose(holds, "met" if result.passed else "alarm")
     elif result.parameters.gate:
-        yield Prose("Whether the stated criteria hold was not decided, so that --gate fails.", "red")
-    yield Prose(study.compliance.sentence, "bold")
+        yield Prose("Whether the stated criteria hold was not decided, so that --gate fails.", "alarm")
+    yield Prose(study.compliance.sentence, "strong")
 
 
 def sections(study: Study) -> Iterator[Section]:
@@ -107,15 +92,15 @@ def sections(study: Study) -> Iterator[Section]:
         yield Section(name=name, title=f"{place}. {title}", content=tuple(content(study)))
 
 
-def _system(study: Study) -> Iterator[RenderableType]:
+def _system(study: Study) -> Iterator[Block]:
     rows = list(system_rows(study.compliance.system))
-    yield from _table(study, "System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
+    yield from _table("System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
     missed = " ".join(f"{each.reason} {each.cure}" for level in LEVELS for each in study.compliance.failing(level))
     if names := ", ".join(name for name, _, source in rows if not source and name.replace(" ", "_") in missed):
         yield Prose(f"Neither declared nor seen, though requirements ask for them: {names}. Declare them for `--sut`.")
 
 
-def _configuration(study: Study) -> Iterator[RenderableType]:
+def _configuration(study: Study) -> Iterator[Block]:
     result, origin = study.result, study.result.reproduction
     system = system_in_words(study.compliance.system, origin)
     facts = {
@@ -129,12 +114,12 @@ def _configuration(study: Study) -> Iterator[RenderableType]:
         "prefix caching": system["prefix_caching"],
         "guardrails": system["guardrails"],
     }
-    yield from _facts(study, "Test", facts)
+    yield from _facts("Test", facts)
     stated = msgspec.to_builtins(result.parameters)
     rows = [(name, _in_words(value), *_parameter(name)) for name, value in stated.items()]
-    yield from _table(study, "Parameters", ("Parameter", "Value", "Unit", "Meaning"), rows)
+    yield from _table("Parameters", ("Parameter", "Value", "Unit", "Meaning"), rows)
     options = {name: value for name, value in origin.options.items() if value not in (None, "", [], {}, False)}
-    yield from _facts(study, "Options of every step", {name: setting(name, value) for name, value in options.items()})
+    yield from _facts("Options of every step", {name: setting(name, value) for name, value in options.items()})
 
 
 @cache
@@ -155,11 +140,11 @@ def _in_words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else setting("", value)
 
 
-def _results(study: Study) -> Iterator[RenderableType]:
+def _results(study: Study) -> Iterator[Block]:
     """Yield the tables of the test, how many requests succeeded, and whether the system drifted."""
     for each in study.findings.tables:
-        yield from shown(each, study.width)
-    yield Prose("A dash stands for what was not measured or cannot be said.", "dim")
+        yield from shown(each)
+    yield Prose("A dash stands for what was not measured or cannot be said.", "note")
     counting = [step for step in study.result.steps if not step.void]
     sent, ok = sum(step.requests for step in counting), sum(step.ok for step in counting)
     void = len(study.result.steps) - len(counting)
@@ -171,24 +156,24 @@ def _results(study: Study) -> Iterator[RenderableType]:
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 
 
-def _details(study: Study) -> Iterator[RenderableType]:
+def _details(study: Study) -> Iterator[Block]:
     yield from _quantities(study)
-    yield Text("")
-    yield from shown(steps_table(study.result.steps), study.width)
+    yield BLANK
+    yield from shown(steps_table(study.result.steps))
     verdicts = ((each.number, f"{each.stability}: {each.stability_reason}") for each in study.result.steps
                 if each.stability_reason)  # fmt: skip
-    yield from _table(study, "Whether requests piled up", ("Steps", "Load was, and why"), joined(verdicts))
+    yield from _table("Whether requests piled up", ("Steps", "Load was, and why"), joined(verdicts))
     blames = joined((step.number, step.blame) for step in study.result.steps if step.blame)
-    yield from _table(study, "What made the slowest requests of a step slow", ("Steps", "Reason"), blames)
+    yield from _table("What made the slowest requests of a step slow", ("Steps", "Reason"), blames)
     claims = ["", *(each.claim for each in study.result.evidence)]
     evidence = [
         (each.claim if each.claim != before else "", each.quantity, each.value, each.run)
         for before, each in zip(claims, study.result.evidence, strict=False)
     ]
-    yield from _table(study, "Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
+    yield from _table("Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
 
 
-def _quantities(study: Study) -> Iterator[RenderableType]:
+def _quantities(study: Study) -> Iterator[Block]:
     """Yield every result with its interval, how these were computed, and why results are missing."""
     results = study.result.results
     methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
@@ -199,18 +184,18 @@ def _quantities(study: Study) -> Iterator[RenderableType]:
         if each.value is not None
     ]
     names = ("Result", "Value", "Unit", "95 % interval", "Values", "tau", "How")
-    yield from _table(study, "Every result", names, rows, "results")
+    yield from _table("Every result", names, rows, "results")
     if any(row[5] for row in rows):
-        yield Prose(TAU, "dim")
-    yield from (Prose(f"{letter}: {method}", "dim") for method, letter in letters.items())
+        yield Prose(TAU, "note")
+    yield from (Prose(f"{letter}: {method}", "note") for method, letter in letters.items())
     few = [
         (name, each.sample, each.ends[0], each.unit, each.missing)
         for name, each in results.items()
         if each.value is None and each.sample is not None
     ]
     heads = ("Result", "In the sample", "At least", "Unit", "Why no more is known")
-    yield Text("")
-    yield from _table(study, "Percentiles of too few values", heads, few)
+    yield BLANK
+    yield from _table("Percentiles of too few values", heads, few)
     missing: dict[str, list[str]] = {}
     for name, each in results.items():
         if each.value is None and each.sample is None:
@@ -228,16 +213,16 @@ def _interval(quantity: Quantity) -> str:
     return f"{low} to {high}" if high else f"{low} or more"
 
 
-def _compliance(study: Study) -> Iterator[RenderableType]:
+def _compliance(study: Study) -> Iterator[Block]:
     """Yield the verdict, the unmet requirements with their cures, and the met ones. How the draft was read comes
     last.
     """
     compliance = study.compliance
     yield Prose(compliance.sentence)
-    yield Text("")
+    yield BLANK
     unmet = [each for level in LEVELS for each in compliance.failing(level)]
     rows = [(LEVELS[each.level], each.id, each.reason, each.cure) for each in unmet]
-    yield from _table(study, "Not met", ("Level", "Requirement", "Why", "What to do"), rows)
+    yield from _table("Not met", ("Level", "Requirement", "Why", "What to do"), rows)
     yield Prose(_counts(compliance))
     labels = {"met": "Met", "declared": "Met by declaration", "not judged": "Not judged"}
     for state, label in (labels | {"not applicable": "Not applicable"}).items():
@@ -245,8 +230,8 @@ def _compliance(study: Study) -> Iterator[RenderableType]:
         if names:
             yield Prose(f"{label} ({len(names)}): {', '.join(names)}.")
     yield Prose("compliance.json has the evidence of each requirement.")
-    yield Text("")
-    yield Text("Deviations from the draft, and how it was read where it is open", style="bold")
+    yield BLANK
+    yield Prose("Deviations from the draft, and how it was read where it is open", "strong")
     yield from (Prose(f"- {note}") for note in study.result.notes or ["None."])
 
 
@@ -264,26 +249,24 @@ def _counts(compliance: Compliance) -> str:
     )
 
 
-def _reproduction(study: Study) -> Iterator[RenderableType]:
+def _reproduction(study: Study) -> Iterator[Block]:
     result, origin = study.result, study.result.reproduction
     command = shlex.join(origin.command) or f"sidelight test {result.test} --scale {result.scale} --seed {result.seed}"
     facts = {"run it again": command, "derive this report again": "sidelight report DIRECTORY", **origin.versions}
-    yield from _facts(study, "Commands and versions", facts)
-    yield from shown(requests_table(result.steps), study.width)
+    yield from _facts("Commands and versions", facts)
+    yield from shown(requests_table(result.steps))
     yield Prose(SENSITIVE)
 
 
-def _facts(study: Study, title: str, facts: Mapping[str, str]) -> Iterator[RenderableType]:
+def _facts(title: str, facts: Mapping[str, str]) -> Iterator[Block]:
     rows = [(name.replace("_", " "), value) for name, value in facts.items()]
-    yield from _table(study, title, ("Fact", "Value"), rows)
+    yield from _table(title, ("Fact", "Value"), rows)
 
 
-def _table(
-    study: Study, title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]], file: str = "-"
-) -> Iterator[RenderableType]:
+def _table(title: str, names: Iterable[str], rows: Iterable[tuple[Any, ...]], file: str = "-") -> Iterator[Block]:
     """Yield a table for people, with a reference to `file` for all rows; nothing without rows."""
     if listed := tuple(rows):
-        yield from shown(table(file, title, {name: name for name in names}, listed), study.width)
+        yield from shown(table(file, title, {name: name for name in names}, listed))
 
 
 def load_model(steps: Sequence[StepRecord]) -> str:

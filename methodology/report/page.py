@@ -10,9 +10,10 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from exporter.document import Section
 from exporter.html import as_page
-from exporter.html.markup import escape, page_header
-from exporter.html.sections import NO_SCRIPT, section
+from exporter.html.markup import escape, page_header, section
+from exporter.html.sections import NO_SCRIPT
 from methodology.report.content import Study, answer, heading, sections
 from methodology.study.findings import Line
 from methodology.study.result import StepRecord
@@ -32,9 +33,9 @@ def study_page(study: Study) -> str:
 
 def _sections(study: Study) -> Iterator[str]:
     yield page_header(heading(study)) + NO_SCRIPT
-    yield section("answer", "", answer(study))
+    yield section(Section(name="answer", content=tuple(answer(study))))
     for each in sections(study):
-        yield section(each.name, each.title, each.content)
+        yield section(each)
         if each.name == "details":
             yield _links(study.result.steps)
 

@@ -7,13 +7,12 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from io import StringIO
+from itertools import count
 
-from rich.console import RenderableType
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from exporter.report.format import Prose, table
+from exporter import document
+from exporter.document import BLANK, Block, Prose
 from methodology.study.findings import Cell, Column, Table
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
@@ -21,9 +20,6 @@ from rundir.printable.numbers import figure
 from rundir.printable.text import defused
 
 MOST_ROWS = 60
-LEAST_TEXT = 24  # characters that a column of words keeps before it breaks into lines
-EDGES = 2  # of a table
-LONG_WORD = 40  # longer ones break
 TAU = "tau: number of consecutive values that carry as much information as one independent value."
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -47,64 +43,32 @@ def _known(value: Cell) -> Cell:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def shown(content: Table, width: int | None = None) -> Iterator[RenderableType]:
-    """Yield a table for people and its note; one that is wider than `width` in pieces that repeat its first column."""
+def shown(content: Table) -> Iterator[Block]:
+    """Yield a table for people and its note; of a long one the first rows."""
     if content.rows:
-        columns = list(zip(*content.rows, strict=True))
-        cells = [[number(value, column.digits) for value in values[:MOST_ROWS]]
-                 for column, values in zip(content.columns, columns, strict=True)]  # fmt: skip
-        is_text = [any(isinstance(value, str) for value in values) for values in columns]
-        widths = [_width(*each) for each in zip(content.columns, cells, is_text, strict=True)]
-        for place, piece in enumerate(_pieces(widths, width)):
-            yield _piece(content, piece, cells, is_text, title=content.title if not place else "")
+        yield document.Table(
+            title=content.title,
+            columns=tuple(map(_column, content.columns, zip(*content.rows, strict=True), count())),
+            rows=tuple(map(document.Row, content.rows[:MOST_ROWS])),
+            label_width=1,
+            kept_in=f"tables/{content.name}.csv",
+            splits=True,
+        )
     else:
-        yield Prose(f"{content.title}: empty.", "bold cyan")
+        yield Prose(f"{content.title}: empty.", "label")
     if len(content.rows) > MOST_ROWS:
-        yield Prose(f"{len(content.rows) - MOST_ROWS:,} more rows are in tables/{content.name}.csv.", "dim")
+        yield Prose(f"{len(content.rows) - MOST_ROWS:,} more rows are in tables/{content.name}.csv.", "note")
     if content.note:
-        yield Prose(content.note, "dim")
-        yield Text("")
+        yield from (Prose(content.note, "note"), BLANK)
 
 
-def _piece(content: Table, at: Sequence[int], cells: list[list[str]], is_text: list[bool], title: str) -> RichTable:
-    piece = table(title, label_width=1, kept_in=f"tables/{content.name}.csv")
-    for place, column in enumerate(at):
-        head = _head(content.columns[column], cells[column], is_text[column])
-        if place == 0:
-            piece.columns[0].header = head
-        else:
-            justify = "left" if is_text[column] else "right"
-            piece.add_column(head, justify=justify)  # type: ignore[arg-type]
-    for row in zip(*(cells[column] for column in at), strict=True):
-        piece.add_row(*map(Text, row))
-    return piece
-
-
-def _head(column: Column, cells: Sequence[str], is_text: bool) -> Text:
-    """Return a heading hardly wider than the cells below it."""
+def _column(column: Column, values: Sequence[Cell], place: int) -> document.Column:
+    """Return a column with a heading hardly wider than the cells below it."""
+    show, is_text = partial(number, digits=column.digits), any(isinstance(value, str) for value in values)
     least = 20 if is_text or column.digits is None else 8
-    return Text("\n".join(textwrap.wrap(column.title, max(least, *map(len, cells)), break_long_words=False)))
-
-
-def _width(column: Column, cells: Sequence[str], is_text: bool) -> int:
-    """Return the minimum width of a column: numbers stay in one piece, words break between them."""
-    head = max(map(len, _head(column, cells, is_text).plain.split("\n")), default=0)
-    widest = max(map(len, cells), default=0)
-    if is_text:
-        word = max((len(word) for cell in cells for word in cell.split()), default=0)
-        widest = max(min(widest, LEAST_TEXT), min(word, LONG_WORD))
-    return max(head, widest) + 2
-
-
-def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
-    """Yield groups of columns that fit beside each other, with the first column in each."""
-    piece = [0]
-    for at in range(1, len(widths)):
-        if most and len(piece) > 1 and sum(widths[each] for each in (*piece, at)) > most - EDGES:
-            yield piece
-            piece = [0]
-        piece.append(at)
-    yield piece
+    widest = max(least, *(len(show(value)) for value in values[:MOST_ROWS]))
+    title = "\n".join(textwrap.wrap(column.title, widest, break_long_words=False))
+    return document.Column(title, show, "numbers" if place and not is_text else "words")
 
 
 def number(value: Cell, digits: int | None = 3) -> str:

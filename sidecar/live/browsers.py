@@ -9,7 +9,7 @@ from exporter.prometheus.events import EventStream
 from loadgen.requests.table import RequestLog
 from rundir.columns import Ints
 from scraper.series.log import FailureRecord, Row
-from sidecar.progress.panel import View, panel
+from sidecar.progress.panel import View, panel_rows
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
@@ -55,6 +55,6 @@ class Browsers:
             from exporter.html.live import state_event  # noqa: PLC0415  as the class says
 
             facts = {} if self._columns is None else self._columns.facts(now_ns)
-            lines = [panel(view()).renderable]
+            lines = panel_rows(view())
             state = state_event(f"Sidelight run {self._run_id}", lines, facts, kept_s=self._stream.kept_s)
         self._stream.publish(rows, state)

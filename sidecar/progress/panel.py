@@ -4,14 +4,17 @@ a line.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
+from exporter.document import Line, Prose, Span
+from exporter.text import render, wrapped
 from rundir.printable.numbers import brief, brief_ms, percent
 from rundir.printable.text import printable, sparkline
 
@@ -19,15 +22,15 @@ WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
 SENTENCE = 220  # letters of the usual sentence
 BAR = 4 * CELL  # columns of bars and of sparklines
-_GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 # The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.
 PARTS = {
-    "network": ("outside", "░", "blue"),
-    "gateway": ("gateway", "▞", "magenta"),
-    "queue": ("queue", "█", "yellow"),
-    "prefill": ("prefill", "▓", "green"),
-    "other": ("other", "▒", "cyan"),
+    "network": ("outside", "░"),
+    "gateway": ("gateway", "▞"),
+    "queue": ("queue", "█"),
+    "prefill": ("prefill", "▓"),
+    "other": ("other", "▒"),
 }
+Spans = tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,27 +81,13 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A text in one line, cut before a word where it is too narrow. No number is cut or parted from its unit."""
+class Sentence:
+    """A paragraph over as many lines as it takes, at least a usual one's. They are kept free before it is known."""
 
-    text: Text
+    prose: Prose
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        shown = self.text
-        if shown.cell_len > options.max_width:
-            ends = [gap.start() for gap in _GAPS.finditer(shown.plain) if gap.start() < options.max_width]
-            shown = Text.assemble(shown[: max(ends, default=options.max_width - 1)], ("…", "dim"))
-        yield shown
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """A text over as many lines as it takes, at least a usual one's. They are kept free before the text is known."""
-
-    text: Text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = list(self.text.wrap(console, options.max_width))
+        lines = wrapped(self.prose, options.max_width)
         yield from lines
         yield from [Text("")] * (SENTENCE // options.max_width + 1 - len(lines))
 
@@ -117,24 +106,31 @@ def line(view: View) -> str:
 
 
 def panel(view: View) -> Panel:
-    """Return the panel: the client's numbers, where its TTFT goes, and the engine's numbers. A run's has as many lines
-    from the first to the last.
-    """
-    heading = Text.assemble((view.phase, "bold"), f"  {_elapsed(view)}")
+    """Return the panel. A run's has as many lines from the first to the last."""
+    rows = [render([row]) if isinstance(row, Line) else Sentence(row) for row in panel_rows(view)]
+    return Panel(Group(*rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
+
+
+def panel_rows(view: View) -> Iterator[Line | Prose]:
+    """Yield the client's numbers, where its TTFT goes, and the engine's numbers."""
+    heading = [(view.phase, "strong"), (f"  {_elapsed(view)}", "")]
     if view.lateness_p99_ms is not None:
-        heading.append(f"   requests leave up to {brief_ms(view.lateness_p99_ms)} late (p99)", style="dim")
-    rows = [*(map(Line, _client(view)) if view.loaded else ()), *_engine(view)]
+        heading.append((f"   requests leave up to {brief_ms(view.lateness_p99_ms)} late (p99)", "note"))
+    yield Line(tuple(heading), fit="cut")
     if view.loaded:
-        rows.append(Sentence(Text(printable(view.cause), style="bold")))
-    return Panel(Group(Line(heading), *rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
+        yield from _client(view)
+    yield _engine(view)
+    yield waiting_row(view.waiting_lately)
+    if view.loaded:
+        yield Prose(printable(view.cause), "strong")
 
 
-def _client(view: View) -> Iterator[Text]:
+def _client(view: View) -> Iterator[Line]:
     yield _row(
         "client",
         cell("sent", f"{view.sent}"),
-        cell("ok", f"{view.ok}", "green"),
-        cell("failed", f"{view.failed}", "red" if view.failed else ""),
+        cell("ok", f"{view.ok}", "met"),
+        cell("failed", f"{view.failed}", "alarm" if view.failed else ""),
         cell("in flight", f"{view.in_flight}"),
     )
     yield _row(
@@ -151,94 +147,76 @@ def _client(view: View) -> Iterator[Text]:
         cell(f"mean of {view.broken_down}:", brief_ms(mean_ms)),
     )
     yield _row("", _bar(view.ttft_parts_ms))
-    yield _row("", Text("  ").join(_legend(view.ttft_parts_ms)))
+    yield _row("", _joined(_legend(view.ttft_parts_ms)))
     if view.objectives:
         missed_first = sorted(view.objectives, key=lambda each: each.met is not False)
-        yield _row("SLO", Text("  ").join(map(_standing, missed_first)))
+        yield _row("SLO", _joined(map(_standing, missed_first)))
 
 
-def _engine(view: View) -> Iterator[RenderableType]:
-    gauges = _row(
-        "engine",
-        cell("running", brief(view.running)),
-        cell("waiting", brief(view.waiting), "yellow" if view.waiting else ""),
-        cell("KV cache", percent(view.kv_cache_usage_ratio)),
-    )
+def _engine(view: View) -> Line:
     if view.silent and view.running is None and view.waiting is None:
         why = printable(next(iter(view.silent.values())))
-        gauges = _row("engine", Text(f"no answer {why}", style="bold red"))
-    elif view.silent:
-        gauges.append_text(Text.assemble("  ", cell("silent pages", f"{len(view.silent)}", "red")))
-    yield Line(gauges)
-    yield waiting_row(view.waiting_lately)
+        return _row("engine", ((f"no answer {why}", "alarm strong"),))
+    last = cell("KV cache", percent(view.kv_cache_usage_ratio))
+    if view.silent:
+        last = _joined((last, cell("silent pages", f"{len(view.silent)}", "alarm")))
+    waiting = cell("waiting", brief(view.waiting), "warning" if view.waiting else "")
+    return _row("engine", cell("running", brief(view.running)), waiting, last)
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingLine:
-    """Numbers of waiting requests lately, the latest to the right, and their maximum. The earliest are cut off
+def waiting_row(waiting: Sequence[float | None]) -> Line:
+    """Return the line of waiting requests lately, the latest to the right, and their maximum. The earliest are left out
     first.
     """
-
-    blocks: str
-    most: str
-
-    @property
-    def text(self) -> Text:
-        """Return the whole line."""
-        return self._within(len(self.blocks))
-
-    def _within(self, room: int) -> Text:
-        return _row("waiting", Text.assemble((self.blocks[-room:], "yellow"), (self.most, "dim")))
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._within(max(1, options.max_width - LABEL - len(self.most)))
-
-
-def waiting_row(waiting: Sequence[float | None]) -> WaitingLine:
-    """Return the line of the requests that waited."""
     most = max((value for value in waiting if value is not None), default=None)
-    return WaitingLine(sparkline(waiting).rjust(BAR), f"  up to {brief(most)}")
+    blocks = sparkline(waiting).rjust(BAR)
+    return Line(
+        ((f"{'waiting':{LABEL}}", ""), (blocks, "queue"), (f"  up to {brief(most)}", "note")), "label", fit="shrink"
+    )
 
 
-def _row(label: str, *cells: Text) -> Text:
+def _row(label: str, *cells: Spans) -> Line:
     """Return a line of cells at fixed places, whatever their numbers."""
-    row = Text(f"{label:{LABEL}}", style="bold cyan")
-    for at, shown in enumerate(cells):
-        row.append_text(shown)
-        if at < len(cells) - 1:
-            row.append(" " * max(1, CELL - shown.cell_len))
-    return row
+    spans = [(f"{label:{LABEL}}", "")]
+    for shown in cells[:-1]:
+        spans += *shown, (" " * max(1, CELL - sum(cell_len(text) for text, _ in shown)), "")
+    return Line((*spans, *cells[-1]), "label", fit="cut")
 
 
-def _bar(parts_ms: Mapping[str, float]) -> Text:
+def _bar(parts_ms: Mapping[str, float]) -> Spans:
     """Return a bar of fixed length with each part's share; dots where nothing is known yet."""
-    whole_ms, bar, end, begun_ms = sum(parts_ms.values()), Text(), 0, 0.0
-    for name, (_, glyph, colour) in PARTS.items() if whole_ms > 0 else ():
+    whole_ms, bar, end, begun_ms = sum(parts_ms.values()), list[Span](), 0, 0.0
+    for name, (_, glyph) in PARTS.items() if whole_ms > 0 else ():
         begun_ms += parts_ms.get(name, 0.0)
         length = round(BAR * begun_ms / whole_ms) - end
-        bar.append(glyph * length, style=colour)
+        if length:
+            bar.append((glyph * length, name))
         end += length
-    return bar if end else Text("·" * BAR, style="dim")
+    return tuple(bar) if end else (("·" * BAR, "note"),)
 
 
-def _legend(parts_ms: Mapping[str, float]) -> Iterator[Text]:
-    for name, (label, glyph, colour) in PARTS.items():
+def _legend(parts_ms: Mapping[str, float]) -> Iterator[Spans]:
+    for name, (label, glyph) in PARTS.items():
         if mean_ms := parts_ms.get(name):
-            yield Text.assemble((glyph, colour), (f" {label} ", "dim"), (brief_ms(mean_ms), "bold"))
+            yield (glyph, name), (f" {label} ", "note"), (brief_ms(mean_ms), "strong")
 
 
-def _standing(standing: Standing) -> Text:
+def _standing(standing: Standing) -> Spans:
     """Return an objective and its verdict, without its value: that is some seconds older than the numbers above it."""
-    verdict, style = {True: ("met", "bold green"), False: ("MISSED", "bold red"), None: ("not known", "")}[standing.met]
-    return Text.assemble((f"{printable(standing.objective)} ", "dim"), (verdict, style))
+    verdicts = {True: ("met", "met strong"), False: ("MISSED", "alarm strong"), None: ("not known", "")}
+    return (f"{printable(standing.objective)} ", "note"), verdicts[standing.met]
 
 
-def row(*cells: Text) -> Text:
-    return Text("   ").join(cells)
+def _joined(cells: Iterable[Spans], gap: str = "  ") -> Spans:
+    return tuple(span for shown in cells for span in ((gap, ""), *shown))[1:]
 
 
-def cell(label: str, value: str, style: str = "") -> Text:
-    return Text.assemble((f"{label} ", "dim"), (value, f"bold {style}".strip()))
+def row(*cells: Spans, fit: Literal["wrap", "cut"] = "wrap") -> Line:
+    return Line(_joined(cells, "   "), fit=fit)
+
+
+def cell(label: str, value: str, tone: str = "") -> Spans:
+    return (f"{label} ", "note"), (value, f"{tone} strong".strip())
 
 
 def _elapsed(view: View) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Group
 from rich.text import Text
 
 from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
+from exporter.document import without_controls
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html import as_comparison
-from exporter.report import without_controls, without_padding
+from exporter.text import print_on
 from recorded.directory import write_text
 from recorded.errors import ConfigurationError, unusable_place
 from rundir.files import replace_file
@@ -47,8 +47,7 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     except OSError as error:
         raise unusable_place("--output", output, error) from error
     console = Terminal(highlight=False)
-    page = Group(*comparison(compared))
-    console.print(page if console.is_terminal else without_padding(page), end="", soft_wrap=not console.is_terminal)
+    print_on(console, comparison(compared))
     console.print(Text(f"\nWritten: {escaped(str(output))}"), soft_wrap=True)
 
 

@@ -13,19 +13,20 @@ import msgspec
 from rich.text import Text
 
 from correlator.opening import open_run
-from exporter import report as text
 from exporter import tables
 from exporter.ci.junit import as_junit
 from exporter.ci.markdown import as_markdown
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.evaluation.server import require_server
 from exporter.html import as_html
+from exporter.report.sections import as_text, report
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import Source
 from exporter.summary.result import (
     Summary,
     as_written,
 )
+from exporter.text import print_on
 from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
 from recorded.errors import CannotWrite, DamagedRun, SidelightError
 from recorded.failures import evaluating
@@ -40,7 +41,7 @@ MARKDOWN = "report.md"
 OPENMETRICS = "openmetrics.txt"
 # Reports that are made of the summary alone: by format, their file and what writes them.
 REPORTS = {
-    "text": ("report.txt", text.as_text),
+    "text": ("report.txt", as_text),
     "markdown": (MARKDOWN, as_markdown),
     "junit": ("junit.xml", as_junit),
 }
@@ -137,10 +138,7 @@ def print_report(summary: Summary, path: Path | None, *, said: Collection[str] =
     console = Terminal(highlight=False)
     if said and _one_stream():
         summary = msgspec.structs.replace(summary, warnings=[text for text in summary.warnings if text not in said])
-    if console.is_terminal:
-        console.print(text.render(summary))
-    else:
-        console.print(Text(text.as_text(summary)), end="", soft_wrap=True)
+    print_on(console, report(summary))
     if path is not None:
         console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
 

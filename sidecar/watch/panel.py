@@ -9,19 +9,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
 from correlator.live.reasons import EXPLANATIONS
+from exporter.document import Block, Line, Prose
 from exporter.report.conclusion import where_it_goes
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
+from exporter.text import render
 from rundir.printable.numbers import brief, count_of, duration, percent, spoken
 from rundir.printable.text import printable
-from sidecar.progress.panel import Line, cell, row, waiting_row
+from sidecar.progress.panel import cell, row, waiting_row
 from sidecar.watch.lately import Recent
 
 MOST_ENGINES, MOST_REASONS = 4, 3
@@ -70,99 +71,100 @@ class WatchState:
 
 def panel(state: WatchState) -> Panel:
     """Return the panel; it takes any width, and keeps it from refresh to refresh."""
-    body = Group(*_lines(state))
     title = Text(f"sidelight watch  {_time(state.elapsed_s)}")
-    return Panel(body, title=title, title_align="left", border_style="cyan", width=WIDTH)
+    return Panel(render(panel_rows(state)), title=title, title_align="left", border_style="cyan", width=WIDTH)
 
 
-def _lines(state: WatchState) -> Iterator[RenderableType]:
+def panel_rows(state: WatchState) -> Iterator[Block]:
+    """Yield the traffic, the engines, the breakdown of the TTFT, and requests without one."""
     yield _traffic(state)
     if state.receiver_down:
-        yield Text(f"! {printable(state.receiver_down)}", style="bold red")
+        yield Prose(f"! {printable(state.receiver_down)}", "alarm strong")
     yield from (_engine(engine) for engine in state.engines[:MOST_ENGINES])
     if len(state.engines) > MOST_ENGINES:
-        yield Text(f"and {len(state.engines) - MOST_ENGINES} more pages", style="dim")
+        yield Prose(f"and {len(state.engines) - MOST_ENGINES} more pages", "note")
     if state.engines:
         yield waiting_row(state.waiting_lately)
     yield from _breakdown(state.recent)
-    yield from (Text(printable(f"! In the last minute {text}"), style="yellow") for text in state.breaks)
+    yield from (Prose(printable(f"! In the last minute {text}"), "warning") for text in state.breaks)
     yield from _without(state.recent)
     yield _receiver(state)
 
 
-def _traffic(state: WatchState) -> Text:
+def _traffic(state: WatchState) -> Line:
     recent, pending = state.recent, state.awaiting_spans + state.awaiting_estimates
     cells = [
         cell("requests/s", brief(recent.ended_per_s)),
-        cell("failed", "-" if recent.ended_per_s is None else f"{recent.failed:,}", "red" if recent.failed else ""),
+        cell("failed", "-" if recent.ended_per_s is None else f"{recent.failed:,}", "alarm" if recent.failed else ""),
         cell("pending", f"{pending:,}"),
     ]
     if state.awaiting_estimates:
-        cells.append(Text(f"{state.awaiting_estimates:,} of them for an estimate", style="dim"))
+        cells.append(((f"{state.awaiting_estimates:,} of them for an estimate", "note"),))
     return row(*cells)
 
 
 def _engine(engine: EngineState) -> Line:
     """Return an engine in a line."""
     page = engine.url.removeprefix("http://").removesuffix("/metrics")
-    name = Text(printable(f"{engine.engine or 'engine'} {engine.version}".rstrip()), style="bold cyan")
+    name = (printable(f"{engine.engine or 'engine'} {engine.version}".rstrip()), "label")
     ago = "" if engine.restarted_s is None else f"restarted {_time(engine.restarted_s)} ago"
-    restarted = (Text(ago, style="bold yellow"),) if ago else ()
+    restarted = (((ago, "warning strong"),),) if ago else ()
     if engine.silence:
-        state = (Text(printable(f"{page} has not answered {engine.silence}"), style="bold red"),)
-    else:
-        state = (
-            cell("running", brief(engine.running)),
-            cell("waiting", brief(engine.waiting), "yellow" if engine.waiting else ""),
-            cell("KV cache", percent(engine.kv_cache_usage_ratio)),
-            *restarted,
-            Text(printable(page), style="dim"),
-        )
-    return Line(row(name, *state))
+        silent = printable(f"{page} has not answered {engine.silence}"), "alarm strong"
+        return row((name,), (silent,), fit="cut")
+    return row(
+        (name,),
+        cell("running", brief(engine.running)),
+        cell("waiting", brief(engine.waiting), "warning" if engine.waiting else ""),
+        cell("KV cache", percent(engine.kv_cache_usage_ratio)),
+        *restarted,
+        ((printable(page), "note"),),
+        fit="cut",
+    )
 
 
-def _breakdown(recent: Recent) -> Iterator[RenderableType]:
+def _breakdown(recent: Recent) -> Iterator[Block]:
     """Yield the parts of the TTFT with a report's labels, and the slowest requests."""
     if recent.group is None or not recent.group.breakdown.ttft_ms.count:
-        yield Text(f"No request with a known TTFT in the last {_time(recent.window_s)}.", style="dim")
+        yield Prose(f"No request with a known TTFT in the last {_time(recent.window_s)}.", "note")
         return
     breakdown = recent.group.breakdown
     title = f"Where the TTFT went: {count_of(breakdown.ttft_ms.count, 'request')} in {_time(recent.window_s)}"
     yield breakdown_table(breakdown, title=title, tail="p95", inner=False, kept_in="")
     if cause := where_it_goes(breakdown):
-        yield Text(printable(cause), style="bold")
+        yield Prose(printable(cause), "strong")
     for request in recent.slowest:
         yield _slow(request, breakdown)
 
 
-def _slow(request: SlowRequest, breakdown: Breakdown) -> Text:
+def _slow(request: SlowRequest, breakdown: Breakdown) -> Line:
     """Return a slow request in a line: its TTFT, the longest part, and the trace to look it up by."""
     times = {label_of(part, breakdown): getattr(request, json_name(part)) for part in TTFT_PARTS}
     known = {label: ms for label, ms in times.items() if ms is not None}
     longest = max(known, key=lambda label: known[label], default="")
     where = f"{longest} {spoken(known[longest])}" if longest else "no breakdown"
-    return Text.assemble(
-        ("slow ", "dim"), (spoken(request.ttft_ms), "bold"), f", {where}  ", (f"trace {request.trace_id}", "dim")
-    )
+    trace = f"trace {request.trace_id}", "note"
+    return Line((("slow ", "note"), (spoken(request.ttft_ms), "strong"), (f", {where}  ", ""), trace))
 
 
-def _without(recent: Recent) -> Iterator[Text]:
+def _without(recent: Recent) -> Iterator[Prose]:
     """Yield the number of requests without a breakdown of the TTFT, and the reasons."""
     if not recent.missing:
         return
-    yield Text(f"{count_of(sum(recent.missing.values()), 'request')} without a breakdown of the TTFT:", style="yellow")
-    for reason, count in list(recent.missing.items())[:MOST_REASONS]:
-        yield Text(f"  {count:,}: {EXPLANATIONS[reason]}")
+    count = count_of(sum(recent.missing.values()), "request")
+    yield Prose(f"{count} without a breakdown of the TTFT:", "warning")
+    for reason, requests in list(recent.missing.items())[:MOST_REASONS]:
+        yield Prose(f"  {requests:,}: {EXPLANATIONS[reason]}")
 
 
-def _receiver(state: WatchState) -> Text:
-    refused = "red" if state.refused else ""
+def _receiver(state: WatchState) -> Line:
+    refused = "alarm" if state.refused else ""
     cells = [cell("spans received", f"{state.spans:,}"), cell("refused", f"{state.refused:,}", refused)]
     if state.receiver_restarts:
-        cells.append(cell("receiver restarts", f"{state.receiver_restarts:,}", "yellow"))
+        cells.append(cell("receiver restarts", f"{state.receiver_restarts:,}", "warning"))
     if state.errors:
-        cells.append(cell("defects of Sidelight's", f"{state.errors:,}", "red"))
-    return row(*cells, Text("since the start", style="dim"))
+        cells.append(cell("defects of Sidelight's", f"{state.errors:,}", "alarm"))
+    return row(*cells, (("since the start", "note"),))
 
 
 def _time(seconds: float) -> str:

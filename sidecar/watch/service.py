@@ -39,7 +39,7 @@ from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible, unless_stopped_for
 from sidecar.run.target import reason_of
-from sidecar.watch.panel import WatchState, panel
+from sidecar.watch.panel import WatchState, panel, panel_rows
 from sidecar.watch.processes import (
     Receiver,
     Scraper,
@@ -320,7 +320,7 @@ async def _publish(shared: Watch) -> None:
     with shared.view.failures.guard():
         state = b""
         if stream.is_watched:
-            lines = [panel(await asyncio.to_thread(_state, shared)).renderable]
+            lines = panel_rows(await asyncio.to_thread(_state, shared))
             facts = shared.columns.facts(shared.clock.now_ns())
             state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)
         stream.publish(shared.columns.rows(), state)

@@ -7,7 +7,6 @@ import summaries
 from msgspec import UNSET
 
 from exporter.comparison import Compared, configuration_table, times_table
-from exporter.report.format import plain
 
 
 def compared(label: str, most: float) -> Compared:
@@ -19,11 +18,10 @@ def compared(label: str, most: float) -> Compared:
 def test_the_most_running_at_once_stands_where_no_setting_differs():
     """It may be a limit of the engine, which Sidelight does not record."""
     shown = configuration_table([compared("A", 16.0), compared("B", 18.0)])
-    assert [[plain(cell) for cell in column.cells] for column in shown.columns] == [
-        ["nothing that Sidelight recorded", "most running at once (a limit of the engine may differ)"],
-        ["", "16"],
-        ["", "18"],
-    ]
+    assert [
+        ("nothing that Sidelight recorded", "", ""),
+        ("most running at once (a limit of the engine may differ)", "16", "18"),
+    ] == [row.cells for row in shown.rows]
 
 
 def test_gaps_between_chunks_are_one_row_under_either_name():
@@ -39,6 +37,4 @@ def test_gaps_between_chunks_are_one_row_under_either_name():
         )
     ]
     shown = times_table(runs, {"itl_ms": ("p50",)})
-    assert [["gaps between chunks, p50"], ["20.0"], ["20.0"], ["-"]] == [
-        [plain(cell) for cell in column.cells] for column in shown.columns
-    ]
+    assert [("gaps between chunks, p50", 20.0, 20.0, None)] == [row.cells for row in shown.rows]

@@ -14,12 +14,13 @@ import summaries
 from logs import request_log
 from rich.console import Console
 
-from exporter.report import WIDTH, as_text
+from exporter.document import Prose
 from exporter.report.conclusion import where_it_went
-from exporter.report.format import Prose
+from exporter.report.sections import as_text
 from exporter.summary.correlation import Correlation
 from exporter.summary.slowest import SlowRequest
 from exporter.summary.timeline import COLUMNS, Timeline
+from exporter.text import WIDTH, render
 from loadgen.requests.summary import client_summary
 from loadgen.requests.warmup import parse_warmup, statement
 from rundir.printable.numbers import cell, ms, percent
@@ -262,7 +263,7 @@ def test_a_servers_version_is_shown_as_it_is_stated():
 def test_no_number_is_parted_from_its_unit(width: int):
     """However narrow the terminal is, and no line is wider than it."""
     console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(Prose("Of the mean, 75 % was spent in the queue and 1,234 ms elsewhere. " * 10))
+    console.print(render([Prose("Of the mean, 75 % was spent in the queue and 1,234 ms elsewhere. " * 10)]))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     lines = text.splitlines()
     assert all(len(line) <= width for line in lines)

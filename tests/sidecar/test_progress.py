@@ -16,7 +16,7 @@ from rich.console import Console
 from correlator.breakdown import TTFT_PARTS
 from exporter.html.markup import blocks
 from rundir.printable.text import LONGEST_WORD
-from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel
+from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel, panel_rows
 from sidecar.progress.reporter import MOST_REMEMBERED, Mode, Progress, Terminal, mode_for
 
 VIEW = View(
@@ -142,7 +142,7 @@ def test_the_live_page_has_every_line_of_the_panel():
     for view in moments():
         wide = StringIO()
         Console(file=wide, width=400, color_system=None).print(panel(view).renderable)
-        page = unescape(re.sub("<[^>]*>", "", blocks([panel(view).renderable])))
+        page = unescape(re.sub("<[^>]*>", "", blocks(panel_rows(view))))
         assert wide.getvalue().split() == page.split()
 
 
@@ -161,10 +161,10 @@ def test_a_narrow_panel_cuts_no_number(width: int):
 def test_the_bar_has_as_many_blocks_whatever_the_parts_are():
     """None of a part that is not there; the parts are those of a report, each with a block of its own."""
     names = {part.name: part.label.removesuffix(" the engine") for part in TTFT_PARTS}
-    assert names == {part: label for part, (label, _, _) in PARTS.items()}
+    assert names == {part: label for part, (label, _) in PARTS.items()}
     for parts_ms in ({"queue": 1.0}, dict.fromkeys(PARTS, 1.0), {"network": 1e-9, "prefill": 2.0, "other": 1.0}):
         bar = rendered(dataclasses.replace(VIEW, ttft_parts_ms=parts_ms)).splitlines()[5]
-        assert BAR == sum(bar.count(glyph) for _, glyph, _ in PARTS.values())
+        assert BAR == sum(bar.count(glyph) for _, glyph in PARTS.values())
     assert "·" * BAR in rendered(dataclasses.replace(VIEW, ttft_parts_ms={}))
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from rich.table import Table
-from rich.text import Text
-
 from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
-from exporter.report.format import SUMMARY, table
+from exporter.document import BARS, SUMMARY, Cell, Row, Table, numbers, table, words
 from exporter.summary.breakdown import (
     NOT_SEEN,
     Breakdown,
@@ -20,10 +17,9 @@ from exporter.summary.breakdown import (
     short_label_of,
 )
 from exporter.summary.correlation import Correlation
-from rundir.printable.numbers import ms, percent
+from rundir.printable.numbers import cell, ms, percent
 from rundir.stats import Statistics
 
-BAR = 8
 SOURCES = {
     "trace": "engine spans",
     "response": "replies",
@@ -53,53 +49,58 @@ def breakdown_table(
     bears its standard error, and a part that adds up with the others how many requests know it, where not all do.
     `tail` is the percentile beside the median; without `inner`, only what adds up is shown.
     """
-    shown = table(title, "mean ms", "p50", tail, "share", "", "known from", label_width=18, kept_in=kept_in)
+    columns = (*numbers("mean ms", "p50", tail), *numbers("share", show=percent), BARS, words("known from"))
+    rows = _rows(breakdown, tail, inner=inner)
+    return table(title, columns, rows, label_width=18, kept_in=kept_in)
+
+
+def _rows(breakdown: Breakdown, tail: str, *, inner: bool) -> Iterator[Row]:
     sources = {**SOURCES, "histogram": "engine's sums"} if breakdown.means_only else SOURCES
     for part in TTFT_PARTS:
         described: TtftPart = getattr(breakdown, json_name(part))
         if described.mean is None:
             if described.missing == NOT_SEEN:
-                shown.add_row(label_of(part, breakdown), *[""] * 5, "not seen")
+                yield Row((label_of(part, breakdown), *[""] * 4, None, "not seen"))
             continue
         known_from = {**sources, "trace": GATEWAY_SPANS} if part.name == "gateway" else sources
-        *cells, source = _row(label_of(part, breakdown), described, known_from, tail)
         some = described.count < breakdown.ttft_ms.count and not breakdown.means_only and described.source != "mixed"
-        shown.add_row(*cells, f"{source}, {described.count:,} requests" if some else source)
+        source = _known_from(described, known_from) + (f", {described.count:,} requests" if some else "")
+        share = _share(described)
+        yield Row((label_of(part, breakdown), *_times(described, tail), share, share, source))
         for division in INNER_PARTS if inner and (described.share_of_ttft or 0.0) > LEAST_SHARE else ():
             divided: TtftPart = getattr(breakdown, json_name(division))
             if division.within == part.name and divided.share_of_ttft:
                 label = FRONTEND if division is ENGINE_FRONTEND else division.label
-                shown.add_row(*_row(f"  {label}", divided, known_from, tail, bar=False), style="dim")
-    shown.add_row(
-        Text("TTFT", style="bold"), *_times(breakdown.ttft_ms, tail), "100 %", "", WHOLES[breakdown.ttft_ms.source]
-    )
+                known = _known_from(divided, known_from)
+                yield Row((label, *_times(divided, tail), _share(divided), None, known), "inner")
+    whole = breakdown.ttft_ms
+    yield Row(("TTFT", *_times(whole, tail), 1.0, None, WHOLES[whole.source]), "strong")
     if breakdown.send_ms.mean is not None:
-        shown.add_row("connect and send", *_times(breakdown.send_ms, tail), "", "", "before TTFT", style="dim")
-    return shown
+        yield Row(("connect and send", *_times(breakdown.send_ms, tail), "", None, "before TTFT"), "note")
 
 
-def group_tables(correlation: Correlation) -> Iterator[Table]:
-    """Yield tables of the mean parts by workload class, and by requested URL if several."""
+def breakdown_tables(correlation: Correlation) -> Iterator[Table]:
+    """Yield the table of the parts, and of their means by class and requested URL."""
+    yield breakdown_table(correlation.breakdown)
     for groups, title in ((correlation.classes, "class"), (correlation.urls, "URL")):
         if not groups:
             continue
         known = [part for part in TTFT_PARTS if getattr(correlation.breakdown, json_name(part)).mean is not None]
+        names = ("ttft_ms", *map(json_name, known))
         labels = (short_label_of(part, correlation.breakdown) for part in known)
-        shown = table(f"Where the TTFT went, by {title}, mean ms", "requests", "TTFT", *labels)
-        for label, group in groups.items():
-            means = (getattr(group.breakdown, name).mean for name in ("ttft_ms", *map(json_name, known)))
-            shown.add_row(Text(label), f"{group.requests:,}", *map(ms, means))
-        yield shown
+        rows = (
+            (label, group.requests, *(getattr(group.breakdown, name).mean for name in names))
+            for label, group in groups.items()
+        )
+        columns = (*numbers("requests", show=cell), *numbers("TTFT", *labels))
+        yield table(f"Where the TTFT went, by {title}, mean ms", columns, rows)
 
 
-def _row(
-    label: str, part: TtftPart, sources: Mapping[str, str], tail: str, *, bar: bool = True
-) -> tuple[str | Text, ...]:
+def _share(part: TtftPart) -> float | None:
+    """Return the share of the TTFT, None of a part within its own error."""
     share = part.share_of_ttft
-    if share and not is_certain(part) and (part.error_ms or 0.0) * abs(share) > HARDLY * abs(part.mean or 0.0):
-        share = None
-    drawn = Text("█" * max(0, round(BAR * (share or 0.0))) if bar else "", style="cyan")
-    return label, *_times(part, tail), percent(share), drawn, _known_from(part, sources)
+    is_sure = is_certain(part) or (part.error_ms or 0.0) * abs(share or 0.0) <= HARDLY * abs(part.mean or 0.0)
+    return share if is_sure else None
 
 
 def _known_from(part: TtftPart, sources: Mapping[str, str]) -> str:
@@ -110,5 +111,5 @@ def _known_from(part: TtftPart, sources: Mapping[str, str]) -> str:
     return f"{part.count - part.estimated:,} exact, {part.estimated:,} estimate ±{ms(error_ms)}"
 
 
-def _times(part: Statistics, tail: str) -> tuple[str, ...]:
-    return tuple(map(ms, (part.mean, part.p50, getattr(part, tail))))
+def _times(part: Statistics, tail: str) -> tuple[Cell, ...]:
+    return part.mean, part.p50, getattr(part, tail)

@@ -4,46 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from exporter.report.format import table
+from exporter.document import BLANK, Block, Prose, Row, numbers, table, words
 from rundir.printable.numbers import cell, percent
 from scraper.hardware.summary import Device, Hardware
 
 SHOWN = 16  # devices; their totals say the rest
 
 
-def energy_section(hardware: Hardware) -> Iterator[RenderableType]:
+def energy_section(hardware: Hardware) -> Iterator[Block]:
     """Yield the section; nothing where nothing was measured, of which the summary has the reasons."""
     if not hardware.devices:
         return
-    yield _table(hardware.devices, hardware)
-    yield Text(_tokens(hardware), style="bold")
+    columns = (
+        *numbers("energy, J", "mean W", "peak W", show=cell),
+        *numbers("busy", show=percent),
+        *numbers("max °C", show=cell),
+        words(""),
+    )
+    yield table("Hardware", columns, _rows(hardware.devices, hardware))
+    yield Prose(_tokens(hardware), "strong")
     total = hardware.total
     if total.covered_s is not None:
-        yield Text(f"Energy over {total.covered_s:.1f} s of the window, by {total.method}.", style="dim")
-    yield Text(_absent(hardware), style="dim")
-    yield Text("")
+        yield Prose(f"Energy over {total.covered_s:.1f} s of the window, by {total.method}.", "note")
+    yield Prose(_absent(hardware), "note")
+    yield BLANK
 
 
-def _table(devices: Sequence[Device], hardware: Hardware) -> Table:
-    shown = table("Hardware", "energy, J", "mean W", "peak W", "busy", "max °C", "")
+def _rows(devices: Sequence[Device], hardware: Hardware) -> Iterator[Row]:
     for device in devices[:SHOWN]:
-        shown.add_row(
-            Text(device.name),
-            *map(cell, (device.energy_j, device.mean_power_w, device.peak_power_w)),
-            percent(device.mean_utilisation_ratio),
-            cell(device.max_temperature_c),
-            Text(_remark(device), style="dim"),
-        )
+        power = device.energy_j, device.mean_power_w, device.peak_power_w
+        busy, heat = device.mean_utilisation_ratio, device.max_temperature_c
+        yield Row((device.name, *power, busy, heat, _remark(device)))
     if len(devices) > SHOWN:
-        shown.add_row(f"and {len(devices) - SHOWN} more", *("",) * 6)
+        yield Row((f"and {len(devices) - SHOWN} more",))
     for total, label in ((hardware.gpu, "all GPUs"), (hardware.cpu, "all CPUs"), (hardware.total, "in all")):
         if total.energy_j is not None:
-            shown.add_row(label, cell(total.energy_j), cell(total.mean_power_w), *("",) * 4, style="bold")
-    return shown
+            yield Row((label, total.energy_j, total.mean_power_w), "strong")
 
 
 def _remark(device: Device) -> str:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
-from correlator.breakdown import TTFT_PARTS
 from correlator.statistics.intervals import QuantileInterval
-from exporter.report.format import table
-from exporter.report.tables.client import CLIENT_ROWS
-from exporter.summary.breakdown import json_name, label_of
+from exporter.document import Cell, Table, numbers, table
+from exporter.report.tables.client import time_labels
 from exporter.summary.result import Summary
 from rundir.printable.numbers import duration, ms, spoken
 
@@ -53,16 +49,15 @@ def _rounded_up(count: int) -> int:
 
 def percentiles_table(summary: Summary) -> Table:
     """Return percentiles beside their intervals, a row for each time that the charts show."""
+    labels = time_labels(summary.correlation.breakdown)
+    rows = (
+        (labels[name], *(value for label in SHOWN for value in _cells(getattr(percentiles, label))))
+        for name, percentiles in summary.methodology.percentiles.items()
+    )
     title = "Percentiles and their 95 % intervals, ms; ?: too few requests to say"
-    shown = table(title, *(text for name in SHOWN for text in (name, "from - to")))
-    labels = {name: label.removesuffix(", ms") for name, label in CLIENT_ROWS}
-    labels |= {json_name(part): label_of(part, summary.correlation.breakdown) for part in TTFT_PARTS}
-    for name, percentiles in summary.methodology.percentiles.items():
-        intervals = [getattr(percentiles, label) for label in SHOWN]
-        shown.add_row(labels[name], *(text for interval in intervals for text in _cells(interval)))
-    return shown
+    return table(title, numbers(*(text for name in SHOWN for text in (name, "from - to"))), rows)
 
 
-def _cells(interval: QuantileInterval) -> tuple[str, str]:
+def _cells(interval: QuantileInterval) -> tuple[Cell, Cell]:
     low, high = ("?" if end is None else ms(end) for end in (interval.low, interval.high))
-    return ms(interval.estimate), f"{low} - {high}"
+    return interval.estimate, f"{low} - {high}"

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 
 from msgspec import UNSET, UnsetType
-from rich.console import RenderableType
-from rich.text import Text
 
-from exporter.report.format import Prose, table
+from exporter.document import BLANK, Block, Cell, Prose, numbers, table
 from exporter.summary.correlation import TimePercentiles
 from exporter.summary.result import Summary
 from rundir.printable.numbers import cell, ms, percent
 from scraper.window.quantities import Counter, Gauge, Histogram, Range, SampleStatistics
+from scraper.window.summary import Server
 
 WIDE = 0.2
 LEAST_SHOWN_MS = 0.01  # the last digit of a table
@@ -45,48 +44,57 @@ COUNTER_ROWS = (
 )
 
 
-def server_section(summary: Summary) -> Iterator[RenderableType]:
-    """Show the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
-    server, by_client = summary.server, summary.correlation.server_percentiles
-    engine = server.engine
+def server_section(summary: Summary) -> Iterator[Block]:
+    """Yield the engine's quantities; percentiles that the client's requests resolve better are taken from them."""
+    server, engine = summary.server, summary.server.engine
     if engine is None:
         if server.endpoints or not summary.client.requests.sent:  # else the conclusion says it
-            yield Text(f"Server: {server.reason}", style="yellow")
-            yield Text("")
+            yield from (Prose(f"Server: {server.reason}", "warning"), BLANK)
         return
-    title = f"Server: {engine.name} {engine.version or ''}".rstrip()
-    shown = table(title, "count", "mean", "p50", "p99", "max")
+    rows = [*_times(summary), *_gauges(server), *_counters(server)]
+    if rows:
+        title = f"Server: {engine.name} {engine.version or ''}".rstrip()
+        columns = (*numbers("count", show=cell), *numbers("mean", "p50", "p99", "max"))
+        yield table(title, columns, rows)
+        if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):
+            yield Prose(BY_BUCKETS, "note")
+    elif summary.window.duration_s:
+        yield from (Prose(f"Server: {engine.name}, no scrape within the measured window", "warning"), BLANK)
+
+
+def _times(summary: Summary) -> Iterator[tuple[Cell, ...]]:
     for key, label in HISTOGRAM_ROWS:
-        histogram: Histogram | UnsetType = getattr(server, key)
+        histogram: Histogram | UnsetType = getattr(summary.server, key)
         if histogram and not isinstance(histogram.stats.mean, UnsetType):
-            seen: TimePercentiles | None = getattr(by_client, CLIENT_EYES.get(key, ""), None)
+            by_client = getattr(summary.correlation.server_percentiles, CLIENT_EYES.get(key, ""), None)
             estimates = (
-                _seen(seen, name) if seen and seen.source == "client spans" else _estimate(histogram, name)
+                _seen(by_client, name)
+                if by_client and by_client.source == "client spans"
+                else _estimate(histogram, name)
                 for name in ("p50", "p99")
             )
-            stats = histogram.stats
-            shown.add_row(f"{label}, ms", cell(stats.count or 0), ms(1e3 * histogram.stats.mean), *estimates, "")
+            yield f"{label}, ms", histogram.stats.count or 0, 1e3 * histogram.stats.mean, *estimates
+
+
+def _gauges(server: Server) -> Iterator[tuple[Cell, ...]]:
     for key, label in GAUGE_ROWS:
         gauge: Gauge | UnsetType = getattr(server, key)
         if gauge and gauge.stats.mean is not UNSET:
             values = (_known(gauge.stats, name) for name in ("mean", "p50", "p99", "max"))
-            shown.add_row(label, "", *(gauge_cell(key, value) for value in values))
+            yield label, "", *(gauge_cell(key, value) for value in values)
+
+
+def _counters(server: Server) -> Iterator[tuple[Cell, ...]]:
     for key, label in COUNTER_ROWS:
         counter: Counter | UnsetType = getattr(server, key)
         if counter and not isinstance(counter.stats.total, UnsetType):
-            shown.add_row(label, cell(counter.stats.total), "", "", "", "")
+            yield label, counter.stats.total
     drafted, accepted = (
         each.stats.total if each else UNSET for each in (server.draft_tokens, server.draft_tokens_accepted)
     )
     if drafted and not isinstance(accepted, UnsetType):
-        shown.add_row("draft tokens", cell(drafted), "", "", "", "")
-        shown.add_row("draft tokens accepted", cell(accepted), percent(accepted / drafted), "", "", "")
-    if shown.row_count:
-        yield shown
-        if any(getattr(server, key) for key, _ in HISTOGRAM_ROWS):
-            yield Prose(BY_BUCKETS, "dim")
-    elif summary.window.duration_s:
-        yield Text(f"Server: {engine.name}, no scrape within the measured window\n", style="yellow")
+        yield "draft tokens", drafted
+        yield "draft tokens accepted", accepted, percent(accepted / drafted)
 
 
 def gauge_cell(name: str, value: float | None) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from golden_files import GOLDEN
-from rich.text import Text
 
 from correlator.opening import open_run
+from exporter.document import Line, Prose
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
@@ -160,7 +160,7 @@ def test_what_servers_said_stays_text():
     columns = LiveColumns(ATTACK, 0)
     columns.scraped(failure(10**9, ATTACK), {})
     assert ATTACK == data_of(columns.rows())["marks"][0]["text"].removeprefix(f"{URL}: ")
-    state = data_of(state_event(ATTACK, [Text.assemble(ATTACK, (ATTACK, "bold"))], columns.facts(0), kept_s=900))
+    state = data_of(state_event(ATTACK, [Line(((ATTACK, ""), (ATTACK, "strong")))], columns.facts(0), kept_s=900))
     assert "<img" not in state["html"]
     assert 2 == state["html"].count("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;")
     assert ATTACK == state["title"]
@@ -168,7 +168,7 @@ def test_what_servers_said_stays_text():
 
 def test_what_is_left_out_is_said():
     """Where more requests ended than are kept for a browser."""
-    state = data_of(state_event("t", ["line"], {}, kept_s=123.0))
+    state = data_of(state_event("t", [Prose("line")], {}, kept_s=123.0))
     assert "Only the last 2 min 3 s are shown" in state["html"].replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -186,7 +186,7 @@ def test_the_live_page_connects_to_nothing_but_its_own_server():
 
 def test_an_objective_that_is_met_has_no_colour_of_a_part():
     """Nor that of a warning, as prefill's is; the prefill of the legend keeps it."""
-    lines = [Text.assemble(("met", "bold green"), ("▓", "green"))]
+    lines = [Line((("met", "met strong"), ("▓", "prefill")))]
     assert (
         '<p><span class="met strong">met</span><span class="prefill">▓</span></p>'
         in data_of(state_event("t", lines, {"run": "r"}, kept_s=900))["html"]
@@ -195,6 +195,6 @@ def test_an_objective_that_is_met_has_no_colour_of_a_part():
 
 def test_a_page_without_charts_says_when_they_come():
     """In the warm-up there are none."""
-    assert "Charts come once" in data_of(state_event("t", ["line"], {}, kept_s=900))["html"]
+    assert "Charts come once" in data_of(state_event("t", [Prose("line")], {}, kept_s=900))["html"]
     facts = LiveColumns("r", 0).facts(0)
-    assert "Charts come once" not in data_of(state_event("t", ["line"], facts, kept_s=900))["html"]
+    assert "Charts come once" not in data_of(state_event("t", [Prose("line")], facts, kept_s=900))["html"]

@@ -19,14 +19,14 @@ from html_page import ATTACK, Page
 from packed_columns import read
 
 from correlator.opening import open_run
+from exporter.document import BARS, Prose, table, words
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
 from exporter.html.first_screen import bar
 from exporter.html.first_screen import figures as figures_of
 from exporter.html.markup import blocks
-from exporter.report import as_text
-from exporter.report.format import Prose, table
+from exporter.report.sections import as_text
 from exporter.summary.result import Summary
 from rundir.printable.numbers import ms, spoken
 from sidecar.report.derive import derive_run
@@ -45,19 +45,6 @@ def derived(name: str, tmp_path: Path, **manifest: Any) -> Evaluated:
 
 def page_of(run: Evaluated) -> Page:
     return Page((run.run.path / "report.html").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("name", names())
-def test_the_tables_of_the_page_are_those_of_the_report(name: str, tmp_path: Path):
-    """Each row of a table of report.txt stands in the page with the same cells, in the same order."""
-    run = derived(name, tmp_path)
-    rows = {tuple(cell for cell in row if cell) for row in page_of(run).rows}
-    report = as_text(run.summary)
-    client = re.search(r"\n *(TTFT, ms)" + 8 * r" +([\d.,]+)", report)
-    assert client is not None
-    assert client.groups() in rows
-    running = re.search(r"\n *(requests running) +([\d.,]+) +([\d.,]+) +([\d.,]+) +([\d.,]+)", report)
-    assert running is None or running.groups() in rows
 
 
 @pytest.mark.parametrize("name", names())
@@ -238,13 +225,18 @@ def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):
 
 def test_a_cell_has_its_code_and_what_its_word_means():
     """As a heading of a row has; an option is in one piece, in cells and in sentences."""
-    shown = table("Levels", "Limit", "Meaning")
-    shown.add_row("1", "seats", "As `--slo` of `run`.")
-    whole = blocks([shown, Prose("! --resume tries it again. A range 1--2.", "red")])
+    shown = table("Levels", map(words, ("Limit", "Meaning")), [("1", "seats", "As `--slo` of `run`.")])
+    whole = blocks([shown, Prose("! --resume tries it again. A range 1--2.", "alarm")])
     assert re.search('<td[^>]* title="[^"]+">seats</td>', whole)
     assert "As <code>--slo</code> of <code>run</code>.</td>" in whole
     assert '<span class="number">--resume</span> tries' in whole
     assert "1--2" in whole
+
+
+def test_bars_are_drawn_where_no_charts_are():
+    """A column of words is none, whatever its characters."""
+    whole = Page(blocks([table("T", [BARS, words("")], [("queue", 0.5, "██")])]))
+    assert [["queue", "██"]] == whole.rows[1:]
 
 
 def test_a_number_keeps_its_unit_on_its_line(tmp_path: Path):

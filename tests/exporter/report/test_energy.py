@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import Any
 
-from rich.console import Console
-
 from exporter.report.tables.energy import energy_section
+from exporter.text import without_padding
 from scraper.hardware.records import HardwareAbsence, HardwareLogRecord, HardwareRecord
 from scraper.hardware.summary import Hardware, hardware_summary
 from scraper.window.window import Window
@@ -18,12 +16,7 @@ ABSENT = HardwareAbsence(at_ns=0, source="rapl", reason="energy_uj is readable b
 
 
 def printed(hardware: Hardware) -> str:
-    """Return the section as plain text, 100 columns wide."""
-    console = Console(file=StringIO(), width=100, color_system=None, force_terminal=False, highlight=False)
-    for part in energy_section(hardware):
-        console.print(part)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+    return without_padding(energy_section(hardware)).strip()
 
 
 def gpu(at_s: int, **values: Any) -> HardwareRecord:

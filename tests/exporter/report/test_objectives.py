@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.objectives import objectives
+from exporter.report.conclusion import objectives
 from loadgen.requests.slo.results import ObjectiveResult, SloResult
 
 OBJECTIVE = ObjectiveResult(

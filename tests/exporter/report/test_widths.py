@@ -5,18 +5,20 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import StringIO
+from itertools import chain
 from typing import Any
 
 import golden_files
 import msgspec
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console
 
-from exporter.report import render
-from exporter.report.format import LONG_WORD, FittedTable, heading, plain, table
+from exporter.document import Block, Table, numbers, table
+from exporter.report.sections import report
 from exporter.summary.result import Summary
+from exporter.text import LONG_WORD, render
 
 WIDTHS = (60, 80, 100, 120)
 SCALES = (1.0, 33_871.0, 1e12, 1e-6)
@@ -34,10 +36,10 @@ _NO_AMOUNT = re.compile("share|ratio|rho|ci95|growth|coverage|quality|accuracy")
 SUMMARIES = {name: golden_files.expected(name)["summary.json"] for name in golden_files.names()}
 
 
-def printed(content: RenderableType, width: int) -> str:
+def printed(content: Iterable[Block], width: int) -> str:
     """Return what a terminal shows."""
     console = Console(file=StringIO(), width=width, color_system=None, highlight=False)
-    console.print(content)
+    console.print(render(content))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
@@ -69,15 +71,14 @@ def numbers_in(value: Any) -> Iterator[float]:
         yield from (abs(value) * unit for unit in (1, 100, 1e3, 1e-3, 1 / 60, 1e-3 / 60))
 
 
-def tables_of(summary: Summary) -> list[FittedTable]:
-    return [piece for piece in render(summary).renderables if isinstance(piece, FittedTable)]
+def tables_of(summary: Summary) -> list[Table]:
+    return [piece for piece in report(summary) if isinstance(piece, Table)]
 
 
-def tokens(shown: FittedTable, left_out: set[str]) -> Counter[str]:
+def tokens(shown: Table, left_out: set[str]) -> Counter[str]:
     """Return the words and numbers of a table without some of its columns."""
-    columns = [column for column in shown.columns if heading(column) not in left_out]
-    texts = [plain(cell) for column in columns for cell in (column.header, *column.cells)]
-    return Counter(" ".join([plain(shown.title or ""), *texts]).split())
+    columns = [(column.title, *texts) for column, texts in shown.texts(bars=True) if column.title not in left_out]
+    return Counter(" ".join([shown.title, *chain(*columns)]).split())
 
 
 @pytest.mark.parametrize("factor", SCALES)
@@ -86,10 +87,10 @@ def tokens(shown: FittedTable, left_out: set[str]) -> Counter[str]:
 def test_a_table_is_whole_but_for_the_columns_that_it_names(name: str, width: int, factor: float):
     """Each label, heading and number of the others is there in one piece, within the width, however large."""
     for each in tables_of(scaled(SUMMARIES[name], factor)):
-        text, _, footer = printed(each, width).partition("Not shown at this width: ")
+        text, _, footer = printed([each], width).partition("Not shown at this width: ")
         named = " ".join(footer.split()).removesuffix("; see summary.json.").split(", ")
         left_out = {*named} if footer else set()
-        assert left_out <= {heading(column) for column in each.columns[1:]}
+        assert left_out <= {column.title for column in each.columns[1:]}
         assert all(len(line) <= width for line in text.splitlines())
         expected, shown = tokens(each, left_out), Counter(text.replace("─", "").replace("█", "").split())
         assert not [token for token in expected - shown if len(token) <= LONG_WORD and token.strip("█")], text
@@ -100,9 +101,9 @@ def test_a_table_is_whole_but_for_the_columns_that_it_names(name: str, width: in
 def test_columns_go_in_the_stated_order(name: str):
     """Those that tell least go first; the median and the p99 of what the client saw stay at 60 columns."""
     for each in tables_of(msgspec.json.decode(SUMMARIES[name], type=Summary)):
-        headings = [heading(column) for column in each.columns]
+        headings = [column.title for column in each.columns]
         if "p99.9" in headings:
-            footer = " ".join(printed(each, 60).partition("Not shown at this width: ")[2].split())
+            footer = " ".join(printed([each], 60).partition("Not shown at this width: ")[2].split())
             assert ["min", "p99.9", "p90", "p95", "max"][: footer.count(",") + 1] == footer.split(";")[0].split(", ")
             assert {"p50", "p99"} & {*footer.split(";")[0].split(", ")} == set()
 
@@ -113,7 +114,7 @@ def test_every_number_is_a_rounded_one_of_the_summary(name: str, width: int):
     """In sentences, sparklines and tables: what stands nowhere in summary.json, no reader can check."""
     summary = msgspec.json.decode(SUMMARIES[name], type=Summary)
     known = sorted(numbers_in(msgspec.json.decode(SUMMARIES[name])))
-    text = DERIVED.sub("", printed(render(summary), width))
+    text = DERIVED.sub("", printed(report(summary), width))
     odd = []
     for number in NUMBER.findall(text):
         digits = len(number.partition(".")[2])
@@ -127,18 +128,17 @@ def test_every_number_is_a_rounded_one_of_the_summary(name: str, width: int):
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_all_but_tables_says_the_same_at_every_width(name: str, width: int):
     """Sentences and the line over time break, and lose nothing."""
-    pieces = render(msgspec.json.decode(SUMMARIES[name], type=Summary)).renderables
-    for piece in pieces:
-        if not isinstance(piece, FittedTable):
-            narrow, wide = (re.sub("[▁▂▃▄▅▆▇█]", "", printed(piece, columns)) for columns in (width, 400))
+    for piece in report(msgspec.json.decode(SUMMARIES[name], type=Summary)):
+        if not isinstance(piece, Table):
+            narrow, wide = (re.sub("[▁▂▃▄▅▆▇█]", "", printed([piece], columns)) for columns in (width, 400))
             assert wide.split() == narrow.split()
             assert all(len(line.rstrip()) <= width for line in narrow.splitlines())
 
 
 def test_words_break_before_a_number_goes():
     """A long label takes no column away; where it has to, the line below names the column and no file."""
-    shown = table("T", "first", "second", kept_in="")
-    shown.add_row("a label of many words that is much too long", "1,234,567.8", "0.25")
+    row = "a label of many words that is much too long", 1_234_567.8, 0.25
+    shown = [table("T", numbers("first", "second"), [row], kept_in="")]
     assert {"1,234,567.8", "0.25"} <= {*printed(shown, 40).split()}
     narrow = printed(shown, 34)
     assert "1,234,567.8" in narrow.split()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,19 @@ import pytest
 import summaries
 from jsonschema import Draft202012Validator
 from msgspec import UNSET, convert, to_builtins
-from rich.console import Console
-from rich.table import Table
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import QUALITIES
 from correlator.gateways import GatewayPart
-from exporter.report import as_text
+from exporter.document import Table
 from exporter.report.conclusion import conclusion, where_it_went
 from exporter.report.method import basis
-from exporter.report.tables.breakdown import breakdown_table, group_tables
+from exporter.report.sections import as_text
+from exporter.report.tables.breakdown import breakdown_table, breakdown_tables
 from exporter.summary.breakdown import NOT_SEEN, Coverage, Quality
 from exporter.summary.correlation import SEVERAL_CLOCKS, Correlation, ReceivedSpans, correlation
 from exporter.tables import PARTS
+from exporter.text import without_padding
 from recorded.gateway_spans import FirstBy
 from sidecar.options import schema
 
@@ -41,10 +40,7 @@ def table_of(shown: Correlation) -> list[list[str]]:
 
 
 def words(table: Table) -> list[list[str]]:
-    console = Console(file=StringIO(), width=100, color_system=None)
-    console.print(table)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return [line.split() for line in text.splitlines() if line.strip()]
+    return [line.split() for line in without_padding([table]).splitlines() if line.strip()]
 
 
 def mixed(*pieces: tuple[int, Parts]) -> Parts:
@@ -275,7 +271,7 @@ def test_classes_and_urls_are_groups_of_their_own():
     )
     assert 150.0 == shown.classes["code"].breakdown.queue_ms.mean
     assert Coverage(trace=1.0, response=0.0, histogram=0.0, none=0.0) == shown.classes["chat"].coverage
-    (table,) = group_tables(shown)
+    _, table = breakdown_tables(shown)
     assert ["code", "70", "200.0", "5.00", "150.0", "30.0", "15.0"] == words(table)[-1]
 
 

@@ -131,11 +131,12 @@ def test_every_request_of_each_run_is_in_the_page(runs: tuple[Path, Path], tmp_p
     assert means == pytest.approx([run.summary.client.ttft_ms.mean for run in derived], abs=0.01)
 
 
-def test_what_servers_and_directories_are_called_stays_text(tmp_path: Path):
-    """A model and a directory that would be elements: the page has none of them."""
+def test_what_servers_and_directories_are_called_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A model and a directory that would be elements: the page has none of them. A terminal's marks are no marks."""
     name = ATTACK.replace("/", "\N{FRACTION SLASH}")
-    paths = (copied("vllm_plain", tmp_path / name, model=ATTACK), copied("vllm_spans", tmp_path / "b"))
+    paths = (copied("vllm_plain", tmp_path / name, model=ATTACK), copied("vllm_spans", tmp_path / "[b]"))
     compare(paths, tmp_path / "page.html")
+    assert "[b]" in capsys.readouterr().out
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     page = Page(text)
     assert not {"img"} & {tag for tag, _ in page.elements}

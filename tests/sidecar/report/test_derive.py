@@ -13,8 +13,8 @@ from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 from exporter.evaluation.correlation import ONLY_GREW, correlation_of
 from exporter.evaluation.evaluate import evaluate
 from exporter.evaluation.measured import measured_run, window_of
-from exporter.report import as_text
 from exporter.report.conclusion import where_it_went
+from exporter.report.sections import as_text
 from recorded.events import Event
 from recorded.run import Run
 from scraper.series.log import rows

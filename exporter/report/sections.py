@@ -1,0 +1,66 @@
+"""Content of a run's report: read in ten seconds down to the conclusion, in a minute to the end.
+
+It reads `summary.json` and nothing else; each topic has a module, which yields its prose or tables from the typed
+summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from exporter.document import BLANK, Block, Prose, without_controls
+from exporter.report.alerts import alerts, severe_lines
+from exporter.report.conclusion import conclusion, objectives
+from exporter.report.heading import heading
+from exporter.report.method import method
+from exporter.report.tables.association import association_line
+from exporter.report.tables.breakdown import breakdown_tables
+from exporter.report.tables.client import client_section
+from exporter.report.tables.energy import energy_section
+from exporter.report.tables.gateways import gateway_lines
+from exporter.report.tables.server import server_section
+from exporter.report.tables.slowest import slowest_section
+from exporter.report.tables.timeline import timeline_lines
+from exporter.summary.result import Summary, as_written
+from exporter.text import without_padding
+
+OF_A_LOAD = {"objectives", "conclusion", "timeline", "client", "parts", "slowest", "association", "method"}
+
+
+def report(summary: Summary) -> Iterator[Block]:
+    """Yield everything in the order in which it is read: what happened and why, then the numbers, then the method."""
+    return chain.from_iterable(sections(without_controls(as_written(summary))).values())
+
+
+def as_text(summary: Summary) -> str:
+    """Return `report.txt`."""
+    return without_padding(report(summary))
+
+
+def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
+    """Return the parts of the report by name, in their order; those of a load are empty without one."""
+    correlation = summary.correlation
+    parts: dict[str, Iterable[Block]] = {
+        "severe": (Prose(f"! {line}", "alarm strong") for line in severe_lines(summary)),
+        "heading": heading(summary),
+        "alerts": (*(Prose(f"! {alert}", "warning") for alert in alerts(summary)), BLANK),
+        "objectives": objectives(summary),
+        "conclusion": chain(prose(conclusion(summary), "strong"), [BLANK]),
+        "timeline": timeline_lines(correlation.timeline),
+        "client": client_section(summary),
+        "parts": () if correlation.missing else breakdown_tables(correlation),
+        "slowest": slowest_section(correlation.slowest, correlation.breakdown),
+        "server": server_section(summary),
+        "gateways": prose(gateway_lines(summary)),
+        "association": prose(association_line(correlation.association), "note"),
+        "energy": energy_section(summary.hardware),
+        "method": prose(method(summary), "note"),
+    }
+    loaded = bool(summary.client.requests.sent)
+    return {name: tuple(blocks) if loaded or name not in OF_A_LOAD else () for name, blocks in parts.items()}
+
+
+def prose(lines: Iterable[str], tone: str = "") -> Iterator[Prose]:
+    """Yield a paragraph for each line."""
+    return (Prose(line, tone) for line in lines)
