@@ -12,7 +12,7 @@ from methodology.measures.held import Held, held_by
 from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
 from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import latency, latency_line, number, reported_times, wilson
+from methodology.study.quantities import latency, latency_line, number, reported_times, served_tokens, unknown, wilson
 from rundir.printable.numbers import count_of, figure
 
 NARROW = 0.05  # of the highest level that passed: the bracket's width that ends the search
@@ -113,11 +113,8 @@ def _level_of(each: Finished) -> float:
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
     levels = of_kind(counting(finished), LEVEL)
     if not levels:
-        missing = number(None, "requests", missing="no level counts")
-        return Findings(
-            answer=("The capacity is not known: no level counts.",),
-            results={"max_concurrency": missing} | reported_times(None),
-        )
+        results = unknown("no level counts", "requests", "max_concurrency") | reported_times(None)
+        return Findings(answer=("The capacity is not known: no level counts.",), results=results)
     held = {each.number: held_by(each, read(each)) for each in levels}
     passed, failed = bracket(asked, levels)
     results = _results(passed, held) | _reported(passed, levels)
@@ -138,13 +135,13 @@ def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quanti
         return {name: number(None, unit, missing=least) for name, unit in names.items()}
     came, of = passed.outcome, held[passed.number]
     method = "highest level that passed below all that failed"
-    tokens, requests = came.output_tokens_ci95, came.throughput_ci95
+    requests = came.throughput_ci95
     stamps, page = "integral over stamps: input and output so far", "KV cache usage x blocks x block size"
     not_stated = "the engine's page does not state its cache's size"
     not_shown = "no page of an engine shows what runs"
     return {
         "max_concurrency": number(passed.step.level, "requests", n=came.sent, method=method),
-        "output_tokens_per_s": number(came.output_tokens_per_s, "tokens/s", ci95=tokens, method="batch means"),
+        "output_tokens_per_s": served_tokens(came),
         "requests_per_s": number(came.completed_per_s, "requests/s", ci95=requests, method="batch means"),
         "tokens_in_flight": number(of.tokens, "tokens", method=stamps),
         "tokens_in_kv_cache": number(of.cached_tokens, "tokens", method=page, missing=not_stated),
@@ -158,11 +155,9 @@ def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, 
     They are the times of the level that passed, else of the lowest, and the throughput of the level that served most.
     """
     lowest, fastest = min(levels, key=_level_of), max(levels, key=lambda e: e.outcome.output_tokens_per_s or 0.0)
-    came = fastest.outcome
-    most = number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means")
     at = f"{fastest.step.load_words}, the most of these levels, step {fastest.number}"
     times = reported_times(passed, "the most that pass") if passed else reported_times(lowest, "the lowest level")
-    return times | {"max_output_tokens_per_s": replace(most, at=at)}
+    return times | {"max_output_tokens_per_s": served_tokens(fastest.outcome, at)}
 
 
 def _answer(
@@ -248,10 +243,8 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> T
 def _plots(levels: Sequence[Finished]) -> tuple[Plot, ...]:
     ordered = sorted(levels, key=_level_of)
     tried = Line(name="level", x=tuple(float(each.number) for each in levels), y=tuple(map(_level_of, levels)))
-    p99, axes = (
-        latency_line(ordered, list(map(_level_of, ordered)), "ttft", "p99"),
-        ("Requests in flight", "TTFT P99 (ms)"),
-    )
+    p99 = latency_line(ordered, list(map(_level_of, ordered)), "ttft", "p99")
+    axes = ("Requests in flight", "TTFT P99 (ms)")
     return (
         plot("search-path", "Search path", ("Step", "Requests in flight"), [tried], kind="marks"),
         plot("ttft-concurrency", "TTFT P99 over requests in flight", axes, [p99], log_y=True),

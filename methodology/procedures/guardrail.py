@@ -22,7 +22,7 @@ from methodology.measures.paired import (
 from methodology.study.findings import Findings, Quantity
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
-from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, wilson
+from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, unknown, wilson
 from methodology.study.saturation import fullest, saturated
 from rundir.columns import Bools, Floats
 from rundir.printable.numbers import figure
@@ -124,16 +124,14 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
                 results |= _overheads(suffix, differences[name][-1:])
     for name in names[1:]:
         results |= _overheads(name, differences[name])
-    results |= _throughputs(names, steps)
+    full, served = {each.step.variant: each for each in steps if each.step.kind == SATURATED}, fullest(steps)
+    for name in names:
+        results |= throughput(name, served if name == BASELINE else full.get(name), served)
     results |= _reported(names, levels, results)
     for name in (each for each in names if sent[each]):
         results |= _refusals(name, np.concatenate(sent[name]))
     by_level = {f"{n}_{percents(s)}": f"{VARIANTS.get(n, n)}, {percents(s)} %" for n in names for s in shares}
-    latency = {
-        f"{metric}_{q}_ms": f"{metric.upper()} {q.upper()} (ms)"
-        for metric in ("ttft", "e2e")
-        for q in ("p50", "p95", "p99")
-    }
+    latency = {f"{of}_{q}_ms": f"{of.upper()} {q.upper()} (ms)" for of in ("ttft", "e2e") for q in PERCENTILES}
     latency |= {"overhead_ttft_ms": "TTFT overhead (ms)", "overhead_e2e_ms": "E2E overhead (ms)"}
     latency |= {"outside_engine_p50_ms": "TTFT less queue and prefill, P50 (ms)"}
     impact = {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Reduction (ratio)"}
@@ -172,10 +170,9 @@ def _last(names: Sequence[str], results: Mapping[str, Quantity]) -> str:
 
 
 def _refusals(name: str, refused: Bools) -> dict[str, Quantity]:
-    count = int(refused.sum())
-    ends = wilson(count, len(refused))
-    ratio = Quantity(value=count / len(refused), unit="ratio", ci95=ends, n=len(refused), method="Wilson")
-    return {f"refused_{name}": Quantity(value=float(count), unit="requests"), f"refused_ratio_{name}": ratio}
+    count, sent = int(refused.sum()), len(refused)
+    ratio = number(count / sent if sent else None, "ratio", ci95=wilson(count, sent), n=sent, method="Wilson")
+    return {f"refused_{name}": number(count, "requests"), f"refused_ratio_{name}": ratio}
 
 
 def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity]:
@@ -183,19 +180,9 @@ def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity
     known = [each for each in differences if len(each)]
     keys = (f"overhead_ttft_ms_{suffix}", f"overhead_e2e_ms_{suffix}")
     if not known:
-        return {key: number(None, "ms", missing="no request ended in both configurations") for key in keys}
+        return unknown("no request ended in both configurations", "ms", *keys)
     ends = bootstrapped(known, lambda drawn: np.median(np.concatenate(drawn), axis=0).tolist())
     return {key: of_ends(each, "ms", sum(map(len, known))) for key, each in zip(keys, ends, strict=True)}
-
-
-def _throughputs(names: Sequence[str], steps: Sequence[Finished]) -> dict[str, Quantity]:
-    full = {each.step.variant: each for each in steps if each.step.kind == SATURATED}
-    base = fullest(steps)
-    return {
-        key: quantity
-        for name in names
-        for key, quantity in throughput(name, base if name == BASELINE else full.get(name), base).items()
-    }
 
 
 def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ...]:

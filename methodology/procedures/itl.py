@@ -17,7 +17,7 @@ from methodology.study.findings import Cell, Findings, Quantity, Table, evidence
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times
+from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times, unknown
 from methodology.study.saturation import Capacity, capacity
 from rundir.columns import Bools, Floats, take
 from rundir.printable.numbers import figure
@@ -113,11 +113,9 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     steps = sorted(of_kind(counting(finished), LEVEL), key=lambda each: each.step.level)
     levels = [level for level in (_level(each, read) for each in steps) if len(level.gaps_ms)]
     if not levels:
-        missing = number(None, "ms", missing="no level has a reply of 50 tokens that came in chunks")
-        return Findings(
-            answer=("Inter-token latency is not known: no level has gaps.",),
-            results={"itl_p50_ms": missing} | reported_times(steps[-1] if steps else None),
-        )
+        results = unknown("no level has a reply of 50 tokens that came in chunks", "ms", "itl_p50_ms")
+        results |= reported_times(steps[-1] if steps else None)
+        return Findings(answer=("Inter-token latency is not known: no level has gaps.",), results=results)
     name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
     results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
     results |= reported_times(levels[-1].finished, f"{levels[-1].title} of the capacity")
@@ -226,11 +224,10 @@ def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -
 
 
 def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for level in levels:
-        for each in (*QUANTILES, "mean"):
-            quantity = results[f"{name}_{each}_ms{level.suffix}"]
-            rows.append((level.title, LABELS.get(each, "Mean"), quantity.shown, *quantity.ends, quantity.tau))
+    rows = (
+        (level.title, LABELS.get(each, "Mean"), of.shown, *of.ends, of.tau)
+        for level in levels for each in (*QUANTILES, "mean") for of in [results[f"{name}_{each}_ms{level.suffix}"]]
+    )  # fmt: skip
     titles = {"level": "Load Level", "metric": "Metric", "value_ms": "Value (ms)", "ci95_low_ms": "95 % from",
               "ci95_high_ms": "to", "tau": "tau (gaps)"}  # fmt: skip
     return table("itl-intervals", "95 % Intervals", titles, rows)

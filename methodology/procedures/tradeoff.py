@@ -18,7 +18,15 @@ from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Qua
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
-from methodology.study.quantities import LABELS, latency, latency_line, number, reported_times
+from methodology.study.quantities import (
+    LABELS,
+    latency,
+    latency_line,
+    number,
+    reported_times,
+    served_tokens,
+    unknown,
+)
 from methodology.study.saturation import Capacity, capacity, load_of, measured_capacity
 from rundir.columns import take
 from rundir.printable.numbers import figure
@@ -75,8 +83,8 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     stated = capacity(asked, ()) if asked.parameters.capacity else None
     limit = stated if isinstance(stated, Capacity) else measured_capacity(steps)
     if not levels or limit is None:
-        missing = number(None, "requests/s", missing="no level counts")
-        results = {f"{name}_requests_per_s": missing for name in _DERIVED} | reported_times(None)
+        results = unknown("no level counts", "requests/s", *(f"{name}_requests_per_s" for name in _DERIVED))
+        results |= reported_times(None)
         return Findings(answer=("There is no curve: no level counts.",), results=results)
     study = _Study(asked=asked, levels=levels, limit=limit)
     results = _results(study)
@@ -125,17 +133,15 @@ def _results(study: _Study) -> dict[str, Quantity]:
         load = load_of(each, study.limit) if each else None
         results[f"{name}_requests_per_s"] = number(load, "requests/s", method=method, missing=missing)
     results["knee_fit_requests_per_s"] = _knee_fit(study)
-    came = peak.outcome
-    served_ci95, per_s = came.output_tokens_ci95, came.output_tokens_per_s
-    served_most = number(per_s, "tokens/s", ci95=served_ci95, method="batch means")
-    results["peak_output_tokens_per_s"] = replace(served_most, at=f"{_level_words(peak)}, step {peak.number}")
+    results["peak_output_tokens_per_s"] = served_tokens(peak.outcome, f"{_level_words(peak)}, step {peak.number}")
     results["optimal_output_tokens_per_s"] = number(None, "tokens/s", missing=unmet)
     if optimal is not None:
-        came = optimal.outcome
-        best = number(came.output_tokens_per_s, "tokens/s", ci95=came.output_tokens_ci95, method="batch means")
         at = f"{_level_words(optimal)}, the highest throughput of the levels that meet it, step {optimal.number}"
-        results["optimal_output_tokens_per_s"] = replace(best, at=at)
-    results |= _times(optimal, verdicts.stable, levels)
+        results["optimal_output_tokens_per_s"] = served_tokens(optimal.outcome, at)
+    best = (
+        (optimal, "the best level within the objectives") if optimal else (verdicts.stable, "the highest shown stable")
+    )
+    results |= reported_times(*best) if best[0] else reported_times(levels[0], "the lowest")
     stated = "of a saturated closed loop" if study.limit.run else "as stated"
     results["capacity_requests_per_s"] = number(study.limit.per_s, "requests/s", ci95=study.limit.ci95, method=stated)
     results["draft_sustainable_requests_per_s"] = criteria.draft_sustainable(levels, study.limit)
@@ -145,13 +151,6 @@ def _results(study: _Study) -> dict[str, Quantity]:
 def _level_words(each: Finished) -> str:
     share = "" if each.step.share is None else f" ({100 * each.step.share:g} % of the capacity)"
     return f"{each.step.load_words}{share}"
-
-
-def _times(optimal: Finished | None, stable: Finished | None, levels: Sequence[Finished]) -> dict[str, Quantity]:
-    """Return the TTFT and TPOT of the best level; without one of the highest that was shown stable, else the lowest."""
-    if optimal is not None:
-        return reported_times(optimal, "the best level within the objectives")
-    return reported_times(stable, "the highest shown stable") if stable else reported_times(levels[0], "the lowest")
 
 
 _FIT = (

@@ -108,11 +108,11 @@ def reported_times(each: Finished | None, of: str = "", missing: str = "no level
 
     of  which of the levels that is, in words
     """
-    keys = [(metric, name) for metric in ("ttft", "tpot") for name in ("p50", "p99")]
+    keys = {f"{metric}_{name}_ms": (metric, name) for metric in ("ttft", "tpot") for name in ("p50", "p99")}
     if each is None:
-        return {f"{metric}_{name}_ms": number(None, "ms", missing=missing) for metric, name in keys}
+        return unknown(missing, "ms", *keys)
     at = ", ".join(filter(None, (each.step.load_words, of, f"step {each.number}")))
-    return {f"{metric}_{name}_ms": replace(latency_result(each.outcome, metric, name), at=at) for metric, name in keys}
+    return {key: replace(latency_result(each.outcome, *time), at=at) for key, time in keys.items()}
 
 
 def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> Line:
@@ -140,6 +140,17 @@ def number(
     if value is None or not np.isfinite(value):
         return Quantity(value=None, unit=unit, n=n, missing=missing or "not known")
     return Quantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
+
+
+def unknown(reason: str, unit: str, *names: str) -> dict[str, Quantity]:
+    """Return missing results by their names."""
+    return dict.fromkeys(names, number(None, unit, missing=reason))
+
+
+def served_tokens(outcome: Outcome, at: str = "") -> Quantity:
+    """Return the output tokens/s of a step's window."""
+    ci95 = outcome.output_tokens_ci95
+    return replace(number(outcome.output_tokens_per_s, "tokens/s", ci95=ci95, method="batch means"), at=at)
 
 
 def scaled(quantity: Quantity, factor: float, unit: str) -> Quantity:
