@@ -62,6 +62,14 @@ def play(
     return finished, findings
 
 
+def assert_reported(findings: Findings, step: Finished, of: str) -> None:
+    """Assert that the minimum report's times are those of a step, and name it as the one `of` that load."""
+    for metric in ("ttft", "tpot"):
+        result, known = findings.results[f"{metric}_p50_ms"], step.outcome.percentiles[f"{metric}_ms"]["p50"]
+        assert (result.shown, result.ends) == (known.estimate, (known.low, known.high))
+        assert result.at == f"{step.step.load_words}, {of}, step {step.number}"
+
+
 def run_step(
     step: Step,
     server: VirtualServer,

@@ -14,6 +14,12 @@ from spoilt_studies import Spoilt, asked_of, failed_where, spoilt_study, study_o
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Step, StepData
 
+NO_TIMES = {
+    "ttft": "no step at the stated load counts",
+    "fairness": "the mixed load was not measured",
+    "prefix-cache": "no step with the cache off, cold or warm counts",
+    "guardrail": "no level of the input configuration counts",
+}
 NO_NUMBER = re.compile(r"(?<![\w-])(nan|inf|None|NaN)(?![\w.-])")
 
 
@@ -25,6 +31,18 @@ def test_a_study_is_reported_whatever_its_steps_lack(name: str, seed: int, whole
     study = spoilt_study(name, seed, wholes=wholes)
     for file, text in study.files.items():
         assert [] == [line for line in text.splitlines() if NO_NUMBER.search(line)], file
+
+
+@pytest.mark.parametrize("name", PROCEDURES)
+def test_a_study_without_a_step_has_no_number_and_says_why(name: str):
+    """One that was cut short still has its report; in the minimum one it names what was not measured."""
+    asked = asked_of(name, np.random.default_rng(1))
+    findings = PROCEDURES[name].findings(asked, [], lambda _: pytest.fail("there is no step"))
+    assert findings.answer
+    assert {None} >= {each.value for each in findings.results.values()}
+    assert all(each.missing for each in findings.results.values())
+    if name not in ("throughput", "compare", "sweep"):
+        assert NO_TIMES.get(name, "no level counts") == findings.results["ttft_p50_ms"].missing
 
 
 def test_a_study_that_is_not_complete_has_passed_nothing():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from virtual_study import play
+from virtual_study import assert_reported, play
 
 from methodology.procedures.capacity import CAPACITY
 from methodology.study.findings import Findings
@@ -54,14 +54,10 @@ def test_the_most_in_flight_and_what_ends_it(
 @pytest.mark.parametrize(("least", "which"), [(4.0, "the most that pass"), (20.0, "the lowest level")])
 def test_the_minimum_report_has_the_times_and_the_throughput_of_a_level(least: float, which: str):
     """Of the highest that passes, or where none does of the lowest; the throughput is that of the level that served
-    most. Without any level it says why they are missing.
+    most.
     """
     finished, findings = played(EngineSettings(), min=least, max=24.0)
     ttft, most = findings.results["ttft_p50_ms"], findings.results["max_output_tokens_per_s"]
-    assert which in ttft.at
     level = next(each for each in finished if ttft.at.endswith(f"step {each.number}"))
-    assert ttft.value == level.outcome.percentiles["ttft_ms"]["p50"].estimate
+    assert_reported(findings, level, which)
     assert most.value == max(each.outcome.output_tokens_per_s or 0.0 for each in finished)
-    asked = Asked(test="capacity", scale="short", parameters=Parameters(), seed=1)
-    nothing = CAPACITY.findings(asked, [], lambda _: pytest.fail("none")).results
-    assert nothing["tpot_p99_ms"].missing == "no level counts"

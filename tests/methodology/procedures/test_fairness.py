@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from virtual_study import run_step
+from virtual_study import assert_reported, run_step
 from watched_study import study
 
 from methodology.measures.fairness import jain, scheduling, starved
@@ -106,17 +106,7 @@ def test_a_study_puts_each_class_alone_beside_the_mixed_load() -> None:
     assert studied.value("jain_index") == pytest.approx(jain(inflated))
     low, high = studied.ends("jain_index")
     assert 0.5 <= low < high <= 1.0
-    (mixed, _) = studied.of_kind("mixed")[0]
-    for metric in ("ttft", "tpot"):
-        of_minimum = studied.findings.results[f"{metric}_p50_ms"]
-        assert of_minimum.value == mixed.outcome.percentiles[f"{metric}_ms"]["p50"].estimate
-        assert of_minimum.at.endswith(f"all classes, mixed, step {mixed.number}")
-
-
-def test_without_the_mixed_load_the_minimum_report_says_so() -> None:
-    """The classes alone are not what the test is about."""
-    nothing = FAIRNESS.findings(asked(), [], lambda _: pytest.fail("none")).results
-    assert nothing["ttft_p50_ms"].missing == "the mixed load was not measured"
+    assert_reported(studied.findings, studied.of_kind("mixed")[0][0], "all classes, mixed")
 
 
 def few_waiting(**given: Any) -> Asked:

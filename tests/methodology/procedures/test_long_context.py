@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from virtual_study import play
+from virtual_study import assert_reported, play
 
 from methodology.procedures.long_context import LONG_CONTEXT
 from methodology.study.findings import Findings
@@ -47,11 +47,7 @@ def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], Findi
 
 def test_the_minimum_report_is_of_the_longest_input(study: tuple[list[Finished], Findings]):
     """And says so; of ten requests it is that of this sample."""
-    last, result = study[0][-1], study[1].results["ttft_p50_ms"]
-    assert result.sample == last.outcome.percentiles["ttft_ms"]["p50"].estimate
-    assert result.at == f"1 request in flight, 4,096 input tokens, step {last.number}"
-    nothing = LONG_CONTEXT.findings(asked(), [], lambda _: pytest.fail("none")).results
-    assert nothing["ttft_p50_ms"].missing == "no level counts"
+    assert_reported(study[1], study[0][-1], "4,096 input tokens")
 
 
 def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], Findings]):
@@ -116,9 +112,3 @@ def test_without_a_page_the_prefill_is_not_known():
     assert findings.results["prefill_scaling_exponent"].value is None
     assert findings.results["prefill_scaling_exponent"].missing
     assert findings.results["scaling_exponent"].value is not None
-
-
-def test_without_a_length_everything_is_missing_with_a_reason():
-    """A study that was cut short still has its report."""
-    findings = LONG_CONTEXT.findings(asked(), [], lambda _: pytest.fail("there is no step"))
-    assert findings.results["scaling_exponent"].missing

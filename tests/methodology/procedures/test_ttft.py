@@ -156,10 +156,3 @@ def test_a_width_is_a_percentile_and_a_percentage(text: str):
     """Else nothing is sent, and the reason names the option."""
     with pytest.raises(ValueError, match="--until"):
         parse_until(text)
-
-
-def test_without_a_step_everything_is_missing_with_a_reason():
-    """A study that was cut short still has its report."""
-    findings = TTFT.findings(asked(), [], lambda _: pytest.fail("there is no step"))
-    assert findings.results["ttft_p99_ms"].value is None
-    assert findings.results["ttft_p99_ms"].missing
