@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from correlator.breakdown import TTFT_PARTS
 from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
 from exporter.document import Block, Line, Prose, Section, Table, table, words
-from exporter.html.first_screen import bar, figures
-from exporter.html.generator import generator_table, how_sure
-from exporter.html.markup import blocks, page_header, section
-from exporter.html.slices import slices_table
+from exporter.html.markup import blocks, escape, page_header, section
+from exporter.html.tables import generator_table, slices_table
 from exporter.report.heading import heading
-from exporter.report.load import rate_lines
-from exporter.report.method import method
+from exporter.report.load import rate_lines, served_in_load
+from exporter.report.method import generator_verdict, method
 from exporter.report.sections import prose
 from exporter.report.sections import sections as report_sections
-from exporter.report.tables.association import association_line
 from exporter.report.tables.percentiles import percentiles_table
+from exporter.report.tables.server import association_line
+from exporter.summary.breakdown import is_certain, json_name, label_of
 from exporter.summary.result import Summary
-from rundir.printable.numbers import setting
+from loadgen.requests.summary import too_many_failed
+from rundir.printable.numbers import cell, percent, setting, spoken_together
 
+UNSURE = 0.35  # opacity of a part within its own error
 NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 
 
@@ -92,3 +94,56 @@ def _configuration(summary: Summary) -> Table:
         if value not in (None, "", [], {}, False)
     )
     return table("", [words("value")], rows)
+
+
+def figures(summary: Summary) -> Prose:
+    """Return a line of the offered and served rates, the TTFT and the failures; a missing value is a dash."""
+    client = summary.client
+    rates, requests, ttft = client.rates, client.requests, client.ttft_ms
+    offered = rates.offered_requests_per_s or rates.realised_requests_per_s
+    growing = summary.methodology.stability.verdict == "growing"
+    served = summary.methodology.stability.capacity_per_s if growing else served_in_load(summary)
+    if summary.watch or offered is None:
+        flow = f"{cell(client.throughput.requests_per_s)} requests/s"
+    else:
+        word = "sent" if rates.offered_requests_per_s is None else "offered"
+        flow = f"{cell(offered)} requests/s {word}" + ("" if served is None else f", {cell(served)} served")
+    p50, p99 = spoken_together(ttft.p50, ttft.p99)
+    failed = f"{requests.sent - requests.ok:,} of {requests.sent:,} without success"
+    return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "strong")
+
+
+def bar(summary: Summary) -> str:
+    """Return the parts of the mean TTFT beside each other, pale within their own error.
+
+    "" without a breakdown, and where too many requests failed to say where the wait of the others went.
+    """
+    correlation = summary.correlation
+    if correlation.missing or too_many_failed(summary.client.requests):
+        return ""
+    parts = [(part, getattr(correlation.breakdown, json_name(part))) for part in TTFT_PARTS]
+    known = [(part, described) for part, described in parts if (described.mean or 0.0) > 0]
+    whole, left, pieces, words = sum(described.mean for _, described in known), 0.0, [], []
+    for part, described in known:
+        ratio, sure = described.mean / whole, is_certain(described)
+        text = f"{escape(label_of(part, correlation.breakdown))} {percent(ratio) if sure else '(within its own error)'}"
+        fill = f'height="100%" fill="var(--{part.name})"' + ("" if sure else f' opacity="{UNSURE}"')
+        pieces.append(f'<rect x="{100 * left:.2f}%" width="{100 * ratio:.2f}%" {fill}><title>{text}</title></rect>')
+        swatch = f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>'
+        shown = text.replace(" %", "&nbsp;%")
+        words.append(f'<span class="number">{swatch} {shown}</span>')
+        left += ratio
+    picture = f'<svg class="parts" role="img" aria-label="Mean TTFT by part">{"".join(pieces)}</svg>'
+    return f"{picture}\n<p>Mean TTFT: {', '.join(words)}</p>" if known else ""
+
+
+def how_sure(summary: Summary) -> Iterator[str]:
+    """Yield the reason for a missing queue threshold, and the verdict on the load generator."""
+    tail = summary.correlation.tail_attribution
+    unknown = not tail.missing and tail.largest == "queue" and tail.threshold and tail.threshold.missing
+    if not summary.correlation.missing and unknown:
+        every = summary.config.get("scrape_interval")
+        age = f" (pages were read every {every:g} s)" if every else ""
+        yield f"No queue length can be given from which requests are slow: {unknown}{age}."
+    if not summary.watch:
+        yield generator_verdict(summary)

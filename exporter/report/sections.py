@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from exporter.document import BLANK, Block, Prose, without_controls
+from msgspec import UnsetType
+
+from exporter.document import BLANK, Block, Prose, Sparklines, without_controls
 from exporter.report.alerts import alerts, severe_lines
 from exporter.report.conclusion import conclusion, objectives
 from exporter.report.heading import heading
 from exporter.report.method import method
-from exporter.report.tables.association import association_line
 from exporter.report.tables.breakdown import breakdown_tables
 from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
 from exporter.report.tables.gateways import gateway_lines
-from exporter.report.tables.server import server_section
+from exporter.report.tables.server import association_line, server_section
 from exporter.report.tables.slowest import slowest_section
-from exporter.report.tables.timeline import timeline_lines
 from exporter.summary.result import Summary, as_written
+from exporter.summary.timeline import Timeline
 from exporter.text import without_padding
+from rundir.printable.numbers import cell, duration, spoken
 
 OF_A_LOAD = {"objectives", "conclusion", "timeline", "client", "parts", "slowest", "association", "method"}
 
@@ -64,3 +66,21 @@ def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
 def prose(lines: Iterable[str], tone: str = "") -> Iterator[Prose]:
     """Yield a paragraph for each line."""
     return (Prose(line, tone) for line in lines)
+
+
+def timeline_lines(timeline: Timeline | UnsetType) -> Iterator[Sparklines]:
+    """Yield a sparkline for each that is known, with its largest value; nothing where none is."""
+    if not timeline:
+        return
+    rows = (
+        ("TTFT", timeline.ttft_ms, spoken),
+        ("waiting", timeline.requests_waiting, cell),
+        ("running", timeline.requests_running, cell),
+    )
+    known = tuple(
+        (label, values, f"  up to {shown(max(value for value in values if value is not None))}")
+        for label, values, shown in rows
+        if any(value is not None for value in values)
+    )
+    if known:
+        yield Sparklines(known, duration(len(timeline.ttft_ms) * timeline.column_s), "  TTFT by when sent")

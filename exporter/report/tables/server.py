@@ -1,12 +1,13 @@
-"""Tables of the engine's metrics pages in the measured window."""
+"""Tables of the engine's pages in the measured window, and their correlation with the TTFT."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET, UnsetType
 
+from correlator.statistics.association import Association
 from exporter.document import BLANK, Block, Cell, Prose, numbers, table
 from exporter.summary.correlation import TimePercentiles
 from exporter.summary.result import Summary
@@ -134,3 +135,27 @@ def _between(value_ms: float, low_ms: float, high_ms: float) -> str:
     if high_ms < LEAST_SHOWN_MS:
         return ms(value_ms)
     return f"{cell(low_ms)}-{cell(high_ms)}" if high_ms - low_ms > WIDE * value_ms else ms(value_ms)
+
+
+def association_line(associations: Sequence[Association]) -> Iterator[str]:
+    """Yield the quantities with a significant rank correlation with the TTFT, the strongest first; nothing without
+    any.
+    """
+    significant = {
+        association.server: association.rho_lag0
+        for association in associations
+        if association.rho_lag0 is not None and _significant(association)
+    }
+    ranked = sorted(significant.items(), key=lambda pair: -abs(pair[1]))
+    if ranked:
+        shown = ", ".join(f"{dict(GAUGE_ROWS).get(name, name.replace('_', ' '))} {rho:.2f}" for name, rho in ranked)
+        yield (
+            f"Rank correlation of TTFT with what the last scrape before submission showed: {shown}. Others are not "
+            "significant."
+        )
+
+
+def _significant(association: Association) -> bool:
+    """Return whether the 95 % interval of the correlation excludes zero."""
+    ci95 = association.ci95_lag0
+    return ci95 is not None and not ci95[0] <= 0 <= ci95[1]

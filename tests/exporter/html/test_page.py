@@ -23,9 +23,9 @@ from exporter.document import BARS, Prose, table, words
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import Recorded
-from exporter.html.first_screen import bar
-from exporter.html.first_screen import figures as figures_of
 from exporter.html.markup import blocks
+from exporter.html.sections import bar
+from exporter.html.sections import figures as figures_of
 from exporter.report.sections import as_text
 from exporter.summary.result import Summary
 from rundir.printable.numbers import ms, spoken

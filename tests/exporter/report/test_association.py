@@ -13,7 +13,7 @@ from msgspec import UNSET, convert, structs, to_builtins
 from correlator.statistics.association import Association
 from correlator.statistics.tail import PARTS, Tail, TailShares, Threshold
 from exporter.report.conclusion import conclusion
-from exporter.report.tables.association import association_line
+from exporter.report.tables.server import association_line
 from exporter.summary.correlation import Correlation
 from exporter.summary.tail import TailAttribution, tail_attribution
 from rundir.stats import Missing

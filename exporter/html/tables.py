@@ -1,4 +1,4 @@
-"""The table behind the charts over time: a row a slice of the run; of a long run, several slices together."""
+"""Tables of the page alone: times by slices of the run, and the load generator's lateness and load."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, short_label_of
 from exporter.summary.correlation import BreakdownSlice
 from exporter.summary.result import Summary
-from rundir.printable.numbers import cell
+from loadgen.requests.self_check.check import SelfCheck
+from rundir.printable.numbers import cell, percent
 from scraper.window.quantities import Gauge
 
-MOST_ROWS = 60
+MOST_ROWS = 60  # of a long run, several slices are a row
 
 
 def slices_table(summary: Summary) -> Table:
@@ -58,3 +59,20 @@ def _weighted(group: Sequence[BreakdownSlice], name: str) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def generator_table(check: SelfCheck) -> Table:
+    """Return a table of the load generator's lateness, its CPU use and its machine's load."""
+    left_late = check.arrivals.late_ms if check.arrivals else check.schedule_lateness_ms
+    late = (
+        ("requests left after their time, ms", left_late),
+        ("timers fired late (loop delay), ms", check.loop_delay_ms),
+        ("bytes waited to be read, ms", check.read_lateness_ms),
+    )
+    ratios = [("CPU of the busiest worker, of a core", check.cpu_ratio.max)]
+    if check.machine is not None:
+        ratios.append(("machine busy", check.machine.busy_ratio))
+        ratios.append(("stolen by other virtual machines", check.machine.steal_ratio))
+    rows: list[tuple[Cell, ...]] = [(label, ms.p50, ms.p99, ms.max) for label, ms in late if ms.max is not None]
+    rows += [(label, "", "", "", ratio) for label, ratio in ratios if isinstance(ratio, float)]
+    return table("Load generator", (*numbers("p50", "p99", "max"), *numbers("of the run", show=percent)), rows)
