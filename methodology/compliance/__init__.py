@@ -1,1 +1,1 @@
-"""Requirements of the draft, judged by what a study recorded."""
+"""Requirements of the draft, judged by recorded studies."""

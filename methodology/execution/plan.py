@@ -187,7 +187,7 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
 
 
 def _outcome(step: Step, served: Served) -> Outcome:
-    """Return what later decisions need of a step's expected outcome."""
+    """Return the expected outcome of a step, as far as later decisions read it."""
     length_s, per_s = _length_s(step, served), served.of_step(step)
     is_open = step.load == "open"
     use = step.level / (served.per_s() if is_open else served.seats)
