@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,8 @@ from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError
 from recorded.events import RECEIVER_DIED, Event, decode_event
 from recorded.failures import ErrorCount
-from recorded.logs import MOST_EVENTS, UNREADABLE, RunLogs, open_logs, require_logs
+from recorded.logs import UNREADABLE, RunLogs, open_logs, require_logs
 from recorded.run import Run
-from recorded.stamps import time_of
 from rundir.files import NotRegular
 from rundir.frames import number_of, read_frames
 from scraper.series.log import FailureRecord, LogReader, Row
@@ -58,13 +56,13 @@ class _WatchLogs(RunLogs):
 
     def __init__(self, path: Path, manifest: Mapping[str, Any], *, span_bytes: int | None) -> None:
         raw = path / RAW
-        events = [event for log in raw.glob("events.log") for event in islice(_events(log), MOST_EVENTS)]
+        events = [event for log in raw.glob("events.log") for event in _events(log)]
         if any(event.name == _CLOCK_SET for event in events):
             raise ConfigurationError(
                 f"{path}: the clock was set while this watch went on, and its stamps are by several clocks; report it "
                 "with the build that recorded it"
             )
-        super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat", within=time_of(manifest))
+        super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat")
         self._deaths_ns = [event.at_ns for event in events if event.name == RECEIVER_DIED]
         logs = sorted(raw.glob(SPANS))
         self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
@@ -105,12 +103,12 @@ class _WatchLogs(RunLogs):
         from scraper.spans.log import StateRecord, decode, follow  # noqa: PLC0415  as above
 
         self._ahead -= len(payload)
-        record = self._timely(decode(payload))
+        record = decode(payload)
         follow(self._lives, record)
         return record if isinstance(record, StateRecord) or self._ahead < 0 else None
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
+        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is None or scrape.response_ns < self._since_ns:
             return None
         self._series.setdefault(scrape.url, SeriesTable(scrape.url)).append(scrape)

@@ -7,7 +7,7 @@ whose manifest has no end was cut short, and is read all the same up to the tear
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shutil import disk_usage
@@ -21,11 +21,8 @@ from rundir.printable.masking import without_secrets, without_secrets_all
 from rundir.printable.text import printable_json
 
 MANIFEST = "manifest.json"
-MOST_MANIFEST_BYTES = 2 * 1024 * 1024
 RAW = "raw"
 LOGS = "*.log"
-MOST_LOGS = 10_000  # of a run: a watch keeps some thirty, and one more for each time that a process died
-MOST_ID = 200  # characters of a run's id
 SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 SCARCE_BYTES = 256 * 10**6  # free, before anything is recorded
 
@@ -93,7 +90,7 @@ def json_text(data: Mapping[str, Any]) -> str:
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a run directory. Raises ConfigurationError if it is none."""
     try:
-        text = read_regular(path / MANIFEST, most_bytes=MOST_MANIFEST_BYTES)
+        text = read_regular(path / MANIFEST)
         manifest = json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
@@ -106,19 +103,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
         )
-    if len(str(manifest["run_id"])) > MOST_ID:  # it stands on every line of some files
-        raise ConfigurationError(f"{path / MANIFEST}: run_id is longer than {MOST_ID} characters")
     return manifest
 
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
-
-
-def require_few_logs(where: str, logs: Sized) -> None:
-    """Raise ConfigurationError where there are more logs than a run writes."""
-    if len(logs) > MOST_LOGS:
-        raise ConfigurationError(f"{where}: {len(logs):,} logs, and a run has at most {MOST_LOGS:,}")
 
 
 def log_ends(path: Path) -> dict[str, LogEnd | None]:

@@ -40,7 +40,7 @@ def evaluating(path: Path, *files: str) -> Iterator[None]:
     except MemoryError as error:
         raise ConfigurationError(
             f"{path}: evaluating it takes more memory than this process may have (MemoryError): raise that (ulimit -v, "
-            f"or the limit of a container), unless others wrote {' or '.join(files)} to be so large"
+            f"the limit of a container, report --no-untrusted), unless others wrote {' or '.join(files)} to be so large"
         ) from error
     except _IMPOSSIBLE as error:
         raise ConfigurationError(

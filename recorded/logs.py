@@ -13,7 +13,7 @@ import msgspec
 
 from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table import RequestFold, RequestLog
-from recorded.directory import MANIFEST, RAW, read_manifest, require_few_logs
+from recorded.directory import MANIFEST, RAW, read_manifest
 from recorded.errors import ConfigurationError
 from recorded.events import Event, decode_event
 from recorded.integrity import (
@@ -28,7 +28,6 @@ from recorded.integrity import (
     never_dispatched,
 )
 from recorded.run import Run
-from recorded.stamps import ANY_TIME, Span, require_reads_within, require_within, time_of
 from rundir.files import open_regular, require_directory
 from rundir.frames import LogTails
 from rundir.framing import GAP, LogEnd, is_format_1
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from scraper.spans.log import Counts, ReceiverLife
     from scraper.spans.received import ReceivedSpan
 
-MOST_EVENTS = 20_000  # of a run: it has a dozen, and a watch two more for each death of a process
 # What reading a record raises that its writer has not written.
 UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 
@@ -66,12 +64,12 @@ class RunLogs:
     Owns the open files.
 
     A context manager. `requests` are those read so far. `unreadable` counts the records of each log that its writer
-    has not written, or that are stamped with another time than it can have been; they are passed over.
+    has not written; they are passed over.
     """
 
-    def __init__(self, path: Path, *, run_id: str, protocol: str, within: Span = ANY_TIME) -> None:
+    def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
         self.path = path
-        self._within, self._held, self._events = within, Held(), 0
+        self._held = Held()
         self.requests = RequestFold(run_id=run_id, protocol=protocol)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
@@ -111,11 +109,11 @@ class RunLogs:
         manifest = read_manifest(self.path)
         self.read(spans=True, last=True)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
-            self._read("hardware*.log", lambda _, payload: self._timely(readings.decode(payload)), last=True)
+            self._read("hardware*.log", lambda _, payload: readings.decode(payload), last=True)
         )
         events = tuple(self._read("events.log", self._take_event, last=True))
-        timings = self._read("timings-*.log", lambda _, payload: self._timely(perf_metrics.decode(payload)), last=True)
-        tables = (self._spans or _SpanTables(self._within)).fields()
+        timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)
+        tables = (self._spans or _SpanTables()).fields()
         return Run(
             path=self.path,
             manifest=manifest,
@@ -146,17 +144,12 @@ class RunLogs:
                     yield record
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
-        self._spans = self._spans or _SpanTables(self._within)
+        self._spans = self._spans or _SpanTables()
         return [span for spans in self._read("spans-*.log", self._spans.take, last=last) for span in spans]
 
     def _read_plans(self, *, last: bool = False) -> None:
         for _ in self._read("plan-*.log", self._take_planned, last=last):
             pass
-
-    def _timely(self, record: T) -> T:
-        """Return a record. Raises ValueError for one that is stamped with another time than the run's."""
-        require_within(record, self._within)
-        return record
 
     def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event], *, received: Counts | None) -> Integrity:
         stated = manifest.get("logs")
@@ -164,7 +157,6 @@ class RunLogs:
             ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
-        require_few_logs(f"{self.path / MANIFEST}: logs", ends or ())
         extents = {path.name: extent for path, extent in self._tails.extents.items()}
         counts, unsent = self._agreements(manifest, [(event.name, event.data) for event in events], received)
         return integrity(
@@ -201,11 +193,7 @@ class RunLogs:
         return list(agreements(events, self._held, sent=sent, received=stated)), never_dispatched(events, sent=sent)
 
     def _take_event(self, _: Path, payload: bytes) -> Event:
-        """Return an event. Raises ValueError for one of more than a run has: all of them are read again and again."""
-        self._events += 1
-        if self._events > MOST_EVENTS:
-            raise ValueError(f"more than {MOST_EVENTS:,} events")
-        return self._timely(decode_event(payload))
+        return decode_event(payload)
 
     def _take_planned(self, path: Path, payload: bytes) -> None:
         planned = decode_planned(payload)
@@ -214,11 +202,10 @@ class RunLogs:
             self._held.planned[path.name] += 1 + len(planned.turns)
 
     def _take_request(self, path: Path, payload: bytes) -> WorkerStat | None:
-        record = self._timely(decode_log(payload))
+        record = decode_log(payload)
         if isinstance(record, WorkerStat):
             self._worker_stats.setdefault(path, []).append(record)
             return record
-        require_reads_within(record, self._within)
         # What a worker was sent stands in a plan by the time it is in the worker's log.
         if not self.requests.is_planned(record.index):
             self._read_plans()
@@ -226,7 +213,7 @@ class RunLogs:
         return None
 
     def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
-        scrape = self._timely(self._scrapes.setdefault(path, LogReader(self._limit)).take(payload))
+        scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is not None:
             self._held.scrapes[path.name] += 1
             self._series.setdefault(scrape.url, series.SeriesTable(scrape.url)).append(scrape)
@@ -241,12 +228,12 @@ def one_line(error: Exception) -> str:
 class _SpanTables:
     """Tables built from logs of spans. Created late: protobuf takes a tenth of a second to import."""
 
-    def __init__(self, within: Span) -> None:
+    def __init__(self) -> None:
         from recorded.gateway_spans import GatewaySpans  # noqa: PLC0415
         from scraper.spans import log  # noqa: PLC0415
         from scraper.spans.requests import RequestSpans  # noqa: PLC0415
 
-        self._log, self._within = log, within
+        self._log = log
         self.spans = 0
         self._lives: list[ReceiverLife] = []
         self._requests, self._gateways = RequestSpans(), GatewaySpans()
@@ -254,7 +241,6 @@ class _SpanTables:
     def take(self, _: Path, payload: bytes) -> Sequence[ReceivedSpan]:
         """Add a record and return its spans. Raises ValueError for what no receiver has written."""
         record = self._log.decode(payload)
-        require_within(record, self._within)
         self._log.follow(self._lives, record)
         if isinstance(record, self._log.StateRecord):
             return ()
@@ -279,14 +265,14 @@ class _SpanTables:
 def require_logs(path: Path) -> None:
     """Raise ConfigurationError for logs that cannot be read.
 
-    They lie outside the run directory, are unreadable, too many or of format 1.
+    They lie outside the run directory, are unreadable or of format 1.
     """
     try:
         require_directory(path / RAW)
-        files = list((path / RAW).iterdir()) if (path / RAW).exists() else []  # a glob passes over what it may not read
+        if (path / RAW).exists():
+            next((path / RAW).iterdir(), None)  # a glob passes over what it may not read
     except OSError as error:
         raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
-    require_few_logs(str(path / RAW), files)
     log = path / RAW / "events.log"
     with suppress(OSError), open_regular(log) as file:  # other faults are said where all logs are read
         if is_format_1(file.read(_FIRST_BYTES)):
@@ -298,5 +284,5 @@ def require_logs(path: Path) -> None:
 def open_logs(path: Path, manifest: Mapping[str, Any]) -> Run:
     """Return the run that the logs of a directory hold."""
     protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
-    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol, within=time_of(manifest)) as logs:
+    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol) as logs:
         return logs.run()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from scraper.spans.log import Counts
     from scraper.spans.requests import EngineSpans
 
-MOST_PHASES = 100  # that are looked at: a run has two
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -85,7 +83,7 @@ class Run:
         starts = [event for event in self.events if event.name == "phase_start"]
         return tuple(
             Phase(name=event.data["phase"], start_ns=event.at_ns, end_ns=ends.get(event.data["phase"]))
-            for event in starts[:MOST_PHASES]
+            for event in starts
         )
 
     @property

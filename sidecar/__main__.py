@@ -7,6 +7,10 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from types import FrameType
+
+from sidecar import bounded
 
 INTERRUPTED = 130  # recorded.errors.Interrupted's, which is not imported yet
 # Imported modules stay: collecting them again and again took a tenth of the time to the first request.
@@ -45,10 +49,14 @@ def main() -> None:
             f"{LEAST_BYTES // 1024**2}: raise the limit\n"
         )
         sys.exit(UNABLE)
+    interrupt: Callable[[int, FrameType | None], object] = signal.default_int_handler
+    if sys.argv[1:2] == ["report"] and bounded.UNBOUNDED not in sys.argv:
+        bounded.continue_in_child(sys.argv[2:], heeded)
+        interrupt = bounded.interrupt_once
     from sidecar.cli import main as cli  # noqa: PLC0415  as above
 
     for number in heeded:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
     cli()
 
 

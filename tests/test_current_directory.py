@@ -22,7 +22,7 @@ raise SystemExit(9)
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("report", ".", "--untrusted"),
+        ("report", "."),
         ("demo", "--duration", "1", "--listen", "off", "--quiet", "--out", "demo"),
     ],
     ids=["report", "demo"],
@@ -35,19 +35,3 @@ def test_no_module_of_the_current_directory_is_imported(arguments: tuple[str, ..
     command = [sys.executable, "-P", "-m", "sidecar", *arguments]
     done = subprocess.run(command, cwd=path, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (0, False) == (done.returncode, (path / "imported").exists()), done.stderr
-
-
-def test_bounded_reports_find_an_installation_that_only_pythonpath_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """As one of `pip install --target`, or of the user alone: the child with -I reads neither."""
-    path = golden_files.copied("two_engines", tmp_path)
-    code = "import sys; from sidecar.cli.untrusted import run_bounded; sys.exit(run_bounded(sys.argv[1:]))"
-    installed = [entry for entry in sys.path if entry.endswith("site-packages")]
-    monkeypatch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parents[1]), *installed]))
-    base = Path(sys.executable).resolve()  # the interpreter itself, without the packages of the environment
-    done = subprocess.run(
-        [base, "-c", code, "report", str(path)], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=BOUND_S,
-    )  # fmt: skip
-    assert (0, "") == (done.returncode, done.stderr)

@@ -123,7 +123,7 @@ def test_a_run_of_an_attacker_is_reported_and_obeyed_in_nothing(
     assert 3 == ran("report", attackers)
     said = capsys.readouterr()
     assert said.out.startswith("! Recorded data of this run are missing or damaged: raw/hardware-1.log: it is damaged")
-    for reason in ("is a link", "unpacks to more than", "is not a regular file", "is not in the time of the run"):
+    for reason in ("is a link", "unpacks to more than", "is not a regular file"):
         assert reason in " ".join(said.out.split())
     assert (1, set()) == (said.err.count("\n"), OBEYED & set(said.out + said.err))
     page = (attackers / "report.html").read_text()
@@ -216,7 +216,7 @@ def test_where_a_report_was_written_is_shown_without_what_a_terminal_obeys(
         '{"run_id": "r", "config": {}}',
         "\x00",
         "{}",
-        *(f'{{"run_id": "{"r" * n}"}}' for n in (201, 2**22)),
+        f'{{"run_id": "{"r" * 2**22}"}}',
     ],
 )
 def test_a_run_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], manifest: str):

@@ -450,13 +450,3 @@ def test_headers_and_connections(tmp_path: Path):
     assert ["close"] * 5 == [headers["Connection"] for _, headers in script.seen[1:]]
     assert 6 == len({connection for connection, _ in script.seen})
     assert "blue" not in (tmp_path / "run" / "manifest.json").read_text()
-
-
-def test_options_that_a_manifest_has_no_room_for_are_refused(tmp_path: Path):
-    """Before anything is sent: the run could not be read again."""
-    (tmp_path / "options.yaml").write_text(json.dumps({"extra_body": json.dumps({"grammar": "x" * 1_100_000})}))
-    with engine() as (url, _):
-        ran = sidelight("run", url, *SOME, *QUIET, "--config", tmp_path / "options.yaml", "--out", tmp_path / "run")
-    assert (2, 1) == (ran.code, ran.err.count("\n"))
-    assert "take more than 1,048,576 characters of its manifest.json" in ran.err
-    assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from methodology.options import StudyOptions
 from methodology.study.model import Asked, Finished, Outcome, Step
-from recorded.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, write_json
+from recorded.directory import MANIFEST, RAW, write_json
 from recorded.errors import CannotWrite, ConfigurationError, unusable_place
 from recorded.logs import one_line
 from rundir.clock import utc_now
@@ -335,7 +335,7 @@ def run_name(number: int, step: Step) -> str:
 def is_whole(run: Path) -> bool:
     """Return whether a run's manifest states that the run is complete."""
     try:
-        manifest = msgspec.json.decode(read_regular(run / MANIFEST, most_bytes=MOST_MANIFEST_BYTES))
+        manifest = msgspec.json.decode(read_regular(run / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("status") == "complete" and (run / RAW).is_dir()

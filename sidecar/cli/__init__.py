@@ -27,7 +27,6 @@ from sidecar.cli import draft
 from sidecar.cli.arguments import translate
 from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, of_systems, print_error, unexpected
 from sidecar.cli.peers import RENAMED
-from sidecar.cli.untrusted import run_bounded
 from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded, load_yaml
 from sidecar.options.fields import (
@@ -271,7 +270,7 @@ def report(  # noqa: PLR0913  an argument is an option
         Path | None, option(OUTPUT, "Put the times of the run in this directory beside in report.md.")
     ] = None,
     outside: Outside = False,
-    untrusted: Untrusted = False,
+    untrusted: Untrusted = True,
     verbose: Verbose = False,
 ) -> int:
     """Derive the results of a run or of a study again from its directory, also of an interrupted or crashed one.
@@ -285,9 +284,7 @@ def report(  # noqa: PLR0913  an argument is an option
 
     sidelight report run --base main-run
     """
-    del verbose
-    if untrusted:
-        return run_bounded(sys.argv[1:])
+    del verbose, untrusted  # which are read before
     from sidecar.report import derive  # noqa: PLC0415  as above
 
     check_formats(formats)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
-from recorded.directory import MANIFEST, MOST_MANIFEST_BYTES, RAW, create, json_text, log_ends, write_json
-from recorded.errors import CannotWrite, ConfigurationError, Interrupted, SidelightError
+from recorded.directory import MANIFEST, RAW, create, log_ends, write_json
+from recorded.errors import CannotWrite, Interrupted, SidelightError
 from recorded.syncing import LogSync
 from rundir.clock import Clock, iso_ms, utc_now
 from sidecar.options.config import as_recorded
@@ -45,7 +45,7 @@ async def recorded(
     """Create a run directory, and yield the run's id and the directory. Its manifest is written now and at the end,
     then with time and status: `complete`, `interrupted`, or `crashed` with a reason. Meanwhile its logs are synced.
 
-    `about` describes the target, `decided` are options that were not given. Raises as `create` and `_require_room`.
+    `about` describes the target, `decided` are options that were not given. Raises as `create`.
     """
     run_id = f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"  # sorts by time, and does not repeat
     path = out or Path("runs") / run_id
@@ -61,7 +61,6 @@ async def recorded(
         **_machine(clock),
         **about,
     }
-    _require_room(manifest)
     create(path)
 
     def close(status: str, **why: str) -> None:
@@ -92,17 +91,6 @@ async def recorded(
     except CannotWrite as error:
         error.run_directory = path  # whose results are known all the same
         raise
-
-
-def _require_room(manifest: Mapping[str, Any]) -> None:
-    """Require a manifest small enough to be read. Raises ConfigurationError where it leaves no room for the ends of
-    logs: the run could not be read.
-    """
-    if len(json_text(manifest)) > MOST_MANIFEST_BYTES // 2:
-        raise ConfigurationError(
-            f"the options of this run take more than {MOST_MANIFEST_BYTES // 2:,} characters of its {MANIFEST}; what "
-            "is long in them belongs into a file that an option names (--prompts, --dataset)"
-        )
 
 
 def _machine(clock: Clock) -> dict[str, Any]:

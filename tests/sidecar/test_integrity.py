@@ -6,18 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from run_directories import MANIFEST, Recorded, write
+from run_directories import Recorded, write
 from sent_requests import planned
 from sent_spans import call, export
 
-from loadgen.records import RequestPart, WorkerStat, append_record
-from recorded.directory import create, write_json, write_text
+from loadgen.records import append_record
+from recorded.directory import write_json, write_text
 from recorded.events import Event
 from rundir.frames import FrameLog
-from scraper.hardware.records import HardwareAbsence
-from scraper.perf_metrics import ReplyRecord
-from scraper.series.log import FailureRecord
-from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
+from scraper.spans.log import Counts, SpanLog, StateRecord
 from sidecar.run import open_run
 
 STATED = [
@@ -76,35 +73,3 @@ def test_what_was_planned_and_not_sent_is_counted(tmp_path: Path):
 
 NOON = 1_800_000_000_000_000_000
 DAY = 86_400_000_000_000
-
-
-@pytest.mark.parametrize(
-    ("log", "record"),
-    [
-        ("requests-0.log", RequestPart(index=2, last=True, dispatch_ns=NOON - 2 * DAY)),
-        ("requests-0.log", RequestPart(index=2, last=True, end_ns=NOON + 2 * DAY)),
-        ("requests-0.log", RequestPart(index=2, reads_ns=(NOON + 2 * DAY).to_bytes(8, "little"), packing=0)),
-        ("requests-0.log", RequestPart(index=2, reads_ns=(NOON - 2 * DAY).to_bytes(8, "little"), packing=1)),
-        ("requests-0.log", WorkerStat(worker=0, at_ns=0, cpu_ns=0)),
-        (
-            "scrapes-0.log",
-            FailureRecord(url="u", tick_ns=1, request_ns=1, response_ns=2**62, status=0, error=""),
-        ),
-        ("spans-0.log", StateRecord(at_ns=NOON - 2 * DAY, state="ended", counts=Counts())),
-        ("spans-0.log", ExportRecord(received_ns=-(2**63), via="grpc", packed=b"")),
-        ("events.log", Event(at_ns=NOON + 2 * DAY, name="phase_end", data={"phase": "measure"})),
-        ("hardware.log", HardwareAbsence(at_ns=1, source="rapl", reason="none")),
-        ("timings-0.log", ReplyRecord(url="u", request_ns=NOON, response_ns=1, status=0, error="", packed=b"")),
-    ],
-)
-def test_a_record_of_another_time_is_left_out(tmp_path: Path, log: str, record: msgspec.Struct):
-    """A stamp a day before the run began or after it ended is none of it: a window to it would have no end."""
-    path = create(tmp_path / "run")
-    write_json(path / "manifest.json", {**MANIFEST, "started_ns": NOON, "ended_ns": NOON + 10**9})
-    with FrameLog(path / "raw" / log) as written_log:
-        written_log.append(msgspec.msgpack.encode(record))
-    run = open_run(path)
-    (damaged,) = run.integrity.logs
-    assert (log, 1, "damaged") == (damaged.log, damaged.unreadable, damaged.state)
-    assert "is not in the time of the run" in str(damaged.reason)
-    assert (0, (), (), ()) == (len(run.requests), run.endpoints, run.events, run.hardware)
