@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from correlator.statistics.intervals import Ends
+from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.study.findings import Quantity
 from methodology.study.model import Finished, StepData
-from methodology.study.outcome import submitted_within
+from methodology.study.outcome import submitted_within, trusted
 from methodology.study.quantities import in_percent, number
-from rundir.columns import Floats, Indices, take
+from rundir.columns import Bools, Floats, Indices, Ints, Texts, take
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RESAMPLES = 500
@@ -84,6 +86,42 @@ def measured(step: Finished, data: StepData) -> StepData:
     rows = rows[np.argsort(log.submit_ns[rows], kind="stable")]
     places = dataclasses.replace(log, index=log.index - log.index.min(initial=2**62))
     return dataclasses.replace(data, requests=take(places, rows), parts=take(data.parts, rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Times of a step's requests [n], in the order of submission; NaN: not known."""
+
+    ok: Bools
+    submit_ns: Ints
+    ttft_ms: Floats
+    tpot_ms: Floats
+    queue_ms: Floats
+    prefill_ms: Floats
+    tokens: Floats
+    blank: Bools  # whether the reply began with blank content
+    classes: Texts
+    exact: Bools  # whether spans or the reply tell the queue time
+
+    def of(self, name: str) -> Times:
+        return take(self, self.classes == name)
+
+
+def times(data: StepData) -> Times:
+    """Return the times of measured requests."""
+    log, parts, metrics = data.requests, data.parts, request_metrics(data.requests)
+    return Times(
+        ok=log.status == "ok",
+        submit_ns=log.submit_ns,
+        ttft_ms=metrics.ttft_ms,
+        tpot_ms=trusted("tpot_ms", metrics.tpot_ms, data.doubts),
+        queue_ms=1e3 * parts.queue_s,
+        prefill_ms=1e3 * parts.prefill_s,
+        tokens=input_tokens(log),
+        blank=log.blank_before_first > 0,
+        classes=log.workload_class,
+        exact=np.isin(parts.source, ("trace", "response")) & np.isfinite(parts.queue_s),
+    )
 
 
 def paired(first: StepData, second: StepData) -> tuple[Indices, Indices]:

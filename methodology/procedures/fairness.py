@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 
 from loadgen.plan.workloads.fields import WorkloadError
-from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
-from methodology.measures.paired import PERCENTILES, bootstrapped, clipped, measured, of_ends, overloaded
+from methodology.measures.paired import PERCENTILES, Times, bootstrapped, clipped, measured, of_ends, overloaded, times
 from methodology.measures.traffic import NAME, Traffic, traffic
 from methodology.study.findings import Evidence, Findings, Quantity, Table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
-from methodology.study.outcome import trusted
 from methodology.study.planning import counting, fresh, of_kind
 from methodology.study.quantities import (
     grid,
@@ -29,7 +26,7 @@ from methodology.study.quantities import (
     slug,
 )
 from methodology.study.saturation import SATURATE, capacity, fullest
-from rundir.columns import Bools, Floats, Texts, take
+from rundir.columns import Floats, take
 
 ALONE, MIXED = "alone", "mixed"
 ROOM = 1.25  # times the requests that a class needs, since the classes are drawn
@@ -93,38 +90,10 @@ def _requests_per_s(classes: Traffic, finished: Sequence[Finished]) -> float | N
     return (served.input_tokens_per_s + served.output_tokens_per_s) / classes.mean_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """Successful requests of a step, submitted in its window, in that order: times [n] by request."""
-
-    arrived_s: Floats
-    ttft_ms: Floats
-    tpot_ms: Floats
-    queue_ms: Floats
-    prefill_ms: Floats
-    tokens: Floats
-    classes: Texts
-    exact: Bools
-
-    def of(self, name: str) -> _Served:
-        return take(self, self.classes == name)
-
-
-def _served(finished: Finished, read: Reader) -> _Served:
+def _served(finished: Finished, read: Reader) -> Times:
+    """Return the successful requests of a step's window that have a first token."""
     data = measured(finished, read(finished))
-    rows = (data.requests.status == "ok") & (data.requests.first_token_ns >= 0)
-    requests, parts = take(data.requests, rows), take(data.parts, rows)
-    metrics = request_metrics(requests)
-    return _Served(
-        arrived_s=requests.submit_ns / 1e9,
-        ttft_ms=metrics.ttft_ms,
-        tpot_ms=trusted("tpot_ms", metrics.tpot_ms, data.doubts),
-        queue_ms=1e3 * parts.queue_s,
-        prefill_ms=1e3 * parts.prefill_s,
-        tokens=input_tokens(requests),
-        classes=requests.workload_class,
-        exact=np.isin(parts.source, ("trace", "response")) & np.isfinite(parts.queue_s),
-    )
+    return take(times(data), (data.requests.status == "ok") & (data.requests.first_token_ns >= 0))
 
 
 def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -152,7 +121,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     )
 
 
-def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _Served | None) -> dict[str, Quantity]:
+def _class_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, Quantity]:
     results: dict[str, Quantity] = {}
     for name in names:
         both = {name: mixed.of(name) if mixed else None, f"alone_{name}": alone.get(name)}
@@ -174,7 +143,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _S
     return results
 
 
-def _index_results(names: Sequence[str], alone: Mapping[str, _Served], mixed: _Served | None) -> dict[str, Quantity]:
+def _index_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, Quantity]:
     """Return inflation, Jain's index and starvation, with intervals over blocks of all steps."""
     if mixed is None or any(not len(mixed.of(name).ttft_ms) or not len(alone[name].ttft_ms) for name in names):
         reason = "needs each class alone and the mixed load"
@@ -212,7 +181,7 @@ def _quantiles(values: Floats, qs: Sequence[float]) -> Floats:
     return np.quantile(values, qs) if len(values) else np.full(len(qs), np.nan)
 
 
-def _scheduling(names: Sequence[str], mixed: _Served | None) -> Scheduling:
+def _scheduling(names: Sequence[str], mixed: Times | None) -> Scheduling:
     if mixed is None:
         return Scheduling(policy="unknown", reason="the mixed load has not been measured")
     if mixed.exact.sum() < _EXACT * max(1, len(mixed.exact)):
@@ -221,8 +190,9 @@ def _scheduling(names: Sequence[str], mixed: _Served | None) -> Scheduling:
     place = {name: at for at, name in enumerate(names)}
     rows = np.isfinite(mixed.prefill_ms) & np.isfinite(mixed.tokens) & np.isin(mixed.classes, names)
     class_of = np.array([place[name] for name in mixed.classes[rows].tolist()], dtype=np.int64)
-    begun_s = mixed.arrived_s[rows] + (mixed.ttft_ms - mixed.prefill_ms)[rows] / 1e3
-    return scheduling(mixed.arrived_s[rows], begun_s, mixed.tokens[rows], class_of, names)
+    arrived_s = mixed.submit_ns[rows] / 1e9
+    begun_s = arrived_s + (mixed.ttft_ms - mixed.prefill_ms)[rows] / 1e3
+    return scheduling(arrived_s, begun_s, mixed.tokens[rows], class_of, names)
 
 
 def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str) -> str:
@@ -283,7 +253,7 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
     )
 
 
-def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed: _Served | None) -> list[str]:
+def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed: Times | None) -> list[str]:
     notes = []
     if (scale := traffic(asked).scale) < 1:
         lengths = f"the lengths of both classes are {scale:.2f} times the draft's"

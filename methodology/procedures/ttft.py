@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
@@ -13,12 +12,11 @@ from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
 from correlator.statistics.intervals import of_sorted
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
-from loadgen.requests.metrics import input_tokens, request_metrics
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
-from methodology.measures.paired import measured, overloaded
+from methodology.measures.paired import Times, measured, overloaded, times
 from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
 from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
-from methodology.study.outcome import QUANTILES, trusted
+from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import (
     LABELS,
@@ -31,7 +29,7 @@ from methodology.study.quantities import (
     plot_cumulative,
 )
 from methodology.study.saturation import Capacity, capacity
-from rundir.columns import Bools, Floats, Ints, concat, take
+from rundir.columns import Floats, concat, take
 from rundir.printable.numbers import figure
 from rundir.stats import Missing
 
@@ -79,31 +77,11 @@ def with_ramp(count: int) -> int:
     return int(np.ceil((count + 1.3 * np.sqrt(count)) / 0.9))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Requests:
-    """Requests of the windows of all steps [n], in the order of submission; NaN: not known."""
-
-    ok: Bools
-    ttft_ms: Floats
-    tpot_ms: Floats
-    tokens: Floats
-    blank: Bools
-    submit_ns: Ints
-    waiting: Floats
-
-
-def _requests(data: StepData) -> tuple[_Requests, Parts]:
-    log, metrics = data.requests, request_metrics(data.requests)
-    waiting = met_at_submission(log, data.endpoints)["requests_waiting"]
-    return _Requests(
-        ok=log.status == "ok",
-        ttft_ms=metrics.ttft_ms,
-        tpot_ms=trusted("tpot_ms", metrics.tpot_ms, data.doubts),
-        tokens=input_tokens(log),
-        blank=log.blank_before_first > 0,
-        submit_ns=log.submit_ns,
-        waiting=np.full(len(log), np.nan) if isinstance(waiting, Missing) else waiting,
-    ), data.parts
+def _requests(data: StepData) -> tuple[Times, Parts, Floats]:
+    """Return the times and parts of a step's requests, and the queue that each met."""
+    waiting = met_at_submission(data.requests, data.endpoints)["requests_waiting"]
+    unknown = np.full(len(data.requests), np.nan)
+    return times(data), data.parts, unknown if isinstance(waiting, Missing) else waiting
 
 
 def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
@@ -112,12 +90,12 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         missing = number(None, "ms", missing="no step at the stated load counts")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
         return Findings(answer=("The TTFT is not known: no step at the stated load counts.",), results=results)
-    logs, parts_of = zip(*(_requests(measured(each, read(each))) for each in levels), strict=True)
+    logs, parts_of, waiting = zip(*(_requests(measured(each, read(each))) for each in levels), strict=True)
     requests, parts = concat(logs), concat(parts_of)
     known = requests.ok & np.isfinite(requests.ttft_ms)
     timed, parts = take(requests, known), take(parts, known)
     results = _results(timed, levels, LOOK_LEVEL if asked.parameters.until else 0.95) | _part_results(parts)
-    tail = tail_shares(parts, timed.submit_ns, timed.waiting)
+    tail = tail_shares(parts, timed.submit_ns, np.concatenate(waiting)[known])
     results |= _tail_results(tail)
     blamed = _blame(tail)
     shares = [name for name in results if name.startswith("ttft_p99_") and name.endswith("_ratio")]
@@ -132,7 +110,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _results(timed: _Requests, levels: Sequence[Finished], level: float) -> dict[str, Quantity]:
+def _results(timed: Times, levels: Sequence[Finished], level: float) -> dict[str, Quantity]:
     ascending = np.sort(timed.ttft_ms)
     results = {
         f"ttft_{name}_ms": percentile(
@@ -234,7 +212,7 @@ def _results_table(results: dict[str, Quantity]) -> Table:
     return metric_table("ttft-results", "TTFT Results", titles, results, note)
 
 
-def _length_table(timed: _Requests) -> Table:
+def _length_table(timed: Times) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for low, high in itertools.pairwise(_EDGES):
         inside = timed.ttft_ms[(timed.tokens >= low) & (timed.tokens < high)]
@@ -266,7 +244,7 @@ def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ..
     return (table("ttft-parts", "TTFT by Part", heads, rows, note),) if rows else ()
 
 
-def _deviations(levels: Sequence[Finished], requests: _Requests) -> list[str]:
+def _deviations(levels: Sequence[Finished], requests: Times) -> list[str]:
     notes = []
     if len(levels) > 1:
         notes.append(
