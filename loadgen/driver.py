@@ -39,10 +39,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop
     cap             most requests of an open loop in flight (0: none for this worker); one that is due while so many are
                     is held back until one has ended, in the order in which they were due. None: any number
-    barrier         of a closed loop: not each slot by itself, but rounds. As many requests as there are slots, all of
-                    them due at one moment and released in one turn of the event loop; the next round when all have
-                    ended. The first round is due at start_ns, with every worker; later rounds are each worker's own,
-                    so that a barrier is exact with one worker only
     until_ns        nothing is submitted at or after this moment; None: to the plan's end
     drain_s         what is still in flight so long after submitting was over (the end of the plan and of its sessions'
                     turns, or until_ns) is cancelled; None: waited for
@@ -51,7 +47,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     concurrency: int | None = None
     cap: int | None = None
-    barrier: bool = False
     until_ns: int | None = None
     drain_s: float | None = None
 
@@ -128,7 +123,7 @@ class Stop:
         await self._wish.wait()
 
 
-def is_closed_loop(*, concurrency: int | None, rate: float | None, trace: object) -> bool:
+def is_closed_loop(*, concurrency: int | None, rate: float | str | None, trace: object) -> bool:
     """Return whether the replies alone determine the time of the next request.
 
     With a schedule, the concurrency is a cap.
@@ -304,7 +299,7 @@ async def _drive(
             if order.concurrency is None:
                 over_ns = await _open_loop(phase)
             else:
-                over_ns = await (_rounds(phase) if order.barrier else _closed_loop(phase))
+                over_ns = await _closed_loop(phase)
             over_ns = max(over_ns, await phase.all_submitted())
             if order.drain_s is not None:
                 left_s = order.drain_s - (clock.now_ns() - over_ns) / 1e9
@@ -385,31 +380,3 @@ async def _closed_loop(phase: _Phase) -> int:
             async with asyncio.timeout(phase.left_s()):
                 await taken.wait()
     return phase.clock.now_ns()
-
-
-async def _rounds(phase: _Phase) -> int:
-    """Release the slots' requests together, round after round; return when submitting was over.
-
-    A round is read from the plan while the one before it is in flight, and whole before its first request is released.
-    """
-    due_ns = phase.order.start_ns
-    together = await _round(phase)
-    await wait_until(phase.clock, due_ns, phase.alarm)
-    while together and not phase.is_over():
-        # Made in one go, they begin in one turn of the event loop: no reply is read between the first and the last.
-        tasks = [phase.group.create_task(phase.submit(planned, due_ns)) for planned in together]
-        together = await _round(phase)
-        if together:
-            _, in_flight = await asyncio.wait(tasks, timeout=phase.left_s())
-            if in_flight:
-                break
-            due_ns = phase.clock.now_ns()
-    return phase.clock.now_ns()
-
-
-async def _round(phase: _Phase) -> list[PlannedRequest]:
-    """Return the next requests of the plan, one a slot; fewer at the plan's end."""
-    together: list[PlannedRequest] = []
-    while len(together) < (phase.order.concurrency or 0) and (planned := await phase.take()) is not None:
-        together.append(planned)
-    return together

@@ -208,17 +208,10 @@ class StudyOptions(RunOptions):
         MAPPING,
     ] = ""
     rate: Annotated[float | None, HIDDEN] = None
-    barrier: Annotated[bool, HIDDEN] = False
     warmup: Annotated[int | str, HIDDEN] = "draft"
     arrival: Annotated[Literal["poisson", "uniform", "gamma", "burst", "replay"], HIDDEN] = "poisson"
     burstiness: Annotated[float, HIDDEN] = 1.0
-    burst_on: Annotated[float | None, HIDDEN] = None
-    burst_off: Annotated[float | None, HIDDEN] = None
-    ramp: Annotated[Literal["none", "linear", "exponential"], HIDDEN] = "none"
-    ramp_to: Annotated[float | None, HIDDEN] = None
-    ramp_duration: Annotated[float | None, HIDDEN] = None
     trace: Annotated[Path | None, HIDDEN] = None
-    replay_speed: Annotated[float, HIDDEN] = 1.0
     deadline: Annotated[float | None, HIDDEN] = None
     replay_requests: Annotated[Path | None, HIDDEN] = None
     trace_url: Annotated[str | None, HIDDEN] = None

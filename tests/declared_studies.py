@@ -33,7 +33,7 @@ SYSTEM: dict[str, Any] = {
 }  # fmt: skip
 ABOUT: dict[str, Any] = {
     "clock": {"resolution_ns": 1},
-    "config": {"seed": 42, "endpoint": "grpc", "arrival": "poisson", "barrier": False},
+    "config": {"seed": 42, "endpoint": "grpc", "arrival": "poisson"},
     "target": {"model": "tiny-llama", "version": "1.0"},
     "tokenizer": {"name": "cl100k_base", "version": "1", "vocab_size": 100_277, "source": "tiktoken", "option": "B",
                   "special_tokens": {"bos_eos_input": "excluded"}},

@@ -74,7 +74,8 @@ def options() -> dict[str, set[str]]:
     """Return the options of each command, by the generated reference."""
     reference = (REPOSITORY / "docs/reference/commands.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## sidelight ?(\w*)\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL)
-    return {name: set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) | {"--help"} for name, text in sections}
+    help_flags = {"--help", "--help-all"}
+    return {name: {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text), *help_flags} for name, text in sections}
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:

@@ -99,17 +99,15 @@ def tokenizer_json(path: Path) -> None:
 RUNS: dict[str, tuple[str, ...]] = {
     "one": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--slo", "e2e_p99<60s,ttft_mean<30s"),
     "two": (*SOME, "--workload", "{}/tiny.yaml", "--seed", "3", "--workers", "2", "--slo", "ttft_p50<0.001ms"),
-    "trace": ("--arrival", "replay", "--trace", "{}/azure.csv", "--replay-speed", "2", "--workload", "trace",
+    "trace": ("--arrival", "replay", "--trace", "{}/azure.csv", "--rate", "2x", "--workload", "trace",
               "--warmup", "0"),
-    "ramp": ("--rate", "4", "--ramp", "linear", "--ramp-to", "60", "--duration", "1", "--arrival", "uniform",
+    "ramp": ("--rate", "4..60", "--duration", "1", "--arrival", "uniform",
              "--workload", "{}/tiny.yaml", "--warmup", "0"),
-    "barrier": ("--concurrency", "3", "--barrier", "--requests", "9", "--workload", "{}/tiny.yaml", "--warmup", "0"),
     "desk": (*SOME, "--workload", "{}/desk.yaml"),
     "draft": ("--concurrency", "16", "--requests", "4", "--workload", "{}/hundred.yaml", "--warmup", "draft"),
     "gamma": (*SOME, "--workload", "{}/tiny.yaml", "--tokenizer", "{}/tokenizer.json", "--arrival", "gamma",
               "--burstiness", "0.3"),
-    "burst": (*SOME, "--workload", "{}/random.yaml", "--exact-tokens", "--arrival", "burst", "--burst-on", "0.1",
-              "--burst-off", "0.2"),
+    "burst": (*SOME, "--workload", "{}/random.yaml", "--exact-tokens", "--arrival", "burst"),
     "prompts": ("--prompts", "{}/prompts.jsonl", "--concurrency", "2", "--requests", "6", "--warmup", "4"),
     "once": ("--prompts", "{}/prompts.jsonl", "--concurrency", "2", "--warmup", "0"),
     "talks": ("--concurrency", "4", "--workers", "2", "--requests", "8", "--workload", "{}/talks.yaml",
@@ -283,10 +281,10 @@ def test_gamma_arrivals_are_the_pure_functions(runs: Runs):
 
 
 def test_bursts_have_pauses(runs: Runs):
-    """No request is due in a pause, and the mean rate makes more than one burst of them."""
+    """No request is due in the second behind each."""
     at_ms = np.array(runs["burst"].offsets_ns) / MS
-    assert all(at_ms % 300 < 100)
-    assert at_ms[-1] >= 300 or 12 == len(at_ms)
+    assert 12 == len(at_ms)
+    assert all(at_ms % 2000 < 1000)
 
 
 def test_a_trace_is_replayed_at_its_own_moments(runs: Runs):
@@ -306,16 +304,6 @@ def test_a_ramp_rises(runs: Runs):
     # On a busy machine what would leave after the second stays here.
     assert due_ns[: len(runs["ramp"].offsets_ns)] == runs["ramp"].offsets_ns != []
     assert "4 to 60 requests/s (uniform)" in runs["ramp"].out
-
-
-def test_a_barrier_releases_rounds(runs: Runs):
-    """Three at one instant, and the next three when all of them have ended."""
-    log = runs["barrier"].log
-    rounds = log.scheduled_ns.reshape(3, 3)
-    assert all(len(set(moments.tolist())) == 1 for moments in rounds)
-    ends = log.end_ns.reshape(3, 3)
-    assert all(ends[number].max() <= log.submit_ns.reshape(3, 3)[number + 1].min() for number in (0, 1))
-    assert "3 requests at one instant" in runs["barrier"].out
 
 
 def test_saved_requests_are_sent_again(runs: Runs):

@@ -54,7 +54,13 @@ def commands_page() -> str:
 
 def _shown(command: str, width: str) -> str:
     environment = {**os.environ, "COLUMNS": width, "NO_COLOR": "1", "TERM": "dumb"}
-    arguments = [sys.executable, "-m", "sidecar", *([command] if command else []), "--help"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "sidecar",
+        *([command] if command else []),
+        "--help" if command in {"", "simulate"} else "--help-all",
+    ]
     return subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment).stdout.strip("\n")
 
 

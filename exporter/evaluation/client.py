@@ -32,7 +32,6 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
         slo=parse_slo(config["slo"]) if config.get("slo") else None,
         power_watts=NO_POWER if watts is None else float(watts),
         concurrency=config.get("concurrency") if closed_loop(run) else None,
-        barrier=bool(config.get("barrier")),
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )

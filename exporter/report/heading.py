@@ -10,6 +10,7 @@ from exporter.document import Heading, Line, Prose
 from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
+from loadgen.plan.rates import pace_of
 from loadgen.requests.summary import HeldBack, RequestCounts
 from rundir.printable.numbers import count_of, duration, ms
 from rundir.printable.text import first_of
@@ -115,15 +116,17 @@ def _load(config: Mapping[str, Any], workload: Workload) -> str:
 def _loop(config: Mapping[str, Any]) -> str:
     cap = config["concurrency"]
     if is_closed_loop(concurrency=cap, rate=config["rate"], trace=config.get("trace")):
-        return f"{count_of(cap, 'request')} " + ("at one instant" if config.get("barrier") else "in flight")
+        return f"{count_of(cap, 'request')} in flight"
     limit = f", at most {cap} in flight" if cap else ""
     if config.get("trace"):
         return f"arrivals of {config['trace']}{limit}"
     if not config["rate"]:
         return f"arrivals of {config.get('replay_requests')}"
-    to = f" to {config['ramp_to']:g}" if config.get("ramp_to") else ""
-    unit = "request/s" if config["rate"] == 1 and not to else "requests/s"
-    return f"{config['rate']:g}{to} {unit} ({config['arrival']}){limit}"
+    pace = pace_of(config["rate"])
+    to_per_s = pace.to_per_s or config.get("ramp_to")  # an option of earlier versions
+    to = f" to {to_per_s:g}" if to_per_s else ""
+    unit = "request/s" if pace.per_s == 1 and not to else "requests/s"
+    return f"{pace.per_s or 0:g}{to} {unit} ({config['arrival']}){limit}"
 
 
 def urls_of(config: Mapping[str, Any]) -> tuple[str, ...]:

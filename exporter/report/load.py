@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from exporter.summary.result import Summary
+from loadgen.plan.rates import pace_of
 from loadgen.requests.rates import Rates, SteadyThroughput
 from loadgen.requests.summary import HeldBack
 from rundir.printable.numbers import cell, spoken
@@ -124,5 +125,6 @@ def served_in_load(summary: Summary) -> float | None:
 
 def _asked_per_s(config: Mapping[str, Any]) -> float | None:
     """Return --rate, None where it is not one number."""
-    is_one = not config.get("ramp_to") and not config.get("trace") and not config.get("replay_requests")
-    return config.get("rate") if is_one else None
+    pace = pace_of(config.get("rate"))
+    is_ramp = pace.to_per_s is not None or config.get("ramp_to")  # an option of earlier versions
+    return None if is_ramp or config.get("trace") or config.get("replay_requests") else pace.per_s

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from rundir.columns import Floats, Ints
 
 Kind = Literal["poisson", "uniform", "gamma", "burst", "replay"]
-Ramp = Literal["none", "linear", "exponential"]
 
 # Its place among the streams spawned from a run's seed; 1 is the warm-up's, 2 the workloads'.
 _ARRIVALS_KEY = (0,)
 _BLOCK = 4096
+BURST_S = 1.0  # the length of a burst, and of the pause behind it
 # A thousand requests at one instant, then a long pause; far below, every gap would be rounded to none.
 _LEAST_BURSTINESS = 0.001
 
@@ -39,15 +39,14 @@ class Arrival:
              burstier, more is more even; the gaps' coefficient of variation is 1/sqrt(burstiness). vLLM then stretches
              the whole so that the last arrival is due at n/rate; here the sampling error stays. As the first gap counts
              from the start, (1/burstiness - 1)/2 more than rate x time are expected in the long run
-    burst    on for on_s, off for off_s, and so on from the start; while on, gaps as gamma's (Poisson by default)
+    burst    on for BURST_S, off for as long, and so on from the start; while on, gaps as gamma's (Poisson by default)
     replay   the offsets of a trace
 
     rate_per_s     requests/s. With `burst` the mean over whole cycles, so that a rate offers the same load whatever the
-                   process; while on it is rate x (on_s + off_s)/on_s. With a ramp the rate at the start (0 may be with
-                   linear). With `replay` the mean rate that the trace is sped up or slowed down to; 0 leaves `speed`
-    ramp           of poisson, uniform and gamma: the rate goes to ramp_to_per_s within ramp_s, by equal steps (linear)
-                   or equal factors (exponential) a second, and stays there. ramp_s None: the schedule's duration, or,
-                   with a number of requests alone, the time in which so many are expected
+                   process; while on it is twice that. With a ramp the rate at the start, which may be 0. With `replay`
+                   the mean rate that the trace is sped up or slowed down to; 0 leaves `speed`
+    ramp_to_per_s  of poisson, uniform and gamma: the rate goes there evenly, within the schedule's duration, or, with a
+                   number of requests alone, the time in which so many are expected; None: it stays
     trace_ns       int64[n] of replay: offsets from the trace's start, ascending
     speed          of replay: 2 halves every gap
 
@@ -57,11 +56,7 @@ class Arrival:
     kind: Kind
     rate_per_s: float = 0.0
     burstiness: float = 1.0
-    on_s: float = 0.0
-    off_s: float = 0.0
-    ramp: Ramp = "none"
-    ramp_to_per_s: float = 0.0
-    ramp_s: float | None = None
+    ramp_to_per_s: float | None = None
     trace_ns: Ints | None = None
     speed: float = 1.0
 
@@ -71,20 +66,16 @@ class Arrival:
 
 
 def _out_of_range(arrival: Arrival) -> Iterator[str]:
-    may_be_zero = arrival.kind == "replay" or arrival.ramp == "linear"
+    may_be_zero = arrival.kind == "replay" or arrival.ramp_to_per_s is not None
     if not (0 < arrival.rate_per_s < math.inf or (may_be_zero and arrival.rate_per_s == 0)):
         yield f"a rate of {arrival.rate_per_s} requests/s; it must be positive"
     if not _LEAST_BURSTINESS <= arrival.burstiness < math.inf:
         yield f"a burstiness of {arrival.burstiness}; it must be finite and at least {_LEAST_BURSTINESS}"
-    if arrival.kind == "burst" and not (0 < arrival.on_s < math.inf and 0 <= arrival.off_s < math.inf):
-        yield f"on for {arrival.on_s} s, off for {arrival.off_s} s; bursts need a time on"
-    if arrival.ramp != "none":
+    if arrival.ramp_to_per_s is not None:
         if arrival.kind not in {"poisson", "uniform", "gamma"}:
             yield f"{arrival.kind} arrivals cannot ramp; poisson, uniform and gamma can"
         if not 0 < arrival.ramp_to_per_s < math.inf:
             yield f"a ramp to {arrival.ramp_to_per_s} requests/s; it must be positive"
-        if arrival.ramp_s is not None and not 0 < arrival.ramp_s < math.inf:
-            yield f"a ramp of {arrival.ramp_s} s; it must take some time"
     if not 0 < arrival.speed < math.inf:
         yield f"a speed of {arrival.speed}; it must be positive"
     if arrival.trace_ns is not None and arrival.rate_per_s and not np.ptp(arrival.trace_ns):
@@ -123,17 +114,13 @@ def expected(arrival: Arrival, at_s: float, *, count: int | None = None, duratio
     """
     rate = arrival.rate_per_s
     if arrival.kind == "burst":
-        cycles, into_s = divmod(at_s, arrival.on_s + arrival.off_s)
-        return (cycles + min(1.0, into_s / arrival.on_s)) * rate * (arrival.on_s + arrival.off_s)
-    if arrival.ramp == "none":
+        cycles, into_s = divmod(at_s, 2 * BURST_S)
+        return (cycles + min(1.0, into_s / BURST_S)) * rate * 2 * BURST_S
+    if arrival.ramp_to_per_s is None:
         return rate * at_s
     length_s = _ramp_length_s(arrival, count, duration_s)
     ramping_s, there_s = min(at_s, length_s), max(0.0, at_s - length_s)
-    if arrival.ramp == "linear":
-        ramped = rate * ramping_s + (arrival.ramp_to_per_s - rate) / length_s * ramping_s**2 / 2
-    else:
-        growth = math.log(arrival.ramp_to_per_s / rate) / length_s
-        ramped = rate * (math.expm1(growth * ramping_s) / growth if growth else ramping_s)
+    ramped = rate * ramping_s + (arrival.ramp_to_per_s - rate) / length_s * ramping_s**2 / 2
     return ramped + arrival.ramp_to_per_s * there_s
 
 
@@ -171,30 +158,23 @@ def _at_s(arrival: Arrival, unit: Floats, ramp_s: float) -> Floats:
     """Change the time of a unit-rate process: the exact inverse of the number expected by a moment."""
     rate, rate_to = arrival.rate_per_s, arrival.ramp_to_per_s
     if arrival.kind == "burst":
-        cycle_s = arrival.on_s + arrival.off_s
+        cycle_s = 2 * BURST_S
         cycles, into = np.divmod(unit, rate * cycle_s)
-        return cycles * cycle_s + into / (rate * cycle_s) * arrival.on_s
-    if arrival.ramp == "none":
+        return cycles * cycle_s + into / (rate * cycle_s) * BURST_S
+    if rate_to is None:
         return unit / rate
     ramped = expected(arrival, ramp_s, duration_s=ramp_s)
     inside = np.minimum(unit, ramped)
-    if arrival.ramp == "linear":
-        root = np.sqrt(np.maximum(0.0, rate**2 + 2 * (rate_to - rate) / ramp_s * inside))
-        # The form of the quadratic's solution that loses no digits, for a level ramp neither; 0 is at 0.
-        times_s: Floats = np.divide(2 * inside, rate + root, out=np.zeros_like(inside), where=inside > 0)
-    else:
-        growth = math.log(rate_to / rate) / ramp_s
-        times_s = np.log1p(growth / rate * inside) / growth if growth else inside / rate
+    root = np.sqrt(np.maximum(0.0, rate**2 + 2 * (rate_to - rate) / ramp_s * inside))
+    # The form of the quadratic's solution that loses no digits, for a level ramp neither; 0 is at 0.
+    times_s: Floats = np.divide(2 * inside, rate + root, out=np.zeros_like(inside), where=inside > 0)
     return np.minimum(times_s, ramp_s) + (unit - inside) / rate_to
 
 
 def _ramp_length_s(arrival: Arrival, count: int | None, duration_s: float | None) -> float:
-    if arrival.ramp_s is not None or arrival.ramp == "none":
-        return arrival.ramp_s or 0.0
+    if arrival.ramp_to_per_s is None:
+        return 0.0
     if duration_s is not None:
         # Nothing is before the end of a duration of 0, however it ramps.
         return duration_s or 1.0
-    rate, rate_to = arrival.rate_per_s, arrival.ramp_to_per_s
-    if arrival.ramp == "linear" or rate == rate_to:
-        return 2 * max(1, count or 0) / (rate + rate_to)
-    return max(1, count or 0) * math.log1p((rate_to - rate) / rate) / (rate_to - rate)
+    return 2 * max(1, count or 0) / (arrival.rate_per_s + arrival.ramp_to_per_s)

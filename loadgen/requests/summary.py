@@ -279,7 +279,6 @@ def client_summary(
     slo: Slo | None = None,
     power_watts: float | Missing = NO_POWER,
     concurrency: int | None = None,
-    barrier: bool = False,
     stopped: bool = False,
     held: HeldBack | UnsetType = UNSET,
 ) -> ClientSummary:
@@ -289,7 +288,7 @@ def client_summary(
     its length; the window is from the first submission to the last response where it is not given.
 
     power_watts            mean power of the engine's GPUs over the window, or why it is not known
-    concurrency, barrier   the closed loop's N (None in an open loop), and whether N were released at one instant
+    concurrency            the closed loop's N; None in an open loop
     held                   what a cap on requests in flight held back, where there was one
     stopped                whether the user stopped the run, and so ended what was in flight
     """
@@ -300,7 +299,7 @@ def client_summary(
     gaps, single = describe(metrics.itl_ms, in_one or why), itl_option(ok) == "direct"
     why_tokens = CONTRADICTED if (ok.usage_contradiction != "").any() else why
     throughput = _throughput(ok, metrics, start_ns, end_ns, slo)
-    exos = exo(log, concurrency=concurrency, barrier=barrier)
+    exos = exo(log, concurrency=concurrency)
     return ClientSummary(
         window=RateWindow(start_ns=start_ns, end_ns=end_ns),
         requests=_counts(log),

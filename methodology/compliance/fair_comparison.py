@@ -11,7 +11,7 @@ from methodology.study.model import Asked, Finished
 Facts = Mapping[str, Any]
 
 CHECKED, DECLARED, NOT_MET, NOT_JUDGED = "checked", "declared", "not met", "not judged"
-_LOAD = ("rate", "concurrency", "arrival", "burstiness", "barrier", "ramp")
+_LOAD = ("rate", "concurrency", "arrival", "burstiness")
 # Settings that say nothing about what was measured.
 _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config", "warmup"}
 

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import UNSET
 
 from exporter.summary.compliance import RunStatement
+from loadgen.plan.rates import pace_of
 from methodology.compliance.facts import StepFacts, facts_of
 from methodology.compliance.statement import comply
 from methodology.study.findings import Findings, Quantity
@@ -34,7 +35,7 @@ def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> R
         kind="run",
         label="run",
         load="closed" if closed_loop else "open",
-        level=float((config.get("concurrency") if closed_loop else config.get("rate")) or 0.0),
+        level=float((config.get("concurrency") if closed_loop else pace_of(config.get("rate")).per_s) or 0.0),
         seed=config.get("seed") or 0,
         warm_up="none" if config.get("warmup") == 0 else "draft",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from loadgen.plan.rates import pace_of
 from methodology.compliance.fair_comparison import refusals
 from methodology.execution import record
 from methodology.execution.data import step_data
@@ -114,7 +115,7 @@ def _counted(finished: Finished) -> Finished:
 
 def _step(name: str, path: Path, data: StepData) -> Step:
     config = data.about.get("config") or {}
-    level = config.get("concurrency") if data.closed_loop else config.get("rate")
+    level = config.get("concurrency") if data.closed_loop else pace_of(config.get("rate")).per_s
     return Step(
         kind=PAIR,
         label=path.name,

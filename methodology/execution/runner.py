@@ -190,7 +190,8 @@ def step_options(common: RunOptions, step: Step, out: Path, warmed_by: str) -> R
     warm_up = usual[step.warm_up] if step.warm_up == "none" or "warmup" not in step.options else options.warmup
     if step.warm_up != "none" and warmed_by:
         warm_up = f"{AFTER}{warmed_by}"
-    level = {"rate": step.level} if step.load == "open" else {"concurrency": round(step.level)}
+    rate = options.rate if isinstance(options.rate, str) else step.level
+    level = {"rate": rate} if step.load == "open" else {"concurrency": round(step.level)}
     return check_run(
         replace(
             options,

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import to_builtins as builtins
 from msgspec.structs import replace
 
+from loadgen.plan.rates import pace_of
 from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
@@ -92,7 +93,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
         kind=CELL,
         label="".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in f"{label}-{repeat + 1}"),
         load="closed" if is_closed else "open",
-        level=float((concurrency if is_closed else rate) or 1.0),
+        level=float((concurrency if is_closed else pace_of(rate).per_s) or 1.0),
         duration=_number(cell.get("duration"), asked.parameters.duration),
         requests=None if (count := _number(cell.get("requests"), asked.parameters.requests)) is None else round(count),
         seed=content_seed(asked, at + 1),

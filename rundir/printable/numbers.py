@@ -9,10 +9,9 @@ ABSURD = 1e15  # a number of a server's that nothing real has: it must not take 
 _NOTHING = 1e-9  # what is below is rounding
 # Of the configuration, what is not a count.
 _SECONDS = """
-burst_off burst_on deadline drain_timeout duration linger ramp_duration request_timeout scrape_interval scrape_timeout
-slice_duration think_time
+deadline drain_timeout duration request_timeout scrape_interval scrape_timeout slice_duration think_time
 """
-_SETTING_UNITS = {**dict.fromkeys(_SECONDS.split(), "s"), **dict.fromkeys(("rate", "ramp_to"), "requests/s")}
+_SETTING_UNITS = {**dict.fromkeys(_SECONDS.split(), "s"), "rate": "requests/s"}
 
 
 def figure(value: float, digits: int = 3) -> str:

@@ -25,7 +25,8 @@ from recorded.errors import CannotWrite, ConfigurationError, Interrupted, Sideli
 from rundir.printable.masking import register_environment
 from sidecar.cli import draft
 from sidecar.cli.arguments import translate
-from sidecar.cli.messages import EPILOGUE, explained, log_to_stderr, of_systems, print_error, unexpected
+from sidecar.cli.help import FLAGS, choose_help
+from sidecar.cli.messages import explained, log_to_stderr, of_systems, print_error, unexpected
 from sidecar.cli.peers import RENAMED
 from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded, load_yaml
@@ -95,7 +96,7 @@ INSPECT = Group("Inspect", sort_key=2)
 app = App(
     name="sidelight",
     help=HELP,
-    help_epilogue=EPILOGUE,
+    help_flags=FLAGS,
     version=VERSION,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # main() prints a line
@@ -442,6 +443,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             sys.stderr.write(f"sidelight: {translation.implied}\n")
         if not arguments or arguments[0].startswith("-"):
             draft.describe(app)
+        choose_help(app, arguments)
         settings = _read_settings(arguments)
         verbose = verbose or settings.get("verbose") is True
         # Without a command the help is shown, and None returned.

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from recorded.errors import ConfigurationError
 from sidecar.cli import draft
+from sidecar.cli.help import ALL, FLAGS
 from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
 from sidecar.cli.messages import hint_of, unused
 from sidecar.cli.peers import HINTS, RENAMED
@@ -114,7 +115,7 @@ class Translation:
         said = f"{command} has no such option"
         self.problems += [f"{name}: {said}{hint}" for name, hint in near.items()]
         far = ", ".join(name for name in unknown if name not in near)
-        self.problems += [f"{far}: {said}; `{command} --help` lists them"] if far else []
+        self.problems += [f"{far}: {said}; `{command} {ALL}` lists them"] if far else []
 
     def take_name(self) -> None:
         """Insert the name of a test behind the command: the first positional argument but URLs."""
@@ -176,7 +177,7 @@ def translate(arguments: Sequence[str]) -> Translation:
 def _flags(options: type) -> frozenset[str]:
     """Return the options that take no value."""
     names = [flag_of(field.name) for field in dataclasses.fields(options) if isinstance(field.default, bool)]
-    return frozenset({"--help", "-h", "--version", *names, *(name.replace("--", "--no-", 1) for name in names)})
+    return frozenset({*FLAGS, "--version", *names, *(name.replace("--", "--no-", 1) for name in names)})
 
 
 def _names(options: type) -> frozenset[str]:

@@ -19,8 +19,7 @@ _GUIDELLM = frozenset(("--target", "--max-seconds", "--max-requests", "--process
 _DISTINCT = "--num-dataset-entries"
 # What says itself how much load there is; a configuration file may.
 _LOADS = frozenset(
-    ("--rate", "--arrival", "--burstiness", "--burst-on", "--burst-off", "--ramp", "--ramp-to", "--trace",
-     "--replay-requests", "--replay-speed", "--sessions", "--config")
+    ("--rate", "--arrival", "--burstiness", "--trace", "--replay-requests", "--sessions", "--config")
 )  # fmt: skip
 _LENGTHS = frozenset(("--requests", "--duration"))
 STREAMS = ("synchronous", "concurrent", "throughput")

@@ -82,7 +82,7 @@ def explained(error: cyclopts.CycloptsError) -> str:
         return _unusable_value(error)
     if isinstance(error, cyclopts.MissingArgumentError) and error.argument is not None:
         name = _name(error.argument, error.keyword)
-        return _MISSING.get(name, f"{name}: needs a value; `{command} --help` says which")
+        return _MISSING.get(name, f"{name}: needs a value; `{command} --help-all` says which")
     if isinstance(error, cyclopts.RepeatArgumentError):
         return f"{_name(error.argument, error.token.keyword)}: given more than once; give it once"
     if error.unused_tokens:
@@ -136,7 +136,7 @@ def _unknown_option(error: cyclopts.UnknownOptionError, command: str) -> str:
     name = (error.token.keyword or error.token.value).partition("=")[0]
     names = [name for argument in error.argument_collection if argument.parse for name in argument.names]
     hint = hint_of(command, name, names)
-    return f"{name}: {command} has no such option{hint or f'; `{command} --help` lists them'}"
+    return f"{name}: {command} has no such option{hint or f'; `{command} --help-all` lists them'}"
 
 
 def _unknown_command(error: cyclopts.UnknownCommandError) -> str:

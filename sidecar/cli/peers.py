@@ -26,7 +26,6 @@ RENAMED = {
     "--random-seed": "--seed", "--processor": "--tokenizer",
     "--input-file": "--prompts", "--dataset-path": "--prompts",
     "--arrival-smoothness": "--burstiness", "--vllm-burstiness": "--burstiness",
-    "--ramp-up-strategy": "--ramp", "--ramp-up-start-rps": "--rate", "--ramp-up-end-rps": "--ramp-to",
     "--endpoint-type": "--endpoint",
     "--request-rate-mode": "--arrival", "--arrival-pattern": "--arrival",
     "--rate-type": "--arrival", "--profile": "--arrival",
@@ -57,6 +56,7 @@ _SESSIONS = (
 )
 _BY_FILE = "leave what is longer out of the file of --prompts FILE"
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
+_RAMP = "write a ramp over the whole load as --rate START..END"
 _ONE_RUN = "a run has one load; give one --rate or --concurrency to each run"
 # What to write instead of an option, or of an option with a value.
 HINTS = {
@@ -121,8 +121,10 @@ HINTS = {
     "--num-users": "write --concurrency N",
     "--user-centric-rate": "write --rate R, with --workload FILE for sessions",
     "--connection-reuse-strategy": "write --no-reuse for a new connection to each request",
-    "--rampup": "write --ramp linear --ramp-to R --ramp-duration 30s",
-    "--request-rate-ramp-duration": "write --ramp linear --ramp-to R --ramp-duration 30s",
+    **dict.fromkeys(
+        ("--rampup", "--request-rate-ramp-duration", "--concurrency-ramp-duration", "--ramp-up-strategy",
+         "--ramp-up-start-rps", "--ramp-up-end-rps"), _RAMP
+    ),
     "--warmup-duration": "write a number of requests: --warmup N",
     "--cooldown": "requests in flight at the end are waited for: --drain-timeout 120s",
     "--sharegpt-max-prompt-len": _BY_FILE,
@@ -131,7 +133,6 @@ HINTS = {
     "--metadata": "write --tag NAME=VALUE",
     "--tokenizer-revision": "name the file itself: --tokenizer PATH",
     "--prefill-concurrency": "all that is in flight is limited together: --concurrency N",
-    "--concurrency-ramp-duration": "write --ramp linear --ramp-to R --ramp-duration 30s",
     "--request-cancellation-rate": "no request is cancelled; one that is too long ends by --request-timeout 60s",
     "--num-profile-runs": _ONE_RUN,
     "--search-space": _ONE_RUN,

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from loadgen.plan.arrivals import Arrival
+from loadgen.plan.rates import pace_of
 from loadgen.plan.traces import Trace, TraceError, read_trace
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.protocols.table import PROTOCOLS, split_endpoint
@@ -27,16 +28,8 @@ from sidecar.options.spans import SpanOptions, check_exports, check_spans
 C = TypeVar("C", bound=ContactOptions)
 
 DEFAULT_DURATION_S = 30.0
-BURST_S = 1.0
 NAMED_TOKENIZERS = ("auto", "server", "cl100k_base")
 
-# Options of an open loop, each with the arrival processes that have it.
-_SHAPES: dict[str, tuple[str, ...]] = {
-    "burstiness": ("gamma", "burst"),
-    "burst_on": ("burst",),
-    "burst_off": ("burst",),
-    "replay_speed": ("replay",),
-}
 # What series of the live page bear: no tag may have such a name.
 # fmt: off
 LABELS = frozenset((
@@ -48,7 +41,7 @@ LABELS = frozenset((
 MOST_TAGS, MOST_TAG_CHARACTERS = 50, 2000
 # Paths of endpoints without the /v1 that ours have.
 _UNVERSIONED = ("/chat/completions", "/completions")
-_OPEN_LOOP_ONLY = ("rate", "arrival", *_SHAPES, "ramp", "ramp_to", "ramp_duration", "trace")
+_OPEN_LOOP_ONLY = ("rate", "arrival", "burstiness", "trace")
 
 
 def check_run(options: RunOptions) -> RunOptions:
@@ -64,10 +57,11 @@ def check_run(options: RunOptions) -> RunOptions:
     check_formats(options.formats)
     check_trace_url(options.trace_url)
     check_tags(options.tag)
-    rate, duration_s = options.rate or 0, options.duration or 0
-    if rate * duration_s > MOST_REQUESTS:
+    duration_s = options.duration or 0
+    if options.pace.most_per_s * duration_s > MOST_REQUESTS:
         raise ConfigurationError(
-            f"--rate {plain(rate)} --duration {plain(duration_s)}: more than {MOST_REQUESTS:,} requests; lower one"
+            f"--rate {shown_rate(options.rate)} --duration {plain(duration_s)}: more than {MOST_REQUESTS:,} requests; "
+            "lower one"
         )
     scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
     files = (options.trace, options.replay_requests, options.prompts)
@@ -242,12 +236,6 @@ def named(flag: str, value: str, message: str) -> str:
 
 def _contradictions(options: RunOptions) -> Iterator[str]:
     yield from _contradicting_arrivals(options)
-    if options.barrier and options.concurrency is None:
-        yield "--barrier needs --concurrency, the number of requests that are released together"
-    if options.barrier and options.cap is not None:
-        yield "--barrier and --rate exclude each other: rounds are a closed loop; leave out --rate"
-    if options.barrier and options.workers != 1:
-        yield f"--workers {options.workers}: --barrier is exact with one worker only"
     if options.replay_requests is not None and lengths_of(options):
         given = "--input-tokens" if options.input_tokens is not None else "--output-tokens"
         yield f"{given} and --replay-requests exclude each other: saved requests have their lengths; leave one out"
@@ -290,19 +278,31 @@ def _contradicting_arrivals(options: RunOptions) -> Iterator[str]:
                 f"{flag_of(name)} and --concurrency exclude each other in a closed loop; with --rate too, "
                 "--concurrency is the most requests of the schedule in flight"
             )
-    for name, kinds in _SHAPES.items():
-        if name in given and options.arrival not in kinds:
-            needed = " or ".join(kinds)
-            yield f"{flag_of(name)} {plain(getattr(options, name))}: needs --arrival {needed}, not {options.arrival}"
-    if "replay_speed" in given and "rate" in given:
-        both = f"--replay-speed {plain(options.replay_speed)} and --rate {plain(options.rate or 0)}"
-        yield f"{both} exclude each other; leave one out"
+    if "burstiness" in given and options.arrival not in {"gamma", "burst"}:
+        yield f"--burstiness {plain(options.burstiness)}: needs --arrival gamma or burst, not {options.arrival}"
     if (options.arrival == "replay") != (options.trace is not None):
         yield "--arrival replay and --trace FILE need each other: the file holds the arrival times"
-    if (options.ramp == "none") != (options.ramp_to is None):
-        yield "--ramp and --ramp-to need each other: the shape (linear or exponential) and the final rate"
-    if options.ramp == "none" and options.ramp_duration is not None:
-        yield f"--ramp-duration {plain(options.ramp_duration)}: needs --ramp linear or exponential"
+    if isinstance(options.rate, str):
+        yield from _contradicting_pace(options.rate, options)
+
+
+def _contradicting_pace(rate: str, options: RunOptions) -> Iterator[str]:
+    try:
+        pace = pace_of(rate)
+    except ValueError as error:
+        yield f"--rate {rate}: {error}"
+        return
+    if pace.to_per_s is None and options.trace is None:
+        yield f"--rate {rate}: is the speed of a trace; add --arrival replay --trace FILE, or give requests/s"
+    if pace.to_per_s is not None and options.arrival not in {"poisson", "uniform", "gamma"}:
+        yield f"--rate {rate}: {options.arrival} arrivals cannot ramp; poisson, uniform and gamma can"
+    if not 1e-6 <= (pace.speed if pace.to_per_s is None else pace.to_per_s) <= 1e6 or pace.most_per_s > 1e6:
+        yield f"--rate {rate}: must be greater than 0 and at most 1000000"
+
+
+def shown_rate(rate: float | str | None) -> str:
+    """Return a value of --rate as people type it."""
+    return rate if isinstance(rate, str) else plain(rate or 0)
 
 
 def read_arrivals(path: Path | None) -> Trace | None:
@@ -321,23 +321,15 @@ def arrival_of(options: RunOptions, trace: Trace | None) -> Arrival | None:
     """Return the arrival process of checked options; None for a closed loop. Raises ConfigurationError."""
     if options.closed_loop:
         return None
-    burst = options.arrival == "burst"
+    pace = options.pace
     try:
         return Arrival(
             kind=options.arrival,
-            rate_per_s=options.rate if options.rate is not None else 0.0 if trace is not None else DEFAULT_RATE_PER_S,
+            rate_per_s=pace.per_s if pace.per_s is not None else 0.0 if trace is not None else DEFAULT_RATE_PER_S,
             burstiness=options.burstiness,
-            on_s=_seconds(options.burst_on, burst=burst),
-            off_s=_seconds(options.burst_off, burst=burst),
-            ramp=options.ramp,
-            ramp_to_per_s=options.ramp_to or 0.0,
-            ramp_s=options.ramp_duration,
+            ramp_to_per_s=pace.to_per_s,
             trace_ns=None if trace is None else trace.offsets_ns,
-            speed=options.replay_speed,
+            speed=pace.speed,
         )
     except ValueError as error:
         raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
-
-
-def _seconds(given: float | None, *, burst: bool) -> float:
-    return given if given is not None else BURST_S if burst else 0.0

@@ -23,6 +23,10 @@ REMOVED = {
     "--forward-keep": "exports wait in memory only; for a queue on disk put an OpenTelemetry Collector in front, which "
     "sends a copy here",
     "--save-requests": "each run keeps its requests: send them again with --replay-requests and its directory",
+    **dict.fromkeys(("--ramp", "--ramp-to", "--ramp-duration"), "write a ramp over the whole load as --rate 4..20"),
+    **dict.fromkeys(("--burst-on", "--burst-off"), "--arrival burst is on and off for 1 s each"),
+    "--barrier": "with --concurrency each request that ends is replaced at once",
+    "--replay-speed": "write --rate 2x for twice the speed of --trace",
     "--header-file": "write --header @FILE",
     "--request-id": "each request has an X-Request-Id, a UUID",
     "--world-readable": "let others read a directory afterwards: chmod -R a+rX DIR",

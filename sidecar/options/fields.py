@@ -227,8 +227,9 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}; text, html and markdown are "
-        "report.txt, report.html and report.md, junit is junit.xml, openmetrics the live page over time, for promtool; "
+        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}. Of these text, html and "
+        "markdown are report.txt, report.html and report.md, junit is junit.xml, openmetrics the live page over time, "
+        "for promtool; "
         "the rest is the export of server metrics (jsonl and parquet hold every scrape). "
         f"Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,

@@ -11,6 +11,7 @@ from cyclopts import Group, Parameter
 from msgspec import Meta
 
 from loadgen.driver import is_closed_loop
+from loadgen.plan.rates import FORM, Pace, pace_of
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.protocols.table import Endpoint
 from sidecar.options.access import AccessOptions, ListenOpen
@@ -18,7 +19,6 @@ from sidecar.options.fields import (
     BODY,
     DEFAULT_FORMATS,
     HEADERS,
-    LONGEST_S,
     MAPPING,
     OUTPUT,
     SECRET,
@@ -66,6 +66,16 @@ def _whole(_hint: Any, tokens: Any) -> int:
         raise ValueError(f"{tokens[0].value!r}: must be a whole number") from None
 
 
+def _rate(_hint: Any, tokens: Any) -> float | str:
+    """Convert the value of --rate. Raises ValueError."""
+    text = str(tokens[0].value)
+    try:
+        return float(text)
+    except ValueError:
+        pace_of(text)
+        return text
+
+
 def _warmup(_hint: Any, tokens: Any) -> int | str:
     """Convert the value of --warmup: a number of requests, `draft`, or the earlier warm-up of the target. Raises
     ValueError.
@@ -91,7 +101,7 @@ class ContactOptions(AccessOptions):
     model: Annotated[str | None, option(TARGET, "Model name. Default: the only one that the server lists.")] = None
     endpoint: Annotated[
         Endpoint,
-        option(TARGET, "Which API to load; docs/reference/protocols.md describes each."),
+        option(TARGET, "Which API to load. See docs/reference/protocols.md."),
     ] = "chat"
     api_key: Annotated[
         str | None,
@@ -167,8 +177,13 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     reuse: Annotated[bool, option(TARGET, "Keep connections open for further requests.")] = True
     request_timeout: Annotated[Duration, time_option(TARGET, "Timeout of one request.")] = 600.0
     rate: Annotated[
-        Rate | None,
-        option(LOAD, "Open loop: requests per second, independent of the server's responses. Default: 1."),
+        Rate | Annotated[str, Meta(pattern=f"^({FORM})$")] | None,
+        option(
+            LOAD,
+            "Open loop: requests per second, whatever the server does; 4..20 rises over the whole load. With --trace "
+            "the mean to which its gaps are stretched, or as in 2x its speed. Default: 1, of a trace its own.",
+            converter=_rate,
+        ),
     ] = None
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)] | None,
@@ -179,13 +194,6 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
             converter=_whole,
         ),
     ] = None
-    barrier: Annotated[
-        bool,
-        flag(
-            LOAD,
-            "Closed loop in rounds: --concurrency requests at the same instant, the next round when all have ended.",
-        ),
-    ] = False
     requests: Annotated[
         Annotated[int, Meta(ge=1, le=MOST_REQUESTS)] | None,
         option(LOAD, "Stop after this many requests; with sessions, after this many sessions.", converter=_whole),
@@ -220,7 +228,8 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         option(LOAD, "Load workers, one process each; 0: one per core.", converter=_whole),
     ] = 1
     arrival: Annotated[
-        Literal["poisson", "uniform", "gamma", "burst", "replay"], option(ARRIVALS, "Arrival process of the requests.")
+        Literal["poisson", "uniform", "gamma", "burst", "replay"],
+        option(ARRIVALS, "Arrival process of the requests. A burst is a second at twice the rate, then one of pause."),
     ] = "poisson"
     burstiness: Annotated[
         Annotated[float, Meta(ge=1e-3, le=1e6)],
@@ -229,32 +238,17 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
             "Shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, smaller values are burstier.",
         ),
     ] = 1.0
-    burst_on: Annotated[
-        Annotated[float, Meta(ge=1e-6, le=LONGEST_S)] | None,
-        time_option(ARRIVALS, "Length of a burst; --rate is the mean over bursts and pauses. Default: 1s."),
-    ] = None
-    burst_off: Annotated[Pause | None, time_option(ARRIVALS, "Time between bursts. Default: 1s.")] = None
-    ramp: Annotated[
-        Literal["none", "linear", "exponential"], option(ARRIVALS, "Change the rate from --rate to --ramp-to.")
-    ] = "none"
-    ramp_to: Annotated[Rate | None, option(ARRIVALS, "Requests per second at the end of the ramp.")] = None
-    ramp_duration: Annotated[
-        Duration | None,
-        time_option(ARRIVALS, "Length of the ramp; the rate then stays at --ramp-to. Default: the whole run."),
-    ] = None
     trace: Annotated[
         Path | None,
         option(ARRIVALS, "Trace whose arrival times are replayed: Azure, BurstGPT or Mooncake; CSV or JSON lines."),
     ] = None
-    replay_speed: Annotated[
-        Rate, option(ARRIVALS, "Speed of the replay; 2 halves every gap of the trace. Excludes --rate.")
-    ] = 1.0
     workload: Annotated[
         str,
         option(
             WORKLOAD,
-            f"What to send: one of {', '.join(workloads.NAMES)}, a YAML file (docs/reference/workloads.md), or what "
-            "stands in such a file as one JSON object; in --config as a mapping.",
+            f"What to send: {', '.join(workloads.NAMES)}, or a YAML file. See docs/reference/workloads.md. What stands "
+            "in such a file may also be given as one JSON object, in --config as a mapping. Default: the first.",
+            show_default=False,
         ),
         MAPPING,
     ] = "synthetic-uniform"
@@ -262,8 +256,8 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str | None,
         option(
             WORKLOAD,
-            "Length of prompts in tokens: a number, or a distribution like normal:512,64, uniform:128-1024 or "
-            "choice:512,2048 (docs/reference/workloads.md). Default: the workload's lengths.",
+            "Length of prompts in tokens: a number, or like normal:512,64, uniform:128-1024 or choice:512,2048. See "
+            "docs/reference/workloads.md. Default: the workload's lengths.",
         ),
         MAPPING,
     ] = None
@@ -286,7 +280,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         Path | None,
         option(
             WORKLOAD,
-            "Send your own prompts, in the file's order: JSON lines with prompt, text or messages, and optionally "
+            "Send your own prompts, in the file's order. JSON lines with prompt, text or messages, and optionally "
             "max_tokens, session and headers; a .txt file, a prompt a line; or ShareGPT. docs/reference/workloads.md.",
         ),
     ] = None
@@ -298,8 +292,9 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str,
         option(
             WORKLOAD,
-            "Tokenizer in which the workload's lengths are counted: server (its /tokenize), cl100k_base (the draft's "
-            "reference), or the path of a tokenizer.json. auto: the server's if it has one, otherwise cl100k_base.",
+            "Tokenizer of the workload's lengths: auto, server, cl100k_base, or the path of a tokenizer.json. The "
+            "server's is its /tokenize, cl100k_base the draft's reference; auto is the server's if it has one, "
+            "otherwise cl100k_base.",
         ),
     ] = "auto"
     exact_tokens: Annotated[
@@ -363,6 +358,11 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     def tags(self) -> dict[str, str]:
         """Return the labels of --tag, by name."""
         return tags_of(self.tag)
+
+    @property
+    def pace(self) -> Pace:
+        """Return the pace of --rate."""
+        return pace_of(self.rate)
 
     @property
     def closed_loop(self) -> bool:

@@ -90,8 +90,8 @@ class RemoteWriteOptions:
         str | None,
         option(
             OUTPUT,
-            "Send the series of the live page to this server by Prometheus' remote write, every 5 s and a last time at "
-            "the end, with the time stamps of the run, e.g. http://HOST:9090/api/v1/write.",
+            "Send the series of the live page by remote write, e.g. to http://HOST:9090/api/v1/write. They go every "
+            "5 s and a last time at the end, with the time stamps of the run.",
         ),
         MASKED_URL,
     ] = None
@@ -111,9 +111,9 @@ class ExportOptions(RemoteWriteOptions):
         str | None,
         option(
             SPANS,
-            "After the run, send one span per request, with its phases, and the run's metrics to this collector: "
-            "grpc://HOST:PORT, or http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). "
-            "docs/reference/otlp.md lists names and attributes.",
+            "Send spans of requests, and the run's metrics, to this collector: grpc://HOST:PORT or http://HOST:PORT. "
+            "One span per request, with its phases, goes after the run; by http:// port 4317 is gRPC, any other "
+            "HTTP/protobuf. See docs/reference/otlp.md for names and attributes.",
         ),
         MASKED_URL,
     ] = None

@@ -77,7 +77,6 @@ async def load(session: Session, options: RunOptions, prepared: Prepared, *, beg
                 session.plan("measure"),
                 concurrency=options.concurrency if options.closed_loop else None,
                 cap=options.cap,
-                barrier=options.barrier,
                 until_s=options.duration,
             )
             _note_if_used_up(session, options, elapsed_s=(session.clock.now_ns() - started_ns) / 1e9)

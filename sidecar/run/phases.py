@@ -95,7 +95,6 @@ async def run_phase(
     concurrency: int | None,
     cap: int | None = None,
     until_s: float | None = None,
-    barrier: bool = False,
 ) -> None:
     """Run one plan to its end, or until the user stops it. It ends when no more may be submitted and all is drained."""
     if session.stop.is_set():
@@ -107,7 +106,6 @@ async def run_phase(
         start_ns=start_ns,
         concurrency=concurrency,
         cap=cap,
-        barrier=barrier,
         until_ns=None if until_s is None else start_ns + int(until_s * 1e9),
         drain_s=session.drain_s,
     )

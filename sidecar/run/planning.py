@@ -29,7 +29,7 @@ from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from rundir.frames import FrameLog
 from rundir.printable.masking import MASK
-from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals
+from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals, shown_rate
 from sidecar.options.load import DRAFT, RunOptions
 from sidecar.progress.reporter import Progress
 
@@ -275,7 +275,7 @@ def _offsets_ns(options: RunOptions, arrival: Arrival, held: int | None) -> npt.
     except ValueError as error:
         raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
     if not len(offsets_ns):
-        rate = f"--rate {options.rate:g}" if options.rate is not None else f"--arrival {options.arrival}"
+        rate = f"--rate {shown_rate(options.rate)}" if options.rate is not None else f"--arrival {options.arrival}"
         limit = f"--duration {options.duration:g}" if options.duration is not None else f"--requests {options.requests}"
         raise ConfigurationError(f"{rate} {limit}: no request would be sent; raise one of them")
     return offsets_ns

@@ -235,7 +235,7 @@ def _shortage(options: RunOptions) -> str | None:
         if shortfall is not None:
             raise ConfigurationError(f"--concurrency {options.concurrency}: {shortfall}")
         return None
-    return outlasting(options.rate or 0.0, workers=workers, targets=targets)
+    return outlasting(options.pace.most_per_s, workers=workers, targets=targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -268,8 +268,8 @@ def test_slots_are_shared_evenly(concurrency: int, workers: int):
     [
         Arrival(kind="poisson", rate_per_s=50),
         Arrival(kind="gamma", rate_per_s=50, burstiness=0.3),
-        Arrival(kind="burst", rate_per_s=50, on_s=0.5, off_s=0.5),
-        Arrival(kind="uniform", rate_per_s=0, ramp="linear", ramp_to_per_s=100),
+        Arrival(kind="burst", rate_per_s=50),
+        Arrival(kind="uniform", rate_per_s=0, ramp_to_per_s=100),
     ],
     ids=lambda arrival: arrival.kind,
 )
@@ -349,10 +349,10 @@ async def test_a_session_whose_turn_failed_is_over():
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("concurrency", "barrier"), [(None, False), (3, False), (3, True)])
+@pytest.mark.parametrize("concurrency", [None, 3])
 @pytest.mark.parametrize(("until_ms", "expected_ms"), [(None, 1500), (700, 1200)])
 async def test_the_drain_bound_counts_from_the_last_turn(
-    concurrency: int | None, barrier: bool, until_ms: int | None, expected_ms: int
+    concurrency: int | None, until_ms: int | None, expected_ms: int
 ):
     """A session's last turn is sent at 1 s; it, and a stream that never ends, are cut off half a second later.
 
@@ -360,49 +360,10 @@ async def test_the_drain_bound_counts_from_the_last_turn(
     """
     server = _Server(lambda planned: 0.1 if planned.turns else 1e9)
     plan = _planned(_request(0, 0), _request(1, 0, -1, _request(2, think_ns=900 * MS)))
-    await server.drive(plan, concurrency=concurrency, barrier=barrier, until_ms=until_ms, drain_s=0.5)
+    await server.drive(plan, concurrency=concurrency, until_ms=until_ms, drain_s=0.5)
     about = pytest.approx(expected_ms, abs=5)
     reason = "the drain bound was reached"
     assert [(index, reason, about) for index in ([0, 2] if until_ms is None else [0])] == sorted(server.cut)
-
-
-@pytest.mark.looptime
-async def test_a_barrier_releases_its_requests_together_round_by_round():
-    """Three at a time, all due at one moment; the next three when the slowest has ended, then what is left."""
-    server = _Server(lambda planned: 0.1 * (1 + planned.index % 3))
-    dues: dict[int, set[int]] = {}
-
-    async def send(planned: PlannedRequest, due_ns: int, _held_ns: int = 0) -> None:
-        dues.setdefault(planned.index // 3, set()).add(due_ns)
-        await server.send(planned, due_ns)
-
-    await server.drive(_plan(*[-1] * 8), send, start_ms=50, concurrency=3, barrier=True)
-    rounds = [(index, *[50 + 300 * (index // 3)] * 2) for index in range(8)]
-    assert _near(*rounds) == server.sent
-    assert [1, 1, 1] == [len(round_dues) for round_dues in dues.values()]
-    assert {server.start_ns + 50 * MS} == dues[0]
-
-
-@pytest.mark.looptime
-async def test_a_barrier_waits_until_a_round_is_complete():
-    """A plan that is still growing holds up its round, not half of it."""
-    server = _Server(lambda _: 0.01)
-
-    async def growing() -> AsyncGenerator[PlannedRequest, None]:
-        for index in range(4):
-            await asyncio.sleep(0.1)
-            yield _request(index)
-
-    await server.drive(growing(), concurrency=2, barrier=True)
-    assert [200, 200, 400, 400] == pytest.approx([at for _, _, at in server.sent], abs=3)
-
-
-@pytest.mark.looptime
-async def test_a_barrier_starts_no_round_at_the_end():
-    """A round of 100 ms, and 250 ms in all: three rounds, and no more is waited for than they take."""
-    server = _Server(lambda _: 0.1)
-    await server.drive(_plan(*[-1] * 100), concurrency=2, barrier=True, until_ms=250)
-    assert list(range(6)) == server.indices
 
 
 @given(st.lists(st.integers(1, 5), max_size=60), st.integers(1, 9))

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import golden_files
@@ -17,6 +18,9 @@ from waiting import BOUND_S
 
 from loadgen.plan.workloads import catalogue as workloads
 from sidecar.__main__ import LEAST_BYTES
+from sidecar.cli.help import RARE
+from sidecar.options.fields import flag_of
+from sidecar.options.load import RunOptions
 
 UNUSED = "http://127.0.0.1:9"  # discard: below 1024, so nothing that a test started listens there
 RUN = f"run --url {UNUSED}"
@@ -33,9 +37,9 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --rate fast", "--rate fast: must be a number"),
         (f"{RUN} --concurrency 1.5", "--concurrency 1.5: must be a whole number"),
         (f"{RUN} --concurrency 1,2,4", "several are a sweep: sidelight sweep URL --vary concurrency=1,2,4"),
-        (f"{RUN} --rate 1 --barrier --concurrency 1", "--barrier and --rate exclude each other"),
+        (f"{RUN} --barrier", "--barrier: sidelight run has no such option; with --concurrency each request that ends"),
         (f"{RUN} --rat 1", "--rat: sidelight run has no such option; did you mean --rate?"),
-        (f"{RUN} --xyz=secret", "--xyz: sidelight run has no such option; `sidelight run --help` lists them"),
+        (f"{RUN} --xyz=secret", "--xyz: sidelight run has no such option; `sidelight run --help-all` lists them"),
         (f"{RUN} --duration 30x", "--duration 30x: must be seconds, or a number with ms, s, m, h or d, like 30s"),
         (f"{RUN} --rate 1 --rate 2", "--rate: given more than once; give it once"),
         (f"{RUN} --workload uniform", ", ".join(workloads.NAMES)),
@@ -45,7 +49,7 @@ Sidelight = Callable[..., Ended]
         ),
         ("run --config nowhere.yaml", "--config nowhere.yaml: No such file"),
         ("run --config=nowhere.yaml", "--config nowhere.yaml: No such file"),
-        ("run --config", "--config: needs a value; `sidelight run --help` says which"),
+        ("run --config", "--config: needs a value; `sidelight run --help-all` says which"),
         ("demo --rate 0", "--rate 0: must be greater than 0"),
         ("demo --engine tgi", "--engine tgi: choose from vllm, sglang, trtllm"),
         ("scrape", "--metrics is missing"),
@@ -54,19 +58,18 @@ Sidelight = Callable[..., Ended]
         ("report", "report: the run directory is missing; give the one that a run wrote, e.g. "),
         ("schema everything", "OF everything: choose from config, scrape-config, "),
         ("rum", "rum: there is no such command; commands: demo, run, "),
-        (f"{RUN} --barrier", "--barrier needs --concurrency"),
-        (f"{RUN} --barrier --concurrency 2 --workers 2", "--workers 2: --barrier is exact with one worker only"),
         (f"{RUN} --arrival replay", "--arrival replay and --trace FILE need each other"),
         (f"{RUN} --trace t.csv", "--arrival replay and --trace FILE need each other"),
-        (f"{RUN} --ramp linear", "--ramp and --ramp-to need each other"),
-        (f"{RUN} --ramp-to 4", "--ramp and --ramp-to need each other"),
-        (f"{RUN} --ramp linear --ramp-to 4 --concurrency 2", "exclude each other"),
-        (f"{RUN} --ramp-duration 3", "--ramp-duration 3: "),
-        (f"{RUN} --burst-on 2", "--burst-on 2: "),
+        (
+            f"{RUN} --ramp linear",
+            "--ramp: sidelight run has no such option; write a ramp over the whole load as --rate",
+        ),
+        (f"{RUN} --rate 4..20 --concurrency 2 --arrival burst", "--rate 4..20: burst arrivals cannot ramp"),
+        (f"{RUN} --rate 4..0", "--rate 4..0: must be greater than 0 and at most 1000000"),
+        (f"{RUN} --rate 4..", "--rate 4..: must be a number, a ramp like 4..20, or with --trace a speed like 2x"),
         (f"{RUN} --arrival uniform --burstiness 2", "--burstiness 2: "),
-        (f"{RUN} --replay-speed 2", "--replay-speed 2: "),
-        (f"{RUN} --replay-speed 2 --arrival replay --trace t --rate 1", "--replay-speed 2 and --rate 1 excl"),
-        (f"{RUN} --replay-speed 2 --concurrency 2", "--replay-speed and --concurrency exclude each other"),
+        (f"{RUN} --replay-speed 2", "write --rate 2x for twice the speed of --trace"),
+        (f"{RUN} --rate 2x", "--rate 2x: is the speed of a trace; add --arrival replay --trace FILE"),
         (f"{RUN} --sessions", "--sessions needs --dataset"),
         (f"{RUN} --think-time 2", "--think-time 2: needs --sessions"),
         (f"{RUN} --rate 0.01 --duration 1", "--rate 0.01 --duration 1: no request would be sent"),
@@ -186,7 +189,7 @@ def test_a_run_whose_requests_cannot_be_sent_again_is_refused(sidelight: Sidelig
     ("text", "said"),
     [
         ("rate: 0", "--rate 0: must be greater than 0"),
-        ("rate: 1\nconcurrency: 1\nbarrier: true", "--barrier and --rate exclude each other"),
+        ("rate: 4..20\nconcurrency: 1\nbarrier: true", "there is no 'barrier' any more; with --concurrency each"),
         ("rate: fast", "--config c.yaml: rate fast: must be a number"),
         ("rate: [1, 2]", "--config c.yaml: rate: must be one value, but is a list"),
         ("slo: {ttft: 1}", "--config c.yaml: slo: must be a value, but is a mapping"),
@@ -278,6 +281,19 @@ def test_signals_are_heeded_before_what_takes_time_is_imported():
     imported = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "sidecar.__main__" in imported
     assert not {"typing", "asyncio", "email", "importlib.metadata"} & set(imported)
+
+
+def test_the_help_of_a_run_fits_in_three_screens(sidelight: Sidelight, monkeypatch: pytest.MonkeyPatch):
+    """Each option that people type has two lines at most; --help-all has all options, and names each."""
+    monkeypatch.setenv("COLUMNS", "100")
+    brief, full = sidelight("run", "--help").out, sidelight("run", "--help-all").out
+    shown = [line for line in brief.splitlines() if line.startswith("│ ")]
+    assert brief.count("\n") <= 3 * 40
+    assert not any(a.startswith("│    ") and b.startswith("│    ") for a, b in pairwise(shown))
+    assert "sidelight run --help-all" in brief
+    hidden = {name for name in map(flag_of, RunOptions.__dataclass_fields__) if f"│ {name} " not in brief}
+    assert hidden == {name for name in RARE if name != "--metrics-timeout"} | {"--scrape-timeout"}
+    assert all(f"│ {name} " in full for name in RARE)
 
 
 def test_help_does_not_wait_for_numpy():

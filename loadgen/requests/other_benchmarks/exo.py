@@ -92,11 +92,8 @@ def generation_tps(log: RequestLog) -> tuple[Floats, Floats]:
     )
 
 
-def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> Exo:
-    """Return exo's figures; `log` holds every request of the run, in the order it was planned.
-
-    concurrency, barrier   the closed loop's N, None in an open loop, and whether N were released at one instant
-    """
+def exo(log: RequestLog, *, concurrency: int | None) -> Exo:
+    """Return exo's figures; `log` holds every request of the run, `concurrency` is a closed loop's N."""
     ok = log.status == "ok"
     prefill, prefill_source = prefill_tps(log)
     generation, generation_source = generation_tps(log)
@@ -106,33 +103,26 @@ def exo(log: RequestLog, *, concurrency: int | None, barrier: bool) -> Exo:
         sources=ExoSources(
             prefill_tps=_count_sources(prefill_source[ok]), generation_tps=_count_sources(generation_source[ok])
         ),
-        aggregate=_aggregate(log, generation, concurrency=concurrency, barrier=barrier),
+        aggregate=_aggregate(log, generation, concurrency=concurrency),
     )
 
 
-def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None, barrier: bool) -> ExoAggregate:
-    """agg_gen_tps = max(generation_tps of a batch) x N, and its wall time: from the shared start to the last end.
-
-    A batch in which a request did not succeed is left out, and counted.
+def _aggregate(log: RequestLog, generation: Floats, *, concurrency: int | None) -> ExoAggregate:
+    """Return exo's aggregate: with one request in flight each is a batch, from its start to its end. More in flight are
+    not released at one instant.
     """
-    if concurrency is None or (concurrency > 1 and not barrier):
+    if concurrency != 1:
         nothing = describe([], "needs N requests released at one instant: a closed loop with a barrier")
         return ExoAggregate(
             concurrency=concurrency, batches=0, incomplete_batches=0, agg_gen_tps=nothing, batch_wall_s=nothing
         )
-    batches = len(log) // concurrency
-    shape = (batches, concurrency)
-    in_batches = slice(batches * concurrency)
-    whole = (log.status[in_batches] == "ok").reshape(shape).all(axis=1)
-    fastest = generation[in_batches].reshape(shape)[whole].max(axis=1, initial=-np.inf)
-    started_ns = log.dispatch_ns[in_batches].reshape(shape)[whole].min(axis=1, initial=np.iinfo(np.int64).max)
-    wall_s = (log.end_ns[in_batches].reshape(shape)[whole].max(axis=1, initial=-1) - started_ns) / 1e9
+    ok = log.status == "ok"
     return ExoAggregate(
-        concurrency=concurrency,
-        batches=int(whole.sum()),
-        incomplete_batches=batches - int(whole.sum()) + bool(len(log) % concurrency),
-        agg_gen_tps=describe(fastest * concurrency, "no batch has a generation rate of every request"),
-        batch_wall_s=describe(wall_s, "no batch succeeded as a whole"),
+        concurrency=1,
+        batches=int(ok.sum()),
+        incomplete_batches=len(log) - int(ok.sum()),
+        agg_gen_tps=describe(generation[ok], "no batch has a generation rate of every request"),
+        batch_wall_s=describe((log.end_ns[ok] - log.dispatch_ns[ok]) / 1e9, "no batch succeeded as a whole"),
     )
 
 

@@ -44,6 +44,6 @@ def test_one_request_a_second_is_in_the_singular(rate: float, said: str):
 
 def test_one_request_in_flight_is_in_the_singular():
     whole = summaries.summary(summaries.correlated())
-    loop = {"rate": None, "concurrency": 1, "barrier": False, "requests": 1, "duration": None}
+    loop = {"rate": None, "concurrency": 1, "requests": 1, "duration": None}
     whole = msgspec.structs.replace(whole, config={**whole.config, **loop})
     assert "1 request in flight, for 1 request," in " ".join(line.text for line in heading(whole))

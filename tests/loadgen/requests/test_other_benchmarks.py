@@ -155,7 +155,7 @@ def test_asiais_power_is_read_or_missing():
 )  # fmt: skip
 def test_exos_rates(row: dict[str, object], prefill: float, generation: float, source: str):
     """The server's own rates, else from its durations, else the client's."""
-    got = shown(exo.exo(request_log(row), concurrency=None, barrier=False))
+    got = shown(exo.exo(request_log(row), concurrency=None))
     assert (prefill, generation) == pytest.approx((got["prefill_tps"]["mean"], got["generation_tps"]["mean"]))
     assert {"prefill_tps": source, "generation_tps": source} == {
         name: next(source for source, count in counted.items() if count) for name, counted in got["sources"].items()
@@ -164,27 +164,24 @@ def test_exos_rates(row: dict[str, object], prefill: float, generation: float, s
 
 def test_exos_rate_needs_two_tokens():
     """tg = 1 does not work, as it says."""
-    assert (
-        0 == shown(exo.exo(request_log(THREE | {"output": 1}), concurrency=1, barrier=False))["generation_tps"]["count"]
-    )
+    assert 0 == shown(exo.exo(request_log(THREE | {"output": 1}), concurrency=1))["generation_tps"]["count"]
 
 
-def test_exos_aggregate_is_the_fastest_times_n():
-    """A batch ends with its last request; one that did not succeed as a whole is left out, and counted."""
-    rates = (100.0, 120.0, 90.0, 80.0, 70.0, 60.0, 50.0)
-    rows = [THREE | {"server_generation_tps": rate} for rate in rates]
+def test_exos_aggregate_of_one_in_flight_is_each_request():
+    """One that did not succeed is left out, and counted."""
+    rows = [THREE | {"server_generation_tps": rate} for rate in (100.0, 120.0, 90.0)]
     rows[1] |= {"end": 400}
-    rows[3] |= {"status": "failed"}
-    got = shown(exo.exo(request_log(*rows), concurrency=2, barrier=True))["aggregate"]
-    assert (2, 2, 2) == (got["concurrency"], got["batches"], got["incomplete_batches"])
-    assert (240.0, 140.0) == (got["agg_gen_tps"]["max"], got["agg_gen_tps"]["min"])
+    rows[2] |= {"status": "failed"}
+    got = shown(exo.exo(request_log(*rows), concurrency=1))["aggregate"]
+    assert (1, 2, 1) == (got["concurrency"], got["batches"], got["incomplete_batches"])
+    assert (120.0, 100.0) == (got["agg_gen_tps"]["max"], got["agg_gen_tps"]["min"])
     assert (0.3, 0.05) == (got["batch_wall_s"]["max"], got["batch_wall_s"]["min"])
 
 
-@pytest.mark.parametrize(("concurrency", "barrier"), [(None, False), (4, False)])
-def test_exos_aggregate_needs_a_barrier(concurrency: int | None, barrier: bool):
+@pytest.mark.parametrize("concurrency", [None, 4])
+def test_exos_aggregate_needs_one_instant(concurrency: int | None):
     """Requests that did not start together make no batch."""
-    got = shown(exo.exo(request_log(THREE), concurrency=concurrency, barrier=barrier))["aggregate"]
+    got = shown(exo.exo(request_log(THREE), concurrency=concurrency))["aggregate"]
     assert "released at one instant" in got["agg_gen_tps"]["missing"]
 
 
@@ -194,6 +191,6 @@ def test_an_empty_log_has_all_blocks():
     blocks = [
         shown(siclait.siclait(log)),
         shown(asiai.asiai(log, power_watts=NO_POWER)),
-        shown(exo.exo(log, concurrency=2, barrier=True)),
+        shown(exo.exo(log, concurrency=2)),
     ]
     assert blocks[0]["missing"]["output_tps"] == "no reply came in chunks"

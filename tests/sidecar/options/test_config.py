@@ -401,7 +401,6 @@ def test_a_configuration_file_has_times_lists_and_mappings(tmp_path: Path):
         ({"output_tokens": "64", "replay_requests": Path("r")}, "--output-tokens and --replay-requests exclude"),
         ({"input_tokens": "64", "prompts": Path("p")}, "--prompts and --input-tokens exclude each other"),
         ({"output_tokens": "normal:9,1", "prompts": Path("p")}, "--output-tokens normal:9,1: must be a number where"),
-        ({"rate": 2.0, "concurrency": 2, "barrier": True}, "--barrier and --rate exclude each other"),
         ({"workload": '{"input": 5}'}, '--workload {"input": 5}: output: is missing; add it'),
         ({"workload": "{"}, "--workload {: line 1, column 2: not YAML: "),
     ],
