@@ -11,9 +11,10 @@ import processes
 import pytest
 from tiny_study import TINY
 
+from methodology import commands as study
 from methodology.execution.record import open_study
 from methodology.procedures import PROCEDURES
-from sidecar.cli import main, study
+from sidecar.cli import main
 
 
 @contextmanager
