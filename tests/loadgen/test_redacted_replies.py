@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from loadgen import records
-from loadgen.protocols import PROTOCOLS
 from loadgen.protocols.reading.reply import logged, read_to_log, unpack
+from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart
 from loadgen.requests.table import assemble
 from loadgen.transports.packing import pack
@@ -55,6 +55,8 @@ def test_all_columns_of_a_redacted_run_are_as_without(name: str):
     "body",
     [
         b'{"detail":[{"type":"missing","msg":"Field required","input":{"prompt":"hush"}}]}',
+        b'{"error":{"code":"bad","request":{"messages":[{"role":"user","content":"hush"}]}}}',
+        b"{\"error\":\"bad request: {'prompt': 'hush'}\"}",
         b"{\"object\":\"error\",\"message\":\"[{'type': 'missing', 'input': {'prompt': 'hush'}}]\"}",
     ],
 )

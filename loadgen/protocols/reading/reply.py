@@ -27,8 +27,8 @@ MOST_IN_ONE_READ = 4  # contents of a choice: as many at one moment were held ba
 _JOINED_BYTES = 1024 * 1024
 MOST = 2**62  # of a number in a log: differences of two are still of 64 bits
 _STAMPS = ("first_output_ns", "last_output_ns", "first_token_ns", "last_token_ns", "done_ns")
-# Of an error: what FastAPI repeats of the request, as JSON or as Python prints it.
-_REPEATED = re.compile(r"""(["'])input\1\s*:.*""", re.DOTALL)
+# Of an error: what a server repeats of the request (FastAPI: as `input`), as JSON or as Python prints it.
+_REPEATED = re.compile(r"""(["'])(?:inputs?|prompts?|messages|content|text|body)\1\s*:.*""", re.DOTALL)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
