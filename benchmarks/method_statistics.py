@@ -1,7 +1,8 @@
 """How often the methodology's statistics are right, in virtual time: intervals, verdicts, comparisons, limits.
 
 `python benchmarks/method_statistics.py [--size N] [--results FILE] [SECTION ...]` prints the tables of
-benchmarks/RESULTS.md, which have size 25; with 1, the default, a section takes some minutes, and with more so many times the simulations.
+benchmarks/RESULTS.md, which have size 25; with 1, the default, a section takes some minutes, and with more so many
+times the simulations.
 A file keeps the results of single studies: what was stopped goes on from there. Sections: intervals false limit binding
 verdict power until slo. Behind a share stands its Wilson interval at 95 %; seeds are fixed.
 

@@ -55,8 +55,8 @@ def test_all_columns_of_a_redacted_run_are_as_without(name: str):
     "body",
     [
         b'{"detail":[{"type":"missing","msg":"Field required","input":{"prompt":"hush"}}]}',
-        b'{"error":{"code":"bad","request":{"messages":[{"role":"user","content":"hush"}]}}}',
-        b"{\"error\":\"bad request: {'prompt': 'hush'}\"}",
+        b'{"error":{"code":"missing","request":{"messages":[{"role":"user","content":"hush"}]}}}',
+        b"{\"error\":\"field missing in {'prompt': 'hush'}\"}",
         b"{\"object\":\"error\",\"message\":\"[{'type': 'missing', 'input': {'prompt': 'hush'}}]\"}",
     ],
 )
