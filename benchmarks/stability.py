@@ -1,6 +1,6 @@
 """How often `correlator.load.stability.verdict` is right: queues in virtual time, by realised load.
 
-`python benchmarks/stability.py [SEEDS]` prints the table of docs/reference/metrics.md: per cent of the runs called
+`python benchmarks/stability.py [SEEDS]`: the table of docs/reference/metrics/methodology.md: per cent of runs called
 stable, undecided and growing. Queues of 1, 4, 16 and 64 servers that can serve 6 requests/s, log-normal service times
 of variation 0.3 and 1, Poisson arrivals at 50 to 150 % of that.
 """

@@ -78,6 +78,13 @@ def options() -> dict[str, set[str]]:
     return {name: {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text), *help_flags} for name, text in sections}
 
 
+def explained(*pages: str) -> set[str]:
+    """Return the names in backticks, and the members of paths such as `slo.objectives[].met`, of pages on metrics."""
+    folder = REPOSITORY / "docs/reference/metrics"
+    text = "".join((folder / f"{page}.md").read_text(encoding="utf-8") for page in pages)
+    return {name for path in re.findall(r"`([a-z0-9_.*\[\]]+)`", text) for name in re.findall(r"\w+", path)}
+
+
 def commands(text: str) -> Iterator[tuple[str, str]]:
     """Give the commands of ours in a text's blocks of code, each with its arguments."""
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

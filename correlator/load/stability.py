@@ -3,7 +3,7 @@
 A system that is offered more than it serves has no steady state: its queue, and with it every latency, depends on how
 long the load lasted (Baccelli and Foss 1995, "On the saturation rule for the stability of queues"). A client sees that
 by when requests arrived and ended; the engine's own queue, where a page shows it, makes the verdict surer. How often
-it is right, measured over loads of 50 to 150 % of the capacity, stands in docs/reference/metrics.md.
+it is right, measured over loads of 50 to 150 % of the capacity, stands in docs/reference/metrics/methodology.md.
 """
 
 from __future__ import annotations

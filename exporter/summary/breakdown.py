@@ -135,7 +135,7 @@ class E2eBreakdown(Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(Struct, frozen=True, kw_only=True):
-    """Where the TTFT went, and the end-to-end time; docs/reference/metrics.md defines the parts."""
+    """Where the TTFT went, and the end-to-end time; docs/reference/metrics/breakdown.md defines the parts."""
 
     ttft_ms: Annotated[Whole, doc("What is broken down.", "ms")]
     network_ms: Annotated[

@@ -316,7 +316,7 @@ class Findings(Explained):
 
 
 def correlation(of: Findings) -> Correlation:
-    """Return the `correlation` object; docs/reference/metrics.md defines its names.
+    """Return the `correlation` object; docs/reference/metrics/correlation.md defines its names.
 
     Where no request has a breakdown of its own, the histograms' means stand in, if the engine finished as many requests
     as succeeded here, within 2 %.

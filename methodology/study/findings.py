@@ -107,7 +107,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """A number that a sentence of the report rests on."""
 
     claim: Annotated[str, doc("The sentence.")]
-    quantity: Annotated[str, doc("What was measured, by its name in docs/reference/metrics.md where it has one.")]
+    quantity: Annotated[str, doc("What was measured, by its name in docs/reference/metrics where it has one.")]
     run: Annotated[str, doc("The step's directory.")]
     value: Annotated[float | None, doc("The number.")]
 

@@ -328,8 +328,9 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str | None,
         option(
             CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics.md). A request that '
-            "failed misses each of them; those of latencies define goodput. A run that misses one exits with 1.",
+            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). A '
+            "request that failed misses each of them; those of latencies define goodput. A run that misses one exits "
+            "with 1.",
         ),
     ] = None
     sut: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import summaries
+from documents import explained
 from jsonschema import Draft202012Validator
 from msgspec import UNSET, convert, to_builtins
 
@@ -484,7 +484,6 @@ def test_the_object_is_strict_json_and_fits_its_schema(shown: Correlation):
 
 def test_the_document_names_every_part_and_column():
     """What stands under `correlation` and in requests.parquet can be looked up; associations and the tail elsewhere."""
-    text = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     shown = to_builtins(summaries.correlated(summaries.findings(summaries.parts("none", reason="why"), why="why")))
     log_columns = set(PARTS) | {f"breakdown_{name}" for name in ("source", "error_ms", "quality", "merged", "reason")}
     names = {*shown, *shown["breakdown"], *log_columns, "engine_span_id"} - {
@@ -492,4 +491,4 @@ def test_the_document_names_every_part_and_column():
         "association",
         "tail_attribution",
     }
-    assert [] == sorted(name for name in names if f"`{name}`" not in text)
+    assert set() == names - explained("correlation", "breakdown")

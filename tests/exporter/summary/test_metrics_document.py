@@ -1,22 +1,25 @@
-"""docs/reference/metrics.md says what every number of summary.json is."""
+"""docs/reference/metrics says what every number of summary.json is."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import explained
 
 from exporter.summary.result import schema
 from rundir.stats import STATISTICS
 
-DOCUMENT = Path(__file__).parents[3] / "docs/reference/metrics.md"
 SCHEMA = schema()
-# Statistics and reasons are explained once, at the top.
-EXPLAINED = {*STATISTICS, "count", "missing"}
+PAGES = {
+    "client": ("client", "objectives", "other-benchmarks"),
+    "correlation": ("correlation", "breakdown"),
+    "self_check": ("self-check",),
+}
+ON_A_PAGE_OF_THEIR_OWN = {"client", "correlation", "self_check", "server", "hardware", "methodology"}
 
 
 def names(node: Any) -> Iterator[str]:
@@ -28,25 +31,8 @@ def names(node: Any) -> Iterator[str]:
             yield from names(field)
 
 
-STRUCTS = {"Summary": SCHEMA, **SCHEMA["$defs"]}
-TABLES = re.findall(r"<!-- fields of (\w+)(?: in \w+)?(?:: ([\w ]+?))? -->", DOCUMENT.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("struct", STRUCTS)
-def test_every_struct_has_a_table(struct: str):
-    """Each field is a row of one, or a statistic, or holds a Struct that has a table."""
-    properties = STRUCTS[struct]["properties"]
-    listed = {name for table, names in TABLES if table == struct for name in (names.split() or properties)}
-    held = {
-        name
-        for name, field in properties.items()
-        if {held for held, _ in TABLES} & set(re.findall(r"#/\$defs/(\w+)", json.dumps(field)))
-    }
-    assert set() == set(properties) - listed - held - EXPLAINED
-
-
 @pytest.mark.parametrize("part", sorted(SCHEMA["properties"]))
 def test_every_number_is_explained(part: str):
-    """Each name stands in the document in backticks."""
-    explained = set(re.findall(r"`([a-z0-9_]+)`", DOCUMENT.read_text(encoding="utf-8")))
-    assert set() == {part, *names(SCHEMA["properties"][part])} - explained - EXPLAINED
+    """Each name stands on the pages of its section in backticks; statistics and reasons on the first."""
+    own = PAGES.get(part, (part,)) if part in ON_A_PAGE_OF_THEIR_OWN else ("run",)
+    assert set() == {part, *names(SCHEMA["properties"][part])} - explained("README", *own) - {*STATISTICS, "missing"}
