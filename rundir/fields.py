@@ -1,6 +1,6 @@
 """Descriptions of result fields: a sentence, and a unit for a number.
 
-The schema of `summary.json` and the tables of docs/reference/metrics are generated from these descriptions:
+The schema of `summary.json` and the lists of docs/reference/metrics are generated from these descriptions:
 
     ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
 """

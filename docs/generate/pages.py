@@ -2,7 +2,7 @@
 
 reference/commands.md is the commands' own help, reference/compliance.md the draft's requirements as they are checked,
 reference/engines.md and reference/gateways.md are the YAML files of engines and gateways,
-how-to/from-other-benchmarks.md the options of other benchmarks, and the tables of reference/metrics/ and
+how-to/from-other-benchmarks.md the options of other benchmarks, and the names in reference/metrics/ and
 reference/result.md are the types of `summary.json` and of a study's `result.json` (`fields.py`).
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from commands import commands_page
-from fields import tabulated, with_tables
+from fields import listed_structs, with_lists
 from rooms import with_rooms
 
 from exporter.summary.result import schema
@@ -234,11 +234,11 @@ def _gateway(known: Gateway) -> Iterator[str]:
 
 
 def fields_pages(names: Iterable[str], definitions: dict[str, Any]) -> dict[str, str]:
-    """Return pages as they stand, with their tables of fields written again."""
+    """Return pages as they stand, with their lists of fields written again."""
     texts = {name: (DIRECTORY / name).read_text(encoding="utf-8") for name in names}
-    listed = {struct for text in texts.values() for struct in tabulated(text)}
+    listed = {struct for text in texts.values() for struct in listed_structs(text)}
     folders = {name: "../" * (name.count("/") - 1) for name in texts}  # from the page to reference/
-    return {name: with_tables(text, definitions, listed, folders[name]) for name, text in texts.items()}
+    return {name: with_lists(text, definitions, listed, folders[name]) for name, text in texts.items()}
 
 
 def _engine(known: Catalogue) -> Iterator[str]:
