@@ -85,7 +85,8 @@ def _meaning(name: str, field: dict[str, Any]) -> str:
     unit = field.get("unit", "")
     stated = unit not in UNITS and ("/" not in unit or " " in unit)
     stated = stated or name.endswith((f"_{unit.lower()}", f"_{unit.replace('/', '_per_')}"))
-    return text if stated or unit in text.split() else f"{text} ({unit})"
+    stated = stated or re.search(rf"(?<![a-z'/]){re.escape(unit)}(?![a-z/])", text) is not None
+    return text if stated else f"{text} ({unit})"
 
 
 def _list(rows: list[Row]) -> str:
