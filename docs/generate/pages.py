@@ -123,7 +123,8 @@ it lacks to be the test `ttft`.
 | not judged | no step counts, or its steps are still to come |
 | not met | the study shows otherwise, or does not show it, or it was not declared |
 
-A *part* is what a test names without MUST or SHOULD: checked, without effect on the verdict.
+A part is what a test names without MUST or SHOULD: checked, without effect on the verdict. Behind each requirement
+stands *what to do where it is not met*.
 
 ## Declaring the system
 
@@ -140,16 +141,19 @@ it, and counts as seen. Where the server contradicts a declaration (caching is d
 statement says so, and what rests on it is not met.
 
 """
+LEVELS = {"must": "Must", "should": "Should", "part": "Parts"}
 
 
 def compliance_page() -> str:
-    """Return the page: what verdicts mean, how a system is declared, and a table of the requirements."""
+    """Return the page: what verdicts mean, how a system is declared, and the requirements."""
     example = (DIRECTORY.parent / "examples/sut.yaml").read_text(encoding="utf-8")
     page = COMPLIANCE_HEADING.replace("{example}", example)
     for title, scopes in (("Every test", ("harness", "report")), *((each, (each,)) for each in _tests())):
-        page += f"## {title}\n\n| requirement | what it is | if it is not met |\n|---|---|---|\n"
+        page += f"## {title}\n\n"
         of_test = [each for each in requirements() if each.scope in scopes]
-        page += "".join(f"| `{each.id}` {each.level} | {each.text} | {each.cure} |\n" for each in of_test) + "\n"
+        for level in dict.fromkeys(each.level for each in of_test):
+            page += f"{LEVELS[level]}:\n\n"
+            page += "".join(f"- `{one.id}`: {one.text}. *{one.cure}*\n" for one in of_test if one.level == level) + "\n"
     return page.rstrip("\n") + "\n"
 
 
