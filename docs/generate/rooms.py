@@ -1,4 +1,4 @@
-"""The table of rooms in architecture.md: modules and folders by the first sentence of their docstrings."""
+"""The table of rooms in architecture.md: packages and folders by the first sentence of their docstrings."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ def _rows() -> Iterator[str]:
         for path in sorted((ROOT / package).iterdir()):
             if path.is_dir() and (path / "__init__.py").exists():
                 yield f"| `{path.name}/` | {_sentence(path / '__init__.py')} |"
-            elif path.suffix == ".py" and not path.name.startswith("__"):
-                yield f"| `{path.stem}` | {_sentence(path)} |"
 
 
 def _sentence(path: Path) -> str:
