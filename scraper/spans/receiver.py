@@ -71,23 +71,20 @@ class Receiver:
         self._connections = Connections(most_connections())
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._awaited = AwaitedTraces()
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         """Listen. Raises CannotListen, UnusableFile (a certificate for forwarding), OSError (an unwritable log)."""
-        try:
+        async with AsyncExitStack() as stack:
             if self._forwarder:
-                await self._stack.enter_async_context(self._forwarder)
+                await stack.enter_async_context(self._forwarder)
             if self._spec.grpc:
-                self.grpc_port = await self._stack.enter_async_context(over_grpc(self._spec, self._admission))
+                self.grpc_port = await stack.enter_async_context(over_grpc(self._spec, self._admission))
             if self._spec.http:
                 listening = over_http(self._spec, self._admission, self._connections)
-                self.http_port = await self._stack.enter_async_context(listening)
+                self.http_port = await stack.enter_async_context(listening)
             self._write_state("started")
-            self._stack.callback(asyncio.ensure_future(self._count_on()).cancel)
-        except BaseException:
-            await self._stack.aclose()
-            raise
+            stack.callback(asyncio.ensure_future(self._count_on()).cancel)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
