@@ -64,15 +64,19 @@ class Call:
 
 
 @asynccontextmanager
-async def calling(port: int, *, signal: str = "traces", headers: Sequence[tuple[str, str]] = ()) -> AsyncIterator[Call]:
-    """Open a call of which no message was sent yet."""
+async def calling(
+    port: int, *, signal: str = "traces", headers: Sequence[tuple[str, str]] = (), others: int = 0
+) -> AsyncIterator[Call]:
+    """Open a call without a message yet, and others at once on its connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         fields = [(":method", "POST"), (":scheme", "http"), (":path", SIGNALS[signal]), (":authority", "x")]
         fields += [("content-type", "application/grpc"), ("te", "trailers"), *headers]
         call = Call(reader, writer)
         writer.write(_PREFACE + _frame(SETTINGS, 0, 0, b""))
-        call.send(HEADERS, b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields), END_HEADERS)
+        head = b"".join(b"\x00" + _text(name) + _text(value) for name, value in fields)
+        for number in range(1 + others):
+            writer.write(_frame(HEADERS, END_HEADERS, _STREAM + 2 * number, head))
         yield call
     finally:
         writer.close()

@@ -23,6 +23,9 @@ from scraper.spans.spec import SIGNALS, CannotListen, ReceiverSpec, most_connect
 
 _GRACE_S = 1.0
 _MOST_CALLS = 32  # of which the message is not whole yet
+# A call is refused unread that waited longer for the loop (CANCELLED, to be sent again). Calls whose metadata gRPC
+# refuses come to the loop, too, and hold it for 15 ms and more each: an export does not wait for a flood of them.
+_MOST_WAIT_S = 5
 # Beyond so many limits gRPC refuses a message by its length, before it reads it. Up to there it is for us to refuse and
 # to count: of one that gRPC refuses we learn no more than of one whose sender left.
 _LIMITS_READ = 2
@@ -47,6 +50,7 @@ async def over_grpc(spec: ReceiverSpec, admission: Admission) -> AsyncIterator[i
     bounds = {
         "grpc.max_receive_message_length": _LIMITS_READ * spec.limit_bytes,
         "grpc.max_allowed_incoming_connections": most_connections(),
+        "grpc.server_max_unrequested_time_in_server": _MOST_WAIT_S,
         **_BOUNDS,
     }
     server, calls = aio.server(options=list(bounds.items())), _Calls(admission)

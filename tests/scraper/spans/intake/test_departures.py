@@ -35,6 +35,7 @@ _CODES = grpc.StatusCode
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL, UNAVAILABLE = (
     code.value[0] for code in (_CODES.INVALID_ARGUMENT, _CODES.RESOURCE_EXHAUSTED, _CODES.INTERNAL, _CODES.UNAVAILABLE)
 )
+CANCELLED = _CODES.CANCELLED.value[0]
 
 
 @asynccontextmanager
@@ -256,3 +257,14 @@ async def test_a_connection_has_a_bounded_number_of_calls(tmp_path: Path):
         assert head[3] == SETTINGS
         settings = dict(struct.iter_unpack(">HI", await call.reader.readexactly(int.from_bytes(head[:3], "big"))))
         assert 32 == settings.get(MAX_CONCURRENT_STREAMS)
+
+
+async def test_a_call_that_waited_too_long_for_the_loop_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else an export waits for each call of a flood before it, until its sender gives up."""
+    monkeypatch.setattr(calls, "_MOST_WAIT_S", 0)
+    async with receiving(tmp_path) as receiver, calling(receiver.grpc_port, others=2) as call:
+        call.wait_until_read()  # by gRPC; our loop asked for one call at most
+        time.sleep(0.01)  # noqa: ASYNC251  the loop is held, until gRPC's clock of milliseconds has moved
+        assert CANCELLED == await call.status()
