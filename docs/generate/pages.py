@@ -153,14 +153,19 @@ def peers_page() -> str:
     for name, ours in peers.RENAMED.items():
         renamed.setdefault(f"`{ours}`", []).append(f"`{name}`")
     hints: dict[str, list[str]] = {}
+    left_out: list[str] = []
     for name, hint in peers.HINTS.items():
+        if hint.startswith("leave it out:"):
+            left_out.append(f"`{name}`")
+            continue
         key = name.removeprefix("--").replace("-", "_")
         hints.setdefault(hint.replace(f'"{key}"', '"NAME"'), []).append(f"`{name}`")
     tables = (
         ("The same under another name", {ours: ", ".join(names) for ours, names in renamed.items()}),
         ("Another form", {", ".join(names): hint for hint, names in hints.items()}),
     )
-    return "\n".join([PEERS_HEADING, *(_peers_table(*table) for table in tables)])
+    needless = f"## Needless here\n\nLeave these out; the error says why: {', '.join(left_out)}.\n"
+    return "\n".join([PEERS_HEADING, *(_peers_table(*table) for table in tables), needless])
 
 
 def _peers_table(title: str, rows: dict[str, str]) -> str:
