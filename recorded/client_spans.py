@@ -176,8 +176,9 @@ def _server(attributes: dict[str, str | float]) -> str:
 
 
 def request_log(spans: Sequence[ClientSpan | None], trace_ids: Sequence[bytes]) -> RequestLog:
-    """Return the request log of client spans as a table. A request without a span has its trace id only.
+    """Return the request log of client spans as a table.
 
+    A request without a span has its trace id only.
     Stamps are the client's, and by our clock where its span ended in the future, or over LATE_S before it came: its
     clock is then another one, and it is taken to have ended when it came.
     """

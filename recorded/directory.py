@@ -28,17 +28,18 @@ SCARCE_BYTES = 256 * 10**6  # free, before anything is recorded
 
 
 def require_free(path: Path | None) -> None:
-    """Raise ConfigurationError if something is where a new run directory shall be; None is a new name, always free."""
+    """Raise ConfigurationError for an occupied run directory; None, a new name, is always free."""
     if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds another run" if (path / MANIFEST).exists() or (path / RAW).exists() else "is not empty"
         raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
 
 
 def create(path: Path) -> Path:
-    """Make a new run directory with its `raw/`, for its owner alone: it holds prompts and replies.
+    """Make a new run directory with its `raw/`, private to its owner.
 
-    A directory that is there already stays readable for whom it is; its `raw/` does not. Raises ConfigurationError as
-    `require_free` does and where there can be no directory; CannotWrite where the disk is full.
+    It holds prompts and replies. A directory that exists already stays readable for whom it is; its `raw/` does not.
+    Raises ConfigurationError as `require_free` does and where there can be no directory; CannotWrite where the disk is
+    full.
     """
     require_free(path)
     try:
@@ -83,7 +84,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """Return strict JSON as it is written into a run directory: without secrets, and nothing in it moves a cursor."""
+    """Return strict JSON for a run directory, without secrets or control characters."""
     return printable_json(json.dumps(without_secrets_all(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -70,14 +70,14 @@ class Interrupted(SidelightError):
 
 
 def unusable_place(flag: str, path: Path, error: OSError) -> SidelightError:
-    """Return the error of a place that cannot be written to: the user's, unless it is the machine's."""
+    """Return the error of an unwritable place: the user's, or the machine's."""
     if error.errno in _OF_THE_MACHINE:
         return CannotWrite(f"{flag} {path}: {error.strerror}")
     return ConfigurationError(f"{flag} {path}: {error.strerror}; give a place that you can write to")
 
 
 def unsaved(error: CannotWrite) -> SidelightError:
-    """Return the error of a report that is printed and was not saved: as of `unusable_place`."""
+    """Return the error of a printed but unsaved report, as `unusable_place` does."""
     text = f"the report could not be saved: {error}"
     if isinstance(cause := error.__cause__, OSError) and cause.errno not in _OF_THE_MACHINE:
         return ConfigurationError(f"{text}; copy the directory to a place that you can write to")

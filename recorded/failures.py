@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class ErrorCount:
-    """Counter of the errors in blocks of code; `consequence` is what the log says of the first."""
+    """Counter of the errors in blocks of code; `consequence` is logged with the first."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence

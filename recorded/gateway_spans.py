@@ -118,7 +118,7 @@ def _leading(
 def _beside(
     spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan], client: ClientSpan | None
 ) -> Iterator[ClientSpan]:
-    """Yield the calls of a model beside the engines' spans: below the client's, around theirs in time."""
+    """Yield the model calls of gateways: below the client's span, around the engines' in time."""
     others = {step.span_id for span in inner for step in (span, *chain(spans, span)[0])}
     around = [
         span
@@ -141,7 +141,7 @@ def _beside(
 def _add_calls(
     by_service: Mapping[str, list[ClientSpan]], spans: Mapping[bytes, ClientSpan], inner: Sequence[ClientSpan]
 ) -> None:
-    """Add the calls of known gateways that do not enclose the engines' spans: they end at the reply's headers."""
+    """Add the calls of known gateways that end with the reply headers, before engine spans."""
     begun_ns = min((span.start_ns for span in inner), default=0) + CLOCKS_NS
     for call in spans.values():
         if not call.gateway or call.serves or call.start_ns > begun_ns:
@@ -232,7 +232,7 @@ class _Trace:
 
 
 class GatewaySpans:
-    """The spans of a run's requests as they come, by trace: we are the client, and a trace is of one request."""
+    """The spans of a run's requests by trace: one request for each trace."""
 
     def __init__(self) -> None:
         self._traces: dict[bytes, _Trace] = {}

@@ -105,7 +105,7 @@ class RunLogs:
         )
 
     def run(self) -> Run:
-        """Return the run as far as its logs go by now. Raises ConfigurationError where it has no manifest."""
+        """Return the run up to the end of its logs. Raises ConfigurationError without a manifest."""
         manifest = read_manifest(self.path)
         self.read(spans=True, last=True)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One stretch of a run; `end_ns` is None when the run was cut short within it."""
+    """A phase of a run; `end_ns` is None if the run was cut short within it."""
 
     name: str
     start_ns: int

@@ -1,4 +1,4 @@
-"""The system under test: what is declared of it, what it shows of itself, and where the two contradict each other.
+"""The system under test: its declaration, its own statements, and contradictions between the two.
 
 A declaration is a mapping, `sut:` of a configuration file or a file of its own. What is not declared is taken from what
 the server tells where it does, and is missing else: nothing is assumed.

@@ -37,7 +37,9 @@ HARMLESS = frozenset((
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TLS settings towards a server: verification and client identity; paths of PEM files, "" for none.
+    """TLS settings towards a server: verification and client identity, as paths of PEM files.
+
+    "" stands for none.
 
     ca        authorities to trust instead of the system's
     cert      the client's certificate, with its key where `key` names no other file
@@ -51,8 +53,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Access(Tls, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of requests to targets: `headers` go to all of them, `host_headers` (by lower-case host:port) to one
-    host.
+    """Settings of requests to targets.
+
+    `headers` go to all targets, `host_headers` (by lower-case host:port) to one host.
     """
 
     headers: Mapping[str, str] = {}
@@ -94,7 +97,7 @@ class Guard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class UnusableFile(ValueError):
-    """A file of TLS that cannot be used: which one (`ca`, `cert`, `key`), and why."""
+    """An unusable TLS file: its role (`ca`, `cert`, `key`) and the reason."""
 
     def __init__(self, which: str, reason: str) -> None:
         super().__init__(f"{which}: {reason}")
@@ -103,17 +106,17 @@ class UnusableFile(ValueError):
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Build the client's side of TLS; once for equal files, since reading the system's authorities takes some 30 ms.
+    """Build the TLS context of a client, once for equal files.
 
-    Raises UnusableFile.
+    Reading the system's authorities takes some 30 ms. Raises UnusableFile.
     """
     return _context(Tls(ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure))
 
 
 def aiohttp_tls(tls: Tls) -> ssl.SSLContext | bool:
-    """Return the `ssl` argument for aiohttp. Without TLS options it is aiohttp's own context, which exists already.
+    """Return the `ssl` argument for aiohttp.
 
-    Raises UnusableFile.
+    Without TLS options it is aiohttp's own context, which exists already. Raises UnusableFile.
     """
     return tls_context(tls) if tls.ca or tls.cert or tls.insecure else True
 
@@ -152,7 +155,7 @@ def server_context(guard: Guard, *, is_client_optional: bool = False) -> ssl.SSL
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a listening host can be reached from this machine alone."""
+    """Return whether a listening host is a loopback address."""
     name = host.strip("[]").lower()
     try:
         return ip_address(name).is_loopback
@@ -166,7 +169,7 @@ def basic(user: str) -> str:
 
 
 def headers_for(access: Access, url: str) -> dict[str, str]:
-    """Return the headers for a request to a URL. What stands in the URL itself wins, then what is its host's own."""
+    """Return the headers for a request to a URL: credentials in it first, then its host's headers."""
     parts = urlsplit(url)
     _, at, host = parts.netloc.rpartition("@")
     specific = access.host_headers.get(host.lower(), {})
@@ -178,21 +181,20 @@ def headers_for(access: Access, url: str) -> dict[str, str]:
 
 
 def root_url(base_url: str) -> str:
-    """Return a server's root, where /tokenize and /metrics live: the base without a trailing slash and without /v1."""
+    """Return a server's root, with /tokenize and /metrics: the base without a trailing slash or /v1."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def bare(url: str) -> str:
-    """Return a URL without user name and password: the one to ask."""
+    """Return a URL without user name and password, for requests."""
     return _with_userinfo(url, "")
 
 
 def masked(url: str) -> str:
-    """Return a URL as it may be shown and recorded: `***` where it has a user name or password, and for the values of
-    its query but those of HARMLESS names.
+    """Return a URL without secrets, for display and logs.
 
-    Of a value whose name does not say that it is secret four digits of its hash stay, which keep pages of one address
-    apart.
+    `***` stands for a user name or password, and for the values of its query but those of HARMLESS names. Of a value
+    whose name does not say that it is secret four digits of its hash stay, which keep pages of one address apart.
     """
     address, asks, query = _with_userinfo(url, f"{MASK}@").partition("?")
     query, hashes, fragment = query.partition("#")
@@ -228,10 +230,10 @@ class ConnectionProblem:
 
 
 def connection_problem(error: BaseException) -> ConnectionProblem:
-    """Return the reason for a failed connection. The texts of asyncio and aiohttp repeat the address and hide the
-    reason.
+    """Return the reason for a failed connection.
 
-    OpenSSL's and getaddrinfo's codes stand in `errno` as well, and mean something else there.
+    The texts of asyncio and aiohttp repeat the address and hide the reason. OpenSSL's and getaddrinfo's codes stand in
+    `errno` as well, and mean something else there.
     """
     cause = connection_cause(error)
     if isinstance(cause, ssl.SSLError):
@@ -246,7 +248,10 @@ def connection_problem(error: BaseException) -> ConnectionProblem:
 
 
 def connection_cause(error: BaseException) -> BaseException:
-    """Return the cause below an exception of aiohttp. A server may reject our certificate after the handshake only."""
+    """Return the cause below an exception of aiohttp.
+
+    A server may reject our certificate after the handshake only.
+    """
     below = error.__cause__
     cause = below if isinstance(below, ssl.SSLError) else getattr(error, "os_error", error)
     return cause if isinstance(cause, BaseException) else error
@@ -265,7 +270,7 @@ def _with_userinfo(url: str, userinfo: str) -> str:
 
 
 def _identify(context: ssl.SSLContext, tls: Tls) -> None:
-    """Load the client's certificate and key; without a key file the key is beside the certificate."""
+    """Load the client's certificate and key; without a key file, both from one file."""
     for which, path in (("cert", tls.cert), ("key", tls.key)):
         try:
             with open(path or tls.cert, "rb"):  # noqa: PTH123  load_cert_chain does not say which one is missing

@@ -37,7 +37,7 @@ class Clock:
 
 
 def time_of_day_ns() -> int:
-    """Return the wall clock, ns since the Unix epoch; nothing else of ours reads it."""
+    """Return the wall clock, ns since the Unix epoch; the only place that reads it."""
     return time.time_ns()
 
 
@@ -63,13 +63,13 @@ def step_ns(clock: Clock, wall_ns: Callable[[], int] = time_of_day_ns) -> int:
 
 
 def step_text(moved_ns: int) -> str:
-    """Return in words that the wall clock was set."""
+    """Return a sentence on a step of the wall clock."""
     where = "ahead" if moved_ns > 0 else "back"
     return f"the clock of this machine was set {abs(moved_ns) / 1e9:.1f} s {where}, or it was suspended"
 
 
 def _offset_ns(tries: int, wall_ns: Callable[[], int]) -> tuple[int, int]:
-    """Return the tightest of several readings: its width, and the wall clock minus the monotonic clock."""
+    """Return the width and the offset (wall minus monotonic clock) of the tightest reading."""
 
     def reading() -> tuple[int, int]:
         before = time.monotonic_ns()

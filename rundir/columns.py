@@ -1,4 +1,4 @@
-"""Columns: what arrays are called in annotations, by what they hold; rows of a table, and tables end to end.
+"""Columns: names of array types by content, rows of a table, and concatenation of tables.
 
 A table is a frozen dataclass whose fields are arrays of one length, one row each; a `ragged` column has several
 values a row.
@@ -28,14 +28,15 @@ Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def ragged(starts: str) -> dict[str, str]:
-    """Return the metadata of a ragged column. The values of row i lie between entries i and i + 1 of the column
-    `starts`.
+    """Return the metadata of a ragged column.
+
+    The values of row i lie between entries i and i + 1 of the column `starts`.
     """
     return {_STARTS: starts}
 
 
 def take(table: Table, rows: Indices | Ints | Bools) -> Table:
-    """Return some rows of a table, by position or by a mask; the table itself where a mask leaves none out."""
+    """Return rows of a table, by position or mask; the table itself for a full mask."""
     if rows.dtype == np.bool_ and rows.all():
         return table
     starts = _starts(table)

@@ -50,7 +50,7 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
 
 
 def read_regular(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError as `open_regular` does, and for one of more bytes than these."""
+    """Return the content of a file. Raises OSError as `open_regular` does, and above the limit."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise OSError(errno.EFBIG, f"is larger than {most_bytes} bytes", os.fspath(path))
@@ -64,7 +64,7 @@ def require_regular(path: Path) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Raise NotRegular where something else lies at the place of a directory: a link may lead anywhere."""
+    """Raise NotRegular for a path that is not a directory: a link may lead anywhere."""
     if path.is_symlink():
         raise NotRegular(errno.ELOOP, "is a link, and links are not followed", os.fspath(path))
     if path.exists() and not path.is_dir():
@@ -77,15 +77,16 @@ def mode_in(directory: os.stat_result) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory for those who may read the one it is in. Raises OSError as `require_directory` does."""
+    """Make a directory with the readers of its parent. Raises OSError as `require_directory` does."""
     require_directory(path)
     path.mkdir(mode=0o777 & path.parent.stat().st_mode, exist_ok=True)
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file for writing; a new one is its owner's alone, whatever the umask: it may hold prompts and secrets.
+    """Open a file for writing; a new one is private to its owner.
 
-    `flags` is what is added, as O_APPEND. Returns the descriptor, the caller's to close. Raises OSError.
+    Whatever the umask: it may hold prompts and secrets. `flags` are added, as O_APPEND. Returns the descriptor, the
+    caller's to close. Raises OSError.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
 

@@ -32,7 +32,7 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FrameLog:
-    """Writer of a log; owns its file. A context manager, with `close` for callers that are not."""
+    """Writer of a log, owner of its file: a context manager with `close`."""
 
     def __init__(self, path: str | os.PathLike[str], rotation: Rotation | None = None) -> None:
         self._path, self._rotation = Path(path), rotation
@@ -44,9 +44,10 @@ class FrameLog:
         self._framer = Framer(_extent_of(self._path) if self._bytes else None)
 
     def rotate(self) -> bool:
-        """Begin the next file where it is due, and return whether it was. NAME-0007 is followed by NAME-0008.
+        """Begin the next file if it is due, and return whether it was.
 
-        Raises OSError when the next file cannot be made; the one before then stays in use.
+        NAME-0007 is followed by NAME-0008. Raises OSError when the next file cannot be made; the one before then stays
+        in use.
         """
         limits = self._rotation
         if limits is None or (self._bytes < limits.most_bytes and time.monotonic() < self._since_s + limits.most_s):
@@ -114,14 +115,14 @@ class Unwritten:
 
 
 class PatientLog(Generic[Record]):
-    """A log that goes on where its disk is full; `written` counts the records that it has."""
+    """A log that survives a full disk; `written` is the number of its records."""
 
     def __init__(self, append: Callable[[Record], str | None], unwritten: Unwritten) -> None:
         self.written = 0
         self._append, self._unwritten = append, unwritten
 
     def append(self, record: Record, /) -> str:
-        """Write a record, or count it; return what is wrong with it, as far as that is known."""
+        """Write a record or count it as lost; return its fault, "" if unknown or none."""
         try:
             fault = self._append(record)
         except OSError as full:
@@ -133,7 +134,7 @@ class PatientLog(Generic[Record]):
 
 
 def _append(fd: int, size: int, data: bytes) -> None:
-    """Append to a file of that size. Raises OSError where not all can be written, and takes back what was."""
+    """Append to a file of this size, all or nothing. Raises OSError."""
     rest = memoryview(data)
     try:
         while rest:
@@ -162,7 +163,7 @@ def _extent_of(path: Path) -> LogEnd:
 
 
 def log_end(path: Path) -> LogEnd | None:
-    """Return the end that a log was closed with; None of one that was not, or that holds something else.
+    """Return the end of a closed log; None if it was not closed, or is another file.
 
     Only its last bytes are read. Raises OSError as `open_regular` does.
     """
@@ -174,8 +175,9 @@ def log_end(path: Path) -> LogEnd | None:
 
 
 def open_append(path: str | os.PathLike[str]) -> int:
-    """Open a file for appending and return its descriptor, the caller's to close. Who may read the directory may read
-    a file that is created in it.
+    """Open a file for appending and return its descriptor, the caller's to close.
+
+    A new file has the readers of its directory.
     """
     mode = 0o600
     with suppress(FileNotFoundError, NotADirectoryError):  # which opening the file says of the file
@@ -184,7 +186,7 @@ def open_append(path: str | os.PathLike[str]) -> int:
 
 
 def following(path: Path) -> Path:
-    """Return the file that a log goes on in: its number is one more, as wide as before."""
+    """Return the next file of a log: its number plus one, of the same width."""
     name, _, number = path.stem.rpartition("-")
     return path.with_name(f"{name}-{int(number) + 1:0{len(number)}d}{path.suffix}")
 
@@ -195,7 +197,7 @@ def next_number(directory: Path, pattern: str) -> int:
 
 
 def number_of(path: Path) -> int:
-    """Return the number of a log that goes on in others; -1 of a file that only has such a name."""
+    """Return the number of a rotated log's file; -1 of another file with a similar name."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1
 
@@ -268,10 +270,10 @@ def read_frames(path: str | os.PathLike[str], *, gaps: bool = False) -> Iterator
 
 
 class LogTails:
-    """Reader of all logs of a directory while they grow; owns the open files. A context manager.
+    """Reader of a directory's growing logs, owner of the open files: a context manager.
 
-    A file is open until it was read with `last`, or another follows it. `refused` has the files that are none, each
-    with why: links, FIFOs, devices.
+    A file is open until it was read with `last`, or another follows it. `refused` are the names that are not regular
+    files (links, FIFOs, devices), each with the reason.
     """
 
     def __init__(self, directory: Path) -> None:

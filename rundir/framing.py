@@ -35,7 +35,7 @@ _MOST_VAIN_BYTES = 8 * MOST_BYTES
 
 
 def is_format_1(data: bytes) -> bool:
-    """Return whether a log's first bytes are of format 1, by its first frame."""
+    """Return whether a log's first frame is of format 1."""
     if len(data) < _HEAD_1.size:
         return False
     length, crc = _HEAD_1.unpack_from(data)
@@ -43,7 +43,7 @@ def is_format_1(data: bytes) -> bool:
 
 
 def inflate(packed: bytes, most_bytes: int = MOST_INFLATED_BYTES) -> bytes:
-    """Return zlib-packed data unpacked, at most `most_bytes` of it in memory.
+    """Return data decompressed by zlib, of at most `most_bytes`.
 
     Raises ValueError for what is larger, cut off, or not packed by zlib: a few kilobytes may unpack to gigabytes.
     """
@@ -79,7 +79,7 @@ class Framer:
         self._frames, self._bytes, self._checksum = before.frames, before.bytes, before.checksum
 
     def frame(self, payload: bytes) -> bytes:
-        """Return a payload as it is written. Raises ValueError for one that no reader would take."""
+        """Return the frame of a payload. Raises ValueError for a size outside the limits."""
         if not 0 < len(payload) <= MOST_BYTES:
             raise ValueError(f"a record of {len(payload)} bytes, not 1 to {MOST_BYTES}")
         head = _HEAD.pack(_RECORD, self._frames, len(payload))
@@ -103,7 +103,7 @@ class Framer:
 
 @dataclass(slots=True, kw_only=True)
 class Extent:
-    """The part of a log that was read: frames, their bytes, and the CRC-32 of their CRCs.
+    """The readable part of a log: frames, bytes, and the CRC-32 of the frames' CRCs.
 
     lost_frames   are missing by their numbers
     lost_bytes    belong to no whole frame, before the last one that was read; torn_bytes: behind it
@@ -133,7 +133,7 @@ class Unframer:
         self._is_behind_gap = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes; return the payloads that became whole."""
+        """Add the next bytes and return the completed payloads."""
         self._pending += data
         return self._take(last=False)
 
@@ -148,7 +148,7 @@ class Unframer:
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether the rest of the log is unreadable, however much of it there is."""
+        """Return whether the rest of the log is unreadable at any length."""
         return self._vain_bytes >= _MOST_VAIN_BYTES
 
     def put_back(self) -> int:
@@ -158,7 +158,7 @@ class Unframer:
         return size
 
     def skip(self, size: int) -> None:
-        """Count bytes as lost that are not looked at."""
+        """Count unread bytes as lost."""
         self._lose(size)
 
     def _take(self, *, last: bool) -> list[bytes]:

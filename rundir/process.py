@@ -65,9 +65,9 @@ def _size_bytes(field: int) -> int:
 
 
 class MemoryLimit:
-    """A soft limit of this process's memory; where it is reached, memory that is free already goes back to the system.
+    """A soft limit of this process's memory; at the limit, free memory returns to the system.
 
-    `resident` is asked at most every 20 ms.
+    `resident` is read at most every 20 ms.
     """
 
     def __init__(self, most_bytes: int, *, resident: Callable[[], int] = resident_bytes) -> None:
@@ -76,7 +76,7 @@ class MemoryLimit:
         self._looked_s = self._trimmed_s = -1e9
 
     def is_reached(self) -> bool:
-        """Return whether the process holds more memory than the limit."""
+        """Return whether the process is above its memory limit."""
         now_s = time.monotonic()
         if now_s < self._looked_s + _LOOK_EVERY_S:
             return self._is_reached
@@ -90,8 +90,9 @@ class MemoryLimit:
 
 
 def _trim() -> None:
-    """Give free memory back. Cyclic garbage is collected first, a few objects of which may hold many bytes; then what
-    glibc keeps, below something that is in use.
+    """Return free memory to the system.
+
+    Cyclic garbage is collected first: a few objects may hold many bytes. Then come the free pages that glibc keeps.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -101,9 +102,10 @@ def _trim() -> None:
 
 @contextmanager
 def collecting_often() -> Iterator[None]:
-    """Collect cyclic garbage often while the context is open: what goes on for hours would hold some 30 MB of it.
+    """Collect cyclic garbage often while the context is open.
 
-    What exists by now stays, and is not looked through again: nearly all of it are modules.
+    A process of some hours would hold some 30 MB of it. What exists by now stays, and is not looked through again:
+    nearly all of it are modules.
     """
     before = gc.get_threshold()
     gc.freeze()
@@ -116,9 +118,10 @@ def collecting_often() -> Iterator[None]:
 
 
 class SparingErrors(logging.Handler):
-    """Log handler for standard error with limits: each kind once in ERRORS_EVERY_S, and MOST_ERROR_BYTES in all.
+    """Log handler for standard error with limits by kind and in all.
 
-    A kind is what one line of code says of one kind of error. How often it came meanwhile stands before the next.
+    Each kind is written once in ERRORS_EVERY_S, and MOST_ERROR_BYTES in all. A kind is what one line of code says of
+    one kind of error. How often it came meanwhile stands before the next.
     """
 
     def __init__(self) -> None:

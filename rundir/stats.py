@@ -58,7 +58,7 @@ STATISTICS = ("mean", "std", "min", "max", *QUANTILES)
 
 
 def describe(values: npt.ArrayLike, why_empty: str) -> Statistics:
-    """Return statistics of the values that are not NaN; all null, with `why_empty`, when there is none.
+    """Return statistics of the values without NaN; null with `why_empty` if none is left.
 
     Quantiles by linear interpolation, std of the sample (null for one value).
     """
@@ -74,9 +74,10 @@ def describe(values: npt.ArrayLike, why_empty: str) -> Statistics:
 
 
 def statistics_of(values: Floats, quantiles: Mapping[str, float]) -> dict[str, float]:
-    """Return mean, std (ddof 1; NaN of one value), min, max and `quantiles` by name of values [n > 0], none NaN.
+    """Return mean, std, min, max and `quantiles` of values, by name.
 
-    Of equal values the mean is exactly theirs and the std 0, without what adding them up rounds off.
+    There are n > 0 values, none NaN; std has ddof 1 and is NaN of one value. Of equal values the mean is exactly theirs
+    and the std 0, without what adding them up rounds off.
     """
     low, high = float(values.min()), float(values.max())
     with np.errstate(over="ignore", invalid="ignore"):

@@ -46,7 +46,7 @@ _KNOWN: dict[str, bytes] = {}
 
 
 def register(*values: str) -> None:
-    """Register secrets, also in base64. Escapes of JSON, URLs and HTML are undone where one is looked for."""
+    """Register secrets, also in base64. The search undoes escapes of JSON, URLs and HTML."""
     forms = {form: form.encode(errors="replace") for value in values for form in _forms(value) if len(form) >= LEAST}
     if forms.keys() - _KNOWN.keys():
         whole = sorted({**_KNOWN, **forms}.items(), key=lambda pair: -len(pair[0]))
@@ -153,7 +153,7 @@ def without_secrets_all(value: Any) -> Any:
 
 
 def blanked(data: Bytes) -> Bytes:
-    """Return bytes with asterisks in place of each secret, as long as before: what is counted in them stays true."""
+    """Return bytes with asterisks in place of each secret, of the same length."""
     for begin, end in escaped(data, _KNOWN.values()):
         data = data[:begin] + b"*" * (end - begin) + data[end:]
     for secret in _KNOWN.values():

@@ -64,16 +64,16 @@ def printable_lines(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON of the same value without a character that a reader cannot see; its own line breaks stay."""
+    """Return JSON of the same value without invisible characters; its own line breaks stay."""
     if text.replace("\n", "").isprintable():
         return text
     return _UNSEEN.sub(lambda match: "\n" if match[0] == "\n" else f"\\u{ord(match[0]):04x}", text)
 
 
 def defused(text: str) -> str:
-    """Return a text as a cell of a CSV file: `escaped`, and with an apostrophe before what a spreadsheet would compute.
+    """Return a text as a cell of a CSV file: `escaped`, and safe in a spreadsheet.
 
-    A number stays as it is.
+    An apostrophe stands before a formula. A number stays as it is.
     """
     text = escaped(text)
     if not text.lstrip().startswith(_FORMULA):
@@ -92,8 +92,9 @@ def first_of(texts: Sequence[str], most: int = 10, separator: str = ", ") -> str
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Return a block for each value, its height the share of the largest: the lowest is zero or below, a blank is
-    unknown.
+    """Return a block for each value, its height the share of the largest.
+
+    The lowest is zero or below, a blank is unknown.
     """
     most = max(0.0, *(value for value in values if value is not None), 0.0)
     heights = (None if value is None else math.ceil(7 * (max(0.0, value) / (most or 1.0))) for value in values)
