@@ -34,5 +34,5 @@ def names(node: Any) -> Iterator[str]:
 @pytest.mark.parametrize("part", sorted(SCHEMA["properties"]))
 def test_every_number_is_explained(part: str):
     """Each name stands on the pages of its section in backticks; statistics and reasons on the first."""
-    own = PAGES.get(part, (part,)) if part in ON_A_PAGE_OF_THEIR_OWN else ("run",)
-    assert set() == {part, *names(SCHEMA["properties"][part])} - explained("README", *own) - {*STATISTICS, "missing"}
+    pages = PAGES.get(part, (part,)) if part in ON_A_PAGE_OF_THEIR_OWN else ("run",)
+    assert set() == {part, *names(SCHEMA["properties"][part])} - explained("README", *pages) - {*STATISTICS, "missing"}
