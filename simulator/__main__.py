@@ -41,13 +41,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "python -m simul
     options = _parser(prog).parse_args(arguments)
     try:
         settings = _settings(options)
-        for path in (settings.truth, settings.truth_steps):
+        for option, path in (("--truth", settings.truth), ("--truth-steps", settings.truth_steps)):
             if path is not None:
-                os.close(open_private(path, os.O_APPEND))
+                _create(option, path)
     except SettingsError as error:
         return _fail(f"{error}", 2)
-    except OSError as error:
-        return _fail(f"truth: cannot write {error.filename}: {error.strerror}", 2)
     try:
         asyncio.run(_run(settings, exit_on_eof=options.exit_on_eof))
     except OSError as error:
@@ -128,10 +126,10 @@ def _gateway(options: argparse.Namespace) -> GatewaySettings:
     request_ms, _, token_us = options.guard_input.partition(":")
     tokens, _, hold_ms = (options.guard_output or "0:0").partition(":")
     return GatewaySettings(
-        input_s=_number("guard_input", request_ms, "MS or MS:US, as in 30 or 30:50") / 1e3,
-        input_token_s=_number("guard_input", token_us or "0", "MS or MS:US, as in 30 or 30:50") / 1e6,
-        hold_tokens=round(_number("guard_output", tokens, "N:MS, as in 50:40")),
-        hold_s=_number("guard_output", hold_ms, "N:MS, as in 50:40") / 1e3,
+        input_s=_number("--guard-input", request_ms, "MS or MS:US, as in 30 or 30:50") / 1e3,
+        input_token_s=_number("--guard-input", token_us or "0", "MS or MS:US, as in 30 or 30:50") / 1e6,
+        hold_tokens=round(_number("--guard-output", tokens, "N:MS, as in 50:40")),
+        hold_s=_number("--guard-output", hold_ms, "N:MS, as in 50:40") / 1e3,
         refuse_ratio=options.guard_refuse,
         fail_above=options.fail_above,
     )
@@ -139,17 +137,17 @@ def _gateway(options: argparse.Namespace) -> GatewaySettings:
 
 def _drift(text: str) -> float:
     """Return an option's PERCENT/h as a ratio. Raises SettingsError."""
-    return _number("drift", text.removesuffix("/h").removesuffix("%"), "PERCENT/h, as in 5%/h") / 100
+    return _number("--drift", text.removesuffix("/h").removesuffix("%"), "PERCENT/h, as in 5%/h") / 100
 
 
-def _number(field: str, text: str, form: str) -> float:
+def _number(option: str, text: str, form: str) -> float:
     """Return the number of an option. Raises SettingsError, which says how it is written."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise SettingsError(f"{field}: {text!r} is not a number; write {form}")
+        raise SettingsError(f"{option}: {text!r} is not a number; write {form}")
     return number
 
 
@@ -183,6 +181,14 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         gateway=_gateway(options),
         oom_exits=options.oom_exits,
     )
+
+
+def _create(option: str, path: Path) -> None:
+    """Create the file of an option. Raises SettingsError."""
+    try:
+        os.close(open_private(path, os.O_APPEND))
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be written: {error.strerror}") from None
 
 
 async def _run(settings: SimulatorSettings, *, exit_on_eof: bool) -> None:

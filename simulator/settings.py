@@ -15,7 +15,7 @@ POLICIES = ("fcfs", "shortest-first", "priority")
 
 
 class SettingsError(ValueError):
-    """A setting has no usable value; the message is one line that names the field and what would be valid."""
+    """A setting has no usable value; the message is one line: the option, its value, and what would be valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def speed_profile(name: str) -> SpeedProfile:
     try:
         return PROFILES[name]
     except KeyError:
-        raise SettingsError(f"speed profile: {_unknown(name, PROFILES)}") from None
+        raise SettingsError(_unknown("--speed-profile", name, PROFILES)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,31 +82,31 @@ class EngineSettings:
     def __post_init__(self) -> None:
         """Raise SettingsError for limits under which some request could never run."""
         for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name}: must be 1 or more, not {getattr(self, name)}")
+            if (limit := getattr(self, name)) < 1:
+                raise SettingsError(f"--{name.replace('_', '-')} {limit}: must be 1 or more")
         if self.max_model_len < 2:
-            raise SettingsError(f"max_model_len: must be 2 or more, not {self.max_model_len}")
+            raise SettingsError(f"--max-model-len {self.max_model_len}: must be 2 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SettingsError(
-                f"max_num_batched_tokens: must be at least max_num_seqs ({self.max_num_seqs}), "
-                f"not {self.max_num_batched_tokens}"
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: must be at least "
+                f"--max-num-seqs {self.max_num_seqs}"
             )
         if self.kv_blocks * self.block_size < self.max_model_len:
             needed = -(-self.max_model_len // self.block_size)
             raise SettingsError(
-                f"kv_blocks: one request of max_model_len {self.max_model_len} needs {needed}, there are "
-                f"{self.kv_blocks}; raise kv_blocks or lower max_model_len"
+                f"--kv-blocks {self.kv_blocks}: one request of --max-model-len {self.max_model_len} needs {needed}; "
+                "raise --kv-blocks or lower --max-model-len"
             )
         if self.seed < 0:
-            raise SettingsError(f"seed: must be 0 or more, not {self.seed}")
+            raise SettingsError(f"--seed {self.seed}: must be 0 or more")
         if self.policy not in POLICIES:
-            raise SettingsError(f"policy: {_unknown(self.policy, POLICIES)}")
+            raise SettingsError(_unknown("--policy", self.policy, POLICIES))
         if not 0.001 <= self.slow <= 1000:
-            raise SettingsError(f"slow: must be from 0.001 to 1000, not {self.slow:g}")
+            raise SettingsError(f"--slow {self.slow:g}: must be from 0.001 to 1000")
         if not -0.9 <= self.drift_per_h <= 100:
-            raise SettingsError(f"drift: must be from -0.9 (-90 %) to 100 an hour, not {self.drift_per_h:g}")
+            raise SettingsError(f"--drift {100 * self.drift_per_h:g}%/h: must be from -90%/h to 10000%/h")
         if self.oom_at is not None and self.oom_at < 1:
-            raise SettingsError(f"oom_at: must be 1 or more, not {self.oom_at}")
+            raise SettingsError(f"--oom-at {self.oom_at}: must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +127,16 @@ class GatewaySettings:
 
     def __post_init__(self) -> None:
         """Raise SettingsError for a value out of bounds."""
-        times = {"guard_input": (self.input_s, self.input_token_s), "guard_output": (self.hold_s,)}
+        times = {"--guard-input": (self.input_s, self.input_token_s), "--guard-output": (self.hold_s,)}
         for name, seconds in ((name, seconds) for name, given in times.items() for seconds in given):
             if not 0 <= seconds <= 3600:
                 raise SettingsError(f"{name}: must take from 0 s to an hour, not {seconds:g} s")
         if self.hold_tokens < 0:
-            raise SettingsError(f"guard_output: must hold 0 tokens or more, not {self.hold_tokens}")
+            raise SettingsError(f"--guard-output: must hold 0 tokens or more, not {self.hold_tokens}")
         if not 0 <= self.refuse_ratio <= 1:
-            raise SettingsError(f"guard_refuse: must be from 0 to 1, not {self.refuse_ratio:g}")
+            raise SettingsError(f"--guard-refuse {self.refuse_ratio:g}: must be from 0 to 1")
         if self.fail_above is not None and self.fail_above < 1:
-            raise SettingsError(f"fail_above: must be 1 or more, not {self.fail_above}")
+            raise SettingsError(f"--fail-above {self.fail_above}: must be 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,19 +174,18 @@ class SimulatorSettings:
         Invalid are, for example, an engine that is not simulated, an impossible port or an empty name.
         """
         if self.engine not in ENGINES:
-            raise SettingsError(f"engine: {_unknown(self.engine, ENGINES)}")
-        for name in ("port", "grpc_port"):
-            port = getattr(self, name)
+            raise SettingsError(_unknown("--engine", self.engine, ENGINES))
+        for option, port in (("--port", self.port), ("--grpc-port", self.grpc_port)):
             if port is not None and not 0 <= port <= 65535:
-                raise SettingsError(f"{name}: must be from 0 to 65535, not {port}")
+                raise SettingsError(f"{option} {port}: a port is 1 to 65535, and 0 picks a free one")
         if self.perf_metrics_max_requests < 0:
-            raise SettingsError(f"perf_metrics_max_requests: must be 0 or more, not {self.perf_metrics_max_requests}")
+            raise SettingsError(f"--perf-metrics {self.perf_metrics_max_requests}: must be 0 or more")
         if self.oom_exits and self.engine_settings.oom_at is None:
-            raise SettingsError("oom_exits: must be set together with oom_at, which says when memory runs out")
+            raise SettingsError("--oom-exits: needs --oom-at N, the sequences at which memory runs out")
         if not self.model:
-            raise SettingsError("model: must not be empty")
+            raise SettingsError("--model '': must not be empty")
         if self.otlp_endpoint and not self.otlp_target:
-            raise SettingsError(f"otlp_endpoint: must be http://HOST:PORT (gRPC), not {self.otlp_endpoint}")
+            raise SettingsError(f"--otlp-endpoint {self.otlp_endpoint}: must be http://HOST:PORT (gRPC)")
 
     @property
     def only_model(self) -> str | None:
@@ -204,6 +203,7 @@ class SimulatorSettings:
         return parts.netloc if usable else ""
 
 
-def _unknown(name: str, valid: dict[str, SpeedProfile] | tuple[str, ...]) -> str:
+def _unknown(option: str, name: str, valid: dict[str, SpeedProfile] | tuple[str, ...]) -> str:
     near = get_close_matches(name, valid, n=1)
-    return f"unknown {name!r}; valid: {', '.join(valid)}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{option} {name or repr(name)}: choose from {', '.join(valid)}{hint}"

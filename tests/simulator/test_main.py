@@ -70,32 +70,34 @@ def test_an_occupied_port_is_one_line_and_exit_2():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--engine", "sglan"], "engine: unknown 'sglan'; valid: vllm, sglang, trtllm (did you mean 'sglang'?)"),
-        (["--speed-profile", "warp"], "speed profile: unknown 'warp'; valid: demo, fast"),
-        (["--kv-blocks", "3"], "kv_blocks: one request of max_model_len 8192 needs 512, there are 3"),
-        (["--port", "70000"], "port: must be from 0 to 65535, not 70000"),
-        (["--grpc-port", "70000"], "grpc_port: must be from 0 to 65535, not 70000"),
-        (["--perf-metrics", "-1"], "perf_metrics_max_requests: must be 0 or more, not -1"),
-        (["--policy", "fif"], "policy: unknown 'fif'; valid: fcfs, shortest-first, priority"),
-        (["--slow", "inf"], "slow: must be from 0.001 to 1000, not inf"),
-        (["--drift", "much"], "drift: 'much' is not a number; write PERCENT/h, as in 5%/h"),
-        (["--drift=-95%/h"], "drift: must be from -0.9 (-90 %) to 100 an hour, not -0.95"),
-        (["--oom-at", "0"], "oom_at: must be 1 or more, not 0"),
-        (["--oom-exits"], "oom_exits: must be set together with oom_at, which says when memory runs out"),
-        (["--fail-above", "0"], "fail_above: must be 1 or more, not 0"),
-        (["--guard-input", "5:x"], "guard_input: 'x' is not a number; write MS or MS:US, as in 30 or 30:50"),
-        (["--guard-input=-3"], "guard_input: must take from 0 s to an hour, not -0.003 s"),
-        (["--guard-output", "5"], "guard_output: '' is not a number; write N:MS, as in 50:40"),
-        (["--guard-refuse", "2"], "guard_refuse: must be from 0 to 1, not 2"),
-        (["--truth-steps", "/nowhere/s"], "truth: cannot write /nowhere/s: No such file or directory"),
-        (["--model", ""], "model: must not be empty"),
-        (["--truth", "/nowhere/truth.jsonl"], "truth: cannot write /nowhere/truth.jsonl: No such file or directory"),
+        (["--engine", "sglan"], "--engine sglan: choose from vllm, sglang, trtllm; did you mean sglang?"),
+        (["--speed-profile", "warp"], "--speed-profile warp: choose from demo, fast"),
+        (["--kv-blocks", "3"], "--kv-blocks 3: one request of --max-model-len 8192 needs 512; raise --kv-blocks or"),
+        (["--kv-blocks", "0"], "--kv-blocks 0: must be 1 or more"),
+        (["--max-num-seqs", "2000"], "--max-num-batched-tokens 1024: must be at least --max-num-seqs 2000"),
+        (["--port", "99999"], "--port 99999: a port is 1 to 65535, and 0 picks a free one"),
+        (["--grpc-port", "70000"], "--grpc-port 70000: a port is 1 to 65535, and 0 picks a free one"),
+        (["--perf-metrics", "-1"], "--perf-metrics -1: must be 0 or more"),
+        (["--policy", "fif"], "--policy fif: choose from fcfs, shortest-first, priority"),
+        (["--slow", "inf"], "--slow inf: must be from 0.001 to 1000"),
+        (["--drift", "much"], "--drift: 'much' is not a number; write PERCENT/h, as in 5%/h"),
+        (["--drift=-95%/h"], "--drift -95%/h: must be from -90%/h to 10000%/h"),
+        (["--oom-at", "0"], "--oom-at 0: must be 1 or more"),
+        (["--oom-exits"], "--oom-exits: needs --oom-at N, the sequences at which memory runs out"),
+        (["--fail-above", "0"], "--fail-above 0: must be 1 or more"),
+        (["--guard-input", "5:x"], "--guard-input: 'x' is not a number; write MS or MS:US, as in 30 or 30:50"),
+        (["--guard-input=-3"], "--guard-input: must take from 0 s to an hour, not -0.003 s"),
+        (["--guard-output", "5"], "--guard-output: '' is not a number; write N:MS, as in 50:40"),
+        (["--guard-refuse", "2"], "--guard-refuse 2: must be from 0 to 1"),
+        (["--truth-steps", "/nowhere/s"], "--truth-steps /nowhere/s: cannot be written: No such file or directory"),
+        (["--model", ""], "--model '': must not be empty"),
+        (["--truth", "/nowhere/truth"], "--truth /nowhere/truth: cannot be written: No such file or directory"),
     ],
 )
 def test_unusable_options_are_one_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ):
-    """The line names the field and what would be valid."""
+    """The line names the option and what would be valid."""
     assert 2 == main(arguments)
     written = capsys.readouterr().err
     assert (1, True) == (written.count("\n"), message in written)

@@ -292,14 +292,14 @@ def test_an_abort_before_the_first_step_is_never_queued():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"max_num_seqs": 0}, "max_num_seqs: must be 1 or more, not 0"),
-        ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: must be at least max_num_seqs \(16\), not 15"),
-        ({"kv_blocks": 511}, "kv_blocks: one request of max_model_len 8192 needs 512, there are 511"),
-        ({"max_model_len": 1}, "max_model_len: must be 2 or more, not 1"),
-        ({"seed": -1}, "seed: must be 0 or more, not -1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs 0: must be 1 or more"),
+        ({"max_num_batched_tokens": 15}, "--max-num-batched-tokens 15: must be at least --max-num-seqs 16"),
+        ({"kv_blocks": 511}, "--kv-blocks 511: one request of --max-model-len 8192 needs 512"),
+        ({"max_model_len": 1}, "--max-model-len 1: must be 2 or more"),
+        ({"seed": -1}, "--seed -1: must be 0 or more"),
     ],
 )
-def test_limits_that_cannot_work_name_the_field(wrong: dict[str, int], message: str):
+def test_limits_that_cannot_work_name_the_option(wrong: dict[str, int], message: str):
     """One line says what is wrong and what would be valid."""
     with pytest.raises(SettingsError, match=message):
         EngineSettings(**wrong)

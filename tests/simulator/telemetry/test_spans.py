@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,5 +202,5 @@ async def test_a_batch_that_was_not_taken_is_sent_again(
 @pytest.mark.parametrize("url", ["127.0.0.1:4317", "http://h", "https://h:1", "http://h:1/v1/traces", "http://h:x"])
 def test_an_invalid_endpoint_is_refused(url: str):
     """With an example of a valid one."""
-    with pytest.raises(SettingsError, match=r"otlp_endpoint: must be http://HOST:PORT \(gRPC\), not "):
+    with pytest.raises(SettingsError, match=rf"--otlp-endpoint {re.escape(url)}: must be http://HOST:PORT \(gRPC\)"):
         SimulatorSettings(otlp_endpoint=url)
