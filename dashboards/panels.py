@@ -152,7 +152,7 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The labels of the series that a dashboard is about: of a sidecar, and of the engines that it scrapes."""
+    """Labels of a dashboard's series: those of a sidecar, and of the engines it scrapes."""
 
     client: str
 
@@ -211,7 +211,7 @@ def increase(counter: str, labels: str, by: str = "", window: str = "$__rate_int
 
 
 def share(part: str, whole: str) -> str:
-    """Return the PromQL of a share: zero where there is no part yet, nothing where there is no whole."""
+    """Return the PromQL of a share: zero without a part, nothing without a whole."""
     return f"({part} or vector(0)) / ({whole} > 0)"
 
 

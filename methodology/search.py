@@ -66,8 +66,10 @@ def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the next step of the search for the maximum throughput: (a) closed loops until the server is full, (b)
-    open loops around what it then serves, (c) open loops where the objectives are reached.
+    """Return the next step of the search for the maximum throughput.
+
+    It has (a) closed loops until the server is full, (b) open loops around what it then serves, (c) open loops where
+    the objectives are reached.
     """
     if (decided := saturation(asked, finished, confirm=True)) is not None:
         return decided

@@ -63,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A scrape: when it was asked for and answered at the scraper, int64 ns, and what the engine showed in between."""
+    """A scrape: its request and answer at the scraper, int64 ns, and the engine's values."""
 
     request_ns: int
     response_ns: int

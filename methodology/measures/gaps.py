@@ -98,7 +98,7 @@ def modes(gaps_ms: Floats) -> Modes | Missing:
 
 
 def tail(gaps_ms: Floats) -> TailShape | Missing:
-    """Return the character of the tail of gaps [n] in order: exponential where the interval of its shape holds 0.
+    """Return the character of the tail of gaps [n]: exponential if the shape's interval holds 0.
 
     Missing: fewer than 20 independent gaps beyond P95.
     """
@@ -126,7 +126,7 @@ def tail(gaps_ms: Floats) -> TailShape | Missing:
 
 
 def with_prefill(begin_ns: Ints, end_ns: Ints, first_token_ns: Ints) -> Bools:
-    """Return in which gaps [n] the first token of another request came: the step of such a gap had a prefill in it.
+    """Return a mask of gaps [n] with the first token of another request: their step had a prefill.
 
     Tokens of one step arrive within a fraction of a step of each other, in any order: half a median gap is allowed.
     """
@@ -172,7 +172,7 @@ class _Grid:
         return np.fft.irfft(np.fft.rfft(counts) * np.exp(-0.5 * (bandwidth * frequencies) ** 2), _BINS)
 
     def peaks(self, counts: Floats, bandwidth: float) -> Bools:
-        """Return where that density has a maximum [R, B], rounding aside."""
+        """Return a mask of the maxima of that density [R, B], rounding aside."""
         density = self.density(counts, bandwidth)
         slope = np.diff(density) / density.max(axis=1, keepdims=True)
         peaks = np.zeros(density.shape, dtype=np.bool_)

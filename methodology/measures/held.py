@@ -37,7 +37,7 @@ def held_by(each: Finished, data: StepData) -> Held:
 
 
 def _tokens_in_flight(data: StepData, window: SteadyWindow) -> float:
-    """Return the mean of tokens over all requests in flight in the window: input and so far output tokens."""
+    """Return the mean tokens (input and output so far) of all requests in flight."""
     log = data.requests
     sent = log.submit_ns >= 0
     prompts = np.nan_to_num(input_tokens(log))

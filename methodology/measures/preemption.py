@@ -33,7 +33,7 @@ class Preempted:
 
 
 def preempted(data: StepData, preemptions: float | None) -> Preempted | None:
-    """Return the preempted requests of a step: by the histogram of preemptions per request, else by their counter.
+    """Return the preempted requests of a step, from the histogram per request, else the counter.
 
     The histogram's first bucket holds 0 and 1: n1 = sum - 2 n2 - 3 n3 ..., exact where no request had more than five.
     """

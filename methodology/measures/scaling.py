@@ -60,7 +60,7 @@ class Model:
 
     @property
     def words(self) -> str:
-        """Return it as the draft words a fit: `Linear (R^2 = 0.9987), 68 microseconds per input token`."""
+        """Return the fit in the draft's words: `Linear (R^2 = 0.9987), 68 microseconds per input token`."""
         return f"{self.name.capitalize()} (R^2 = {self.r2:.5g}), {self.formula}"
 
 

@@ -180,8 +180,7 @@ def _answer(
 
 
 def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
-    """Return the cause of a level's failure: memory, errors, what its requests waited for, or the running ones
-    themselves.
+    """Return the cause of a level's failure: memory, errors, a wait, or the running requests themselves.
 
     What they waited for shows best where most did: of all levels that failed.
     """

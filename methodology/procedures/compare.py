@@ -274,7 +274,7 @@ def _overloaded(comparison: Against) -> list[str]:
 
 
 def _runs_in_words(comparison: Against, asked: Asked) -> str:
-    """Return the compared runs in words: the number of pairs, and the pairs by name where not all are whole."""
+    """Return the number of pairs in words, and their names if some are incomplete."""
     counts = [len(comparison.before), len(comparison.after)]
     if not comparison.is_paired:
         sides = f"{counts[0]} run{'s' * (counts[0] != 1)} of {comparison.first} and {counts[1]} of {comparison.other}"

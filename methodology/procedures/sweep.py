@@ -72,7 +72,7 @@ def cells(asked: Asked) -> list[dict[str, int | float | str]]:
 
 
 def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
-    """Return the next run: each repeat has all cells, in an order by the study's seed or as they were written."""
+    """Return the next run: each repeat has all cells, in seeded or written order."""
     every, repeats = cells(asked), asked.parameters.repeat or 1
     if not (asked.parameters.vary or {}):
         return Done(reason="nothing was varied", complete=False)

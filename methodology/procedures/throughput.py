@@ -313,7 +313,7 @@ def _legend(study: _Study) -> Iterator[str]:
 
 
 def _path(study: _Study) -> Plot:
-    """Return the search: what each step served or realised, by number, marked by what came of it."""
+    """Return the search: load served or realised by each step, marked by its verdict."""
     groups: dict[str, dict[float, float]] = {}
     for each in study.steps:
         if each.step.load == "closed":

@@ -265,7 +265,7 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
 
 
 def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
-    """Yield the plots of the engine's data: the parts of the TTFT, its places and its KV cache, each over the load."""
+    """Yield plots over the load of the engine's data: TTFT parts, places and KV cache."""
     levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
     loads, outcomes = tuple(load_of(each, study.limit) for each in levels), [each.outcome for each in levels]
     means = [_part_means(each, read) for each in levels]

@@ -100,7 +100,7 @@ def results_table(result: StudyResult) -> Table:
 
 
 def steps_table(steps: Sequence[StepRecord]) -> Table:
-    """Return the steps in order: what was asked of each, what came, and whether it counts."""
+    """Return the steps in order: the load asked for, the result, and the verdict."""
     titles = {
         "number": "Step", "run": "Directory", "kind": "Kind", "variant": "Variant", "load": "Load", "level": "Level",
         "realised_per_s": "Sent (req/s)", "completed_per_s": "Completed (req/s)",
@@ -120,7 +120,7 @@ def steps_table(steps: Sequence[StepRecord]) -> Table:
 
 
 def joined(sentences: Iterable[tuple[int, str]]) -> Iterator[tuple[str, str]]:
-    """Yield sentences once that differ in their numbers alone: of which steps, and with the ranges of the numbers."""
+    """Yield sentences that differ only in numbers once, with their steps and the ranges."""
     groups: dict[str, list[tuple[int, str]]] = {}
     for step, text in sentences:
         groups.setdefault(_NUMBER.sub("{}", text), []).append((step, text))

@@ -134,7 +134,7 @@ def _rates(log: RequestLog, window: SteadyWindow, *, closed_loop: bool) -> dict[
 
 
 def submitted_within(log: RequestLog, window: SteadyWindow) -> Bools:
-    """Return a mask of the requests [n] submitted in the window: those that count for latencies."""
+    """Return a mask of the requests [n] submitted in the window, which count for latencies."""
     return within(np.where(log.submit_ns >= 0, log.submit_ns, log.dispatch_ns), window)
 
 

@@ -60,8 +60,9 @@ def _decided(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -
 
 
 def _with_new_contents(asked: Asked, finished: Sequence[Finished], step: Step) -> Step:
-    """Return a step that no prefix cache knows from an earlier try: it sends other requests, or the cache is emptied
-    where another step sends the same.
+    """Return a step without prefix cache hits from an earlier try.
+
+    It sends other requests, or the cache is emptied where another step sends the same.
     """
     tries = [each.step for each in finished if each.step.seed == step.seed]
     if not any((each.kind, each.variant) == (step.kind, step.variant) for each in tries):
@@ -117,7 +118,7 @@ def percents(share: float) -> str:
 
 
 def level_label(level: float, share: float | None = None) -> str:
-    """Return a level as the names of steps have it, without an exponent: of a share of the capacity in percent."""
+    """Return a level as a step's name has it: without exponent, shares in percent."""
     value, digits = (level, 3) if share is None else (100 * share, 6)
     rounded = Decimal(f"{value:.{digits}g}")
     text = f"{value:.0f}" if abs(rounded) >= 10**digits else f"{rounded:f}"

@@ -44,7 +44,7 @@ class StepRecord(Struct, frozen=True, kw_only=True):
 
 
 class Drift(Struct, frozen=True, kw_only=True):
-    """Whether the system changed while the study went on: its first level, measured again at the end."""
+    """Drift of the system during the study: its first level, measured again at the end."""
 
     verdict: Annotated[Literal["none", "drifted", "unknown"], doc("Whether it did.")]
     sentence: Annotated[str, doc("The same in words, with the numbers.")]

@@ -51,8 +51,10 @@ class Capacity(Struct, frozen=True, kw_only=True):
 
 
 def load_of(each: Finished, capacity: Capacity) -> float:
-    """Return the load that a step realised, requests/s: by the output tokens that were asked for, where these are known
-    (a step of long requests is a higher load), else by the requests.
+    """Return the load realised by a step, requests/s.
+
+    It is counted in the output tokens that were asked for, where these are known (a step of long requests is a higher
+    load), else in requests.
     """
     outcome = each.outcome
     if outcome.realised_tokens_per_s and capacity.tokens_per_s:
@@ -119,7 +121,7 @@ def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> 
 
 
 def _served(each: Finished) -> float:
-    """Return the throughput of a step per second: output tokens, which vary least by chance, else requests."""
+    """Return the throughput of a step per second: output tokens, the least random, else requests."""
     return each.outcome.output_tokens_per_s or each.outcome.completed_per_s or 0.0
 
 

@@ -126,7 +126,7 @@ def advice(reason: str, engine: str | None) -> Iterator[str]:
 
 
 def describe(samples: Samples, clock: Clock, servers: Servers = Servers()) -> Iterator[Line]:
-    """Describe a page: its format and cost, the engine, and which quantities it shows and which not."""
+    """Describe a page: its format and cost, the engine, shown and missing quantities."""
     durations_ms = [(taken.response_ns - taken.request_ns) / 1e6 for taken in samples.scrapes]
     page, body = samples.pages[-1], samples.scrapes[-1].body
     cost_ms = median(durations_ms)

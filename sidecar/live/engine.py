@@ -94,7 +94,7 @@ class EngineView:
         self.show(row)
 
     def show(self, row: Floats) -> None:
-        """Show a page of the layout in `known`: the values of its series, NaN of one that it does not have."""
+        """Show a page of the layout in `known`: the values of its series, NaN if absent."""
         quantities = _quantities(self.known.sources, row)
         for name, value in quantities["gauges"].items():
             self.highest[name] = max(value, self.highest.get(name, value))

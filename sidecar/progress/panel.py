@@ -202,7 +202,7 @@ def _legend(parts_ms: Mapping[str, float]) -> Iterator[Spans]:
 
 
 def _standing(standing: Standing) -> Spans:
-    """Return an objective and its verdict, without its value: that is some seconds older than the numbers above it."""
+    """Return an objective and its verdict, without its value, which is some seconds old."""
     verdicts = {True: ("met", "met strong"), False: ("MISSED", "alarm strong"), None: ("not known", "")}
     return (f"{printable(standing.objective)} ", "note"), verdicts[standing.met]
 

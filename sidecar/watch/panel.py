@@ -138,7 +138,7 @@ def _breakdown(recent: Recent) -> Iterator[Block]:
 
 
 def _slow(request: SlowRequest, breakdown: Breakdown) -> Line:
-    """Return a slow request in a line: its TTFT, the longest part, and the trace to look it up by."""
+    """Return a line on a slow request: its TTFT, longest part and trace id."""
     times = {label_of(part, breakdown): getattr(request, json_name(part)) for part in TTFT_PARTS}
     known = {label: ms for label, ms in times.items() if ms is not None}
     longest = max(known, key=lambda label: known[label], default="")

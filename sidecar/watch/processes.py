@@ -244,7 +244,7 @@ def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
 
 
 async def end_at_clock_step(shared: Watch, wall_ns: Callable[[], int]) -> None:
-    """Stop the watch once the wall clock is set and that is recorded: stamps of its directory are of one clock.
+    """Stop the watch after a recorded step of the wall clock: a directory has one clock.
 
     Where it cannot be recorded, as on a full disk, all goes on by the time before, and it is tried again.
     """

@@ -327,7 +327,7 @@ async def _publish(shared: Watch) -> None:
 
 
 async def _draw_on(shared: Watch) -> None:
-    """Draw the panel, apart from the looks: a terminal that is slow keeps neither logs nor page waiting."""
+    """Draw the panel in a task of its own: a slow terminal delays neither logs nor page."""
     while shared.progress.mode == "panel" and not shared.stop.is_set():
         with shared.view.failures.guard():
             async with shared.looking:

@@ -54,7 +54,7 @@ def answering(answer: Callable[[Service], object]) -> Callable[[web.Request], Aw
 
 
 def reply_id(service: Service, prefix: str, client_id: str) -> str:
-    """Return the id of a reply: made of the client's own where it sent one, but of SGLang, which reads none."""
+    """Return the id of a reply: from the client's own, if sent, except for SGLang."""
     return uuid.uuid4().hex if service.settings.engine == "sglang" else f"{prefix}-{client_id or uuid.uuid4().hex}"
 
 

@@ -1,4 +1,4 @@
-"""The KV cache: a pool of equal blocks, of which the full ones are found again by their contents.
+"""The KV cache: a pool of equal blocks; full ones are found by their contents.
 
 A block that no sequence uses keeps its contents until another needs the room; the one unused for longest goes first.
 """

@@ -16,7 +16,7 @@ _MOST_CAUGHT_UP_NS = 10_000_000
 
 
 def anchored_clock() -> Callable[[], int]:
-    """Return a clock of int64 ns since the Unix epoch that is monotonic: its distance to the epoch is taken once."""
+    """Return a monotonic clock of int64 ns since the Unix epoch, its offset taken once."""
     offset_ns = time_of_day_ns() - time.monotonic_ns()
     return lambda: time.monotonic_ns() + offset_ns
 

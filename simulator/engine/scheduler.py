@@ -96,7 +96,7 @@ class _Sequence:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """The step in flight: how many tokens of which sequence are computed, and what its scheduling did."""
+    """The step in flight: tokens computed per sequence, and the effects of its scheduling."""
 
     begin_ns: int
     chunks: list[tuple[_Sequence, int]] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Engine:
         return _record(sequence, now_ns, "abort")
 
     def abandon(self, number: int) -> None:
-        """Let a request go on until an output shows that it has no reader: its next one, or its second."""
+        """Let a request go on until its next or second output shows a disconnected client."""
         if (sequence := self._live.get(number)) is not None:
             sequence.is_abandoned = True
 
