@@ -26,7 +26,7 @@ from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
 from rundir.columns import take
-from rundir.printable.numbers import count_of
+from rundir.printable.numbers import agree, count_of
 from scraper.engines.recognition import QUANTITIES
 from scraper.series.resets import alternates, models_in_turn, unlikely_starts
 from scraper.window.aggregate import impossible_sums, impossible_values
@@ -195,9 +195,9 @@ def _retries(client: ClientSummary) -> Iterator[str]:
     """Yield the number of requests sent twice because the server closed a kept connection."""
     if client.retried:
         yield (
-            f"{client.retried} of {client.requests.sent} requests were sent a second time, on a new connection: the "
-            "server closed the one it had kept before a reply began. Their times are those of the second sending; with "
-            "--no-reuse each request has a connection of its own"
+            f"{client.retried} of {client.requests.sent} requests {agree(client.retried, 'was', 'were')} sent a second "
+            "time, on a new connection: the server closed the one it had kept before a reply began. Their times are "
+            "those of the second sending; with --no-reuse each request has a connection of its own"
         )
 
 
@@ -310,8 +310,9 @@ def _unlimited(ok: RequestLog) -> Iterator[str]:
     limit = np.where(limited, ok.max_tokens * np.maximum(ok.choices, 1), np.inf)
     if len(longer := np.flatnonzero(ok.output_tokens > limit)):
         yield (
-            f"{len(longer)} of {len(ok)} replies are longer than max_tokens allows, such as "
-            f"{ok.output_tokens[longer[0]]} for {limit[longer[0]]:.0f} output tokens: the server does not keep to it"
+            f"{len(longer)} of {len(ok)} replies {agree(len(longer), 'is', 'are')} longer than max_tokens allows, "
+            f"such as {ok.output_tokens[longer[0]]} for {limit[longer[0]]:.0f} output tokens: the server does not keep "
+            "to it"
         )
 
 
@@ -321,10 +322,10 @@ def _blanks(run: Run, client: ClientSummary, correlation: Correlation) -> Iterat
     # Nor has one a first output that was not streamed, or whose stream had no event for what does not show.
     whole = int(((log.phase == "measure") & (log.status == "ok") & (log.first_output_ns < 0)).sum())
     if whole:
-        have = "has" if whole == 1 else "have"
+        have = agree(whole, "has", "have")
         yield f"{whole} of {ok} replies came in one piece, or with no text at all, and so {have} no TTFT"
     if blank_replies := ok - timed - whole:
-        have = "has" if blank_replies == 1 else "have"
+        have = agree(blank_replies, "has", "have")
         yield f"{blank_replies} of {ok} replies held nothing but blanks, and so {have} no TTFT"
     blank = correlation.breakdown.blank_output_ms
     if (blank.share_of_ttft or 0.0) > BLANK_RATIO:
@@ -413,6 +414,6 @@ def _clipping(workload: Workload) -> Iterator[str]:
     clipped = (workload.clipped_inputs or 0, workload.clipped_outputs or 0)
     if any(clipped):
         yield (
-            f"{clipped[0]} inputs and {clipped[1]} outputs of {workload.planned_requests} requests were clipped "
-            f"to the model's length of {workload.max_model_len} tokens"
+            f"{count_of(clipped[0], 'input')} and {count_of(clipped[1], 'output')} of {workload.planned_requests} "
+            f"requests were clipped to the model's length of {workload.max_model_len} tokens"
         )

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from exporter.report.load import overload
 from exporter.summary.result import Summary
 from recorded.integrity import Integrity, LogIntegrity
+from rundir.printable.numbers import agree, count_of
 from rundir.printable.text import first_of
 from scraper.window.summary import Gap
 
@@ -110,9 +111,12 @@ def damage_of(integrity: Integrity) -> str:
 
 def _what_is_lost(log: LogIntegrity) -> str:
     known = log.frames + log.lost_frames
-    lost = [f"{log.lost_frames:,} of {known:,} records are lost"] if log.lost_frames else []
+    lost = []
+    if log.lost_frames:
+        lost = [f"{log.lost_frames:,} of {known:,} records {agree(log.lost_frames, 'is', 'are')} lost"]
     if not lost and log.lost_bytes:
         lost = [f"{log.lost_bytes:,} bytes cannot be read"]
-    lost += [f"{log.unreadable:,} records make no sense"] if log.unreadable else []
+    if log.unreadable:
+        lost += [f"{count_of(log.unreadable, 'record')} {agree(log.unreadable, 'makes', 'make')} no sense"]
     why = f" ({log.reason})" if log.reason else ""
     return f"raw/{log.log}: {', '.join(lost) or 'it is damaged'}{why}"

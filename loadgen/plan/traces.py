@@ -29,6 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
+from rundir.printable.numbers import agree, count_of
+
 MOONCAKE_BLOCK_TOKENS = 512
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRACTION = re.compile(r":\d\d[.,](\d+)")
@@ -161,9 +163,10 @@ def read_trace(path: str | Path) -> Trace:
 def _notes(lines: int, at_ns: npt.NDArray[np.int64]) -> tuple[str, ...]:
     notes = []
     if left_out := lines - len(at_ns):
-        notes.append(f"{left_out} of {lines} requests have no input or no output tokens: left out")
+        have = agree(left_out, "has", "have")
+        notes.append(f"{left_out} of {lines} requests {have} no input or no output tokens: left out")
     if backwards := int((np.diff(at_ns) < 0).sum()):
-        notes.append(f"time stepped back {backwards} times from one line to the next: put into order")
+        notes.append(f"time stepped back {count_of(backwards, 'time')} from one line to the next: put into order")
     return tuple(notes)
 
 

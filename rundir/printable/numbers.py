@@ -29,6 +29,11 @@ def count_of(count: float, what: str) -> str:
     return f"{count:,.15g} {what}{'' if count == 1 else 's'}"
 
 
+def agree(count: float, singular: str, plural: str) -> str:
+    """Return the verb of a count: "1 of 3 rows is left out", "2 of 3 rows are left out"."""
+    return singular if count == 1 else plural
+
+
 def cell(value: float | None) -> str:
     """Return a number of a table: whole ones whole, others with about three digits."""
     is_whole = value is not None and abs(value) < ABSURD and value == int(value)

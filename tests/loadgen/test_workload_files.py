@@ -177,7 +177,7 @@ def stack(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def test_rows_without_a_function_are_counted(stack: Path):
     (note,) = workloads.build("code-completion", seed=1, dataset=stack).notes
-    assert note.startswith("1 of 38 rows are not sent: no function of 3 to 400 lines")
+    assert note.startswith("1 of 38 rows is not sent: no function of 3 to 400 lines")
 
 
 def test_code_comes_from_the_file(stack: Path):

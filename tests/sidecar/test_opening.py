@@ -92,7 +92,7 @@ def test_a_record_that_cannot_be_read_costs_no_other(watched: Path):
     fill(watched, 1)
     summary = derive(watched).summary
     assert 20 == summary.client.requests.ok
-    assert any("raw/spans-000000.log: 1 records make no sense" in text for text in summary.warnings)
+    assert any("raw/spans-000000.log: 1 record makes no sense" in text for text in summary.warnings)
     assert "the watch goes on, or was killed; numbers cover what was recorded up to now" in summary.warnings
 
 

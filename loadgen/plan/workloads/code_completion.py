@@ -24,6 +24,7 @@ from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state,
 from loadgen.plan.workloads.mix import choose, endless_order, stream_rng
 from loadgen.plan.workloads.reference import CODE_OUTPUT, REPOSITORIES
 from loadgen.plan.workloads.request import Shared, WorkloadRequest
+from rundir.printable.numbers import agree
 
 NAME = "code-completion"
 
@@ -99,7 +100,8 @@ def notes(about: Mapping[str, Any]) -> tuple[str, ...]:
     if not (unused := about["rows_read"] - about["rows_used"]):
         return ()
     lines = f"{_LEAST_LINES} to {_MOST_LINES} lines in {', '.join(LANGUAGES)}"
-    return (f"{unused} of {about['rows_read']} rows are not sent: no function of {lines} is in them",)
+    sent = f"{unused} of {about['rows_read']} rows {agree(unused, 'is', 'are')} not sent"
+    return (f"{sent}: no function of {lines} is in {agree(unused, 'it', 'them')}",)
 
 
 def requests(corpus: Corpus, *, seed: int) -> Iterator[WorkloadRequest]:

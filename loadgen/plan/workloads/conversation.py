@@ -23,6 +23,7 @@ from loadgen.plan.workloads.fields import WorkloadError, about_file, file_state,
 from loadgen.plan.workloads.mix import choose, endless_order, share, stream_rng
 from loadgen.plan.workloads.reference import SYSTEM_PROMPT
 from loadgen.plan.workloads.request import Turn, WorkloadRequest
+from rundir.printable.numbers import agree
 
 NAME = "conversation"
 
@@ -99,7 +100,8 @@ def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
     texts = []
     if without := about["without_reply"]:
         whole = about["conversations_in_file"]
-        texts.append(f"{without} of {whole} conversations are not sent: no user's message with a reply is in them")
+        sent = f"{without} of {whole} conversations {agree(without, 'is', 'are')} not sent"
+        texts.append(f"{sent}: no user's message with a reply is in {agree(without, 'it', 'them')}")
     if (later := about["later_turns"]) and not sessions:
         texts.append(
             f"later turns ({later}) of {about['conversations_in_file'] - without} conversations are not sent, only the "

@@ -17,6 +17,7 @@ from loadgen.plan.workloads.mix import stream_rng
 from loadgen.plan.workloads.request import Turn, WorkloadRequest
 from loadgen.protocols.request import text_of
 from loadgen.protocols.table import Protocol
+from rundir.printable.numbers import agree
 
 NAME = "prompts"
 # What vllm bench requests too where a prompt states no length.
@@ -159,7 +160,7 @@ def notes(prompts: Prompts, *, output_tokens: int = OUTPUT_TOKENS) -> tuple[str,
     stated = about(prompts, output_tokens=output_tokens)
     if unstated := stated["output_tokens"]["unstated"]:
         texts.append(
-            f"{unstated} of {stated['turns']} prompts state no max_tokens: {output_tokens} output tokens are "
-            "requested for each of them"
+            f"{unstated} of {stated['turns']} prompts {agree(unstated, 'states', 'state')} no max_tokens: "
+            f"{output_tokens} output tokens are requested for each of them"
         )
     return tuple(texts)

@@ -159,7 +159,7 @@ def test_what_is_not_used_and_what_is_not_stated_is_said_once(write: Any):
     file = write([{"prompt": "a", "id": 1}, {"prompt": "b", "id": 2, "category": "x", "max_tokens": 3}])
     assert (
         "--prompts: fields that Sidelight does not use are ignored: 'id' (line 1), 'category' (line 2)",
-        "1 of 2 prompts state no max_tokens: 256 output tokens are requested for each of them",
+        "1 of 2 prompts states no max_tokens: 256 output tokens are requested for each of them",
     ) == given(file).notes
     assert () == given(write([{"prompt": "a", "max_tokens": 3}])).notes
 

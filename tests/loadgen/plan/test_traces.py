@@ -118,7 +118,7 @@ def test_requests_that_cannot_be_sent_are_left_out_and_counted(file: Path):
     file.write_text(BURSTGPT.replace("5,ChatGPT,472,18", "5,ChatGPT,472,0"))
     trace = read_trace(file)
     assert [0, 73 * 10**9] == trace.offsets_ns.tolist()
-    assert ("1 of 3 requests have no input or no output tokens: left out",) == trace.notes
+    assert ("1 of 3 requests has no input or no output tokens: left out",) == trace.notes
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 10**5), st.integers(1, 10**5)), min_size=1))

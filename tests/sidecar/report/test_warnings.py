@@ -394,14 +394,14 @@ def test_replies_longer_than_asked_are_said():
     rows = [{**long, "choices": 1}, {**long, "choices": 2}]
     estimated = {**long, "choices": 1, "output_tokens_source": "estimate"}
     assert not [line for line in said({}, sent=[estimated]) if "longer than max_tokens" in line]
-    assert ["1 of 2 replies are longer than max_tokens allows"] == [
+    assert ["1 of 2 replies is longer than max_tokens allows"] == [
         line.partition(",")[0] for line in said({}, sent=rows)
     ]
 
 
 def test_clipped_lengths_are_said():
     planned = {"phase": "measure", "count": 50, "clipped_inputs": 4, "clipped_outputs": 1}
-    assert ["4 inputs and 1 outputs of 50 requests were clipped to the model's length of 512 tokens"] == said(
+    assert ["4 inputs and 1 output of 50 requests were clipped to the model's length of 512 tokens"] == said(
         {}, planned=planned, target={"max_model_len": 512}
     )
 
