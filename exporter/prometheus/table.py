@@ -303,7 +303,8 @@ _PARTS = (
         "Mean of each part of the TTFT over the requests that are broken down; of a run that ended, as in its report.",
         lambda counts: mean_parts(counts.ttft) if counts.ttft_means_s is None else counts.ttft_means_s),
     Row("ttft_largest_part", "gauge", "1", ("part",),
-        "The largest part of the mean TTFT of the latest requests, and its share of it; none where it is uncertain.",
+        "The largest part of the mean TTFT of the latest requests, and its share of it; none where it is uncertain or "
+        "requests only fail.",
         "largest"),
     Row("breakdown_pending", "gauge", "", (),
         "Requests that ended and are not counted yet: they wait for their spans, or for an estimate.", "pending"),

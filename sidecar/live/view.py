@@ -230,7 +230,11 @@ class LiveRun:
             ),
             parts=None
             if self._parts is None
-            else replace(self._parts.counts, pending=self._parts.pending, largest=self._parts.largest),
+            else replace(
+                self._parts.counts,
+                pending=self._parts.pending,
+                largest={} if tally.failing else self._parts.largest,
+            ),
             about={**self._described.about, **about_engine(pages, version)},
             labels={"run_id": self._run_id, **self._described.tags},
         )

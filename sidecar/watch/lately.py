@@ -22,6 +22,7 @@ from exporter.summary.breakdown import Explained, Group, group
 from exporter.summary.slowest import SlowRequest, slowest
 from rundir.columns import concat
 from rundir.stats import Missing
+from sidecar.live.tally import FAILING
 
 WINDOW_S = 300.0
 RATE_S = 60.0  # what "requests/s" is the mean of
@@ -80,12 +81,14 @@ class Lately:
         self._size = 0
         self._batches: deque[_Batch] = deque()
         self._clients: deque[_Clients] = deque()
+        self._failed = 0  # since one succeeded
         self._largest: Mapping[str, float] = {}
         self._largest_due_ns = 0
 
     def count_clients(self, ended: int, failed: int, now_ns: int) -> None:
         """Add the number of clients' spans that ended."""
         self._clients.append(_Clients(at_ns=now_ns, ended=ended, failed=failed))
+        self._failed = self._failed + failed if failed == ended else 0
 
     def take(self, ended: Ended, now_ns: int) -> None:
         """Add requests that are counted now."""
@@ -110,12 +113,15 @@ class Lately:
             self._clients.popleft()
 
     def largest(self, now_ns: int) -> Mapping[str, float]:
-        """Return the largest part of their TTFT with its share, if it is certain; up to LARGEST_S old."""
+        """Return the largest part of their TTFT with its share, up to LARGEST_S old.
+
+        It is empty where it is uncertain, and while requests only fail.
+        """
         if now_ns >= self._largest_due_ns:
             described = self._group()
             self._largest = largest_part(described.breakdown) if described else {}
             self._largest_due_ns = now_ns + round(LARGEST_S * 1e9)
-        return self._largest
+        return {} if self._failed >= FAILING else self._largest
 
     def _is_full(self) -> bool:
         """Return whether there are enough requests without those of the oldest batch."""

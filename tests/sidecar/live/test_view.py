@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,17 @@ from sidecar.live.view import Described, LiveRun
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
 URL = "http://127.0.0.1:8000/metrics"
 LOOKS = 5  # at the growing logs
+
+
+def grow(live: LiveRun, recorded: Path, raw: Path) -> None:
+    """Write the logs of a recorded run piece by piece, and look at each."""
+    for look in range(LOOKS):
+        for log in recorded.iterdir():
+            data = log.read_bytes()
+            step = len(data) if log.name.startswith("plan-") else -(-len(data) // LOOKS)
+            with (raw / log.name).open("ab") as file:
+                file.write(data[look * step : (look + 1) * step])
+        live.poll()
 
 
 def test_an_engine_that_is_down_is_said_to_be_and_its_last_gauges_are_not_shown(tmp_path: Path):
@@ -182,13 +194,7 @@ def test_a_view_has_the_parts_of_the_page_without_one(tmp_path: Path):
     with LiveRun(tmp_path, run_id=run_id, clock=clock, planned_s=None, stale_s=9.0, described=described) as live:
         live.shows_parts = True
         live.enter("measure", start_ns=ended_ns - 10**9)
-        for look in range(LOOKS):
-            for log in (recorded / RAW).iterdir():
-                data = log.read_bytes()
-                step = len(data) if log.name.startswith("plan-") else -(-len(data) // LOOKS)
-                with (tmp_path / RAW / log.name).open("ab") as file:
-                    file.write(data[look * step : (look + 1) * step])
-            live.poll()
+        grow(live, recorded / RAW, tmp_path / RAW)
         view, counts = live.view(), live.snapshot().parts
     assert counts is not None
     sums_s = {part: 0.0 for part, _ in counts.ttft}
@@ -199,6 +205,35 @@ def test_a_view_has_the_parts_of_the_page_without_one(tmp_path: Path):
     assert sum(view.ttft_parts_ms.values()) > 1
     assert view.lateness_p99_ms is not None
     assert [("ttft_p99<1s", True)] == [(each.objective, each.met) for each in view.objectives]
+
+
+def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
+    """As the page has it: the server's death is not its queue."""
+    manifest = json.loads((GOLDEN / "vllm_spans" / MANIFEST).read_text(encoding="utf-8"))
+    ended_ns = manifest["ended_ns"]
+    (tmp_path / RAW).mkdir()
+    looks = count()
+    clock = Clock(offset_ns=ended_ns, monotonic_ns=lambda: next(looks) * 10**9)
+    seen = []
+    with LiveRun(tmp_path, run_id=manifest["run_id"], clock=clock, planned_s=None, stale_s=9.0) as live:
+        live.shows_parts = True
+        live.enter("measure", start_ns=ended_ns - 10**9)
+        grow(live, GOLDEN / "vllm_spans" / RAW, tmp_path / RAW)
+        for failures in (0, 5):
+            with (
+                FrameLog(tmp_path / RAW / "plan-measure.log") as plan,
+                FrameLog(tmp_path / RAW / "requests-9.log") as log,
+            ):
+                for index in range(100, 100 + failures):
+                    append_record(plan, planned(index, 2))
+                    failed = {"seq": 0, "worker": 9, "status": 500, "submit_ns": ended_ns, "end_ns": ended_ns + 1}
+                    append_record(log, structs.replace(parts(index, 0)[-1], **failed))
+            for _ in range(LOOKS):
+                live.poll()
+            counts = live.snapshot().parts
+            assert counts is not None
+            seen.append(list(counts.largest))
+    assert [["queue"], []] == seen
 
 
 SHOW = """

@@ -113,6 +113,25 @@ def test_the_page_names_the_largest_part_of_the_ttft_where_it_is_certain(tmp_pat
     assert getattr(state.recent.group.breakdown, f"{part}_ms").share_of_ttft == share
 
 
+def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
+    """From five failures in a row until a request succeeds again."""
+    with WatchView(tmp_path, run_id="r", read_s=inf) as view:
+        seen, number = [], 0
+        log = SpanLog(tmp_path / "spans-000000.log")
+        for second, count, failed in ((10, 20, False), (60, 4, True), (110, 1, True), (160, 1, False)):
+            for _ in range(count):
+                number += 1
+                spans = traced(number, failed=failed)
+                log.append(export(spans[:1] if failed else spans, at_s=second))
+            view.poll(NOON + (second + 1) * S)
+            view.poll(NOON + (second + 40) * S)
+            parts = view.snapshot(restarts=0).parts
+            assert parts is not None
+            seen.append(bool(parts.largest))
+        log.close()
+    assert [True, True, False, True] == seen
+
+
 def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tmp_path: Path):
     """On the terminal and on the page: neither a 0 nor a share, and the TTFT is the gateway's."""
     logged(tmp_path, *(traced(number)[1:] for number in range(1, 4)))
