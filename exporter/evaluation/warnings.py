@@ -79,6 +79,13 @@ def warnings(
         for endpoint in run.endpoints
         if endpoint.is_cut
     )
+    for endpoint in run.endpoints:
+        if names := endpoint.repeated:
+            more = f" and {len(names) - MOST_REASONS} more" if len(names) > MOST_REASONS else ""
+            yield (
+                f"pages at {endpoint.url} state series of {', '.join(names[:MOST_REASONS])}{more} more than once, with "
+                "different values: the first on the page counts"
+            )
     yield from _impossible(run, correlation)
     ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)

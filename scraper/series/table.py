@@ -31,7 +31,7 @@ class EndpointSeries:
     (shared by the targets of one worker). `values` is float64[T, N], NaN where a series was not on the page.
     `changed[t]`: page t differs from the one before, as the first does. `failures` are (request stamp, reason) of the
     scrapes that failed or whose page was malformed. `is_cut`: pages had more series, and those that came last are left
-    out.
+    out. `repeated` are the families of series that a page states more than once with different values.
     """
 
     url: str
@@ -44,6 +44,7 @@ class EndpointSeries:
     changed: Bools
     failures: tuple[tuple[int, str], ...]
     is_cut: bool = False
+    repeated: tuple[str, ...] = ()
 
 
 class SeriesTable:
@@ -81,6 +82,7 @@ class SeriesTable:
         rows = sum(len(chunk.response_ns) for chunk in self._chunks)
         series, is_cut = series[: self._most_columns(rows)], len(series) > self._most_columns(rows)
         values = np.full((rows, len(series)), np.nan)
+        repeated: dict[str, None] = {}
         at = 0
         for chunk in self._chunks:
             taken, columns = chunk.values[: len(chunk.response_ns)], places[id(chunk.series)]
@@ -88,6 +90,10 @@ class SeriesTable:
                 taken, columns = taken[:, columns < len(series)], columns[columns < len(series)]
             # From the back, so that the first of two equal series is written last and stands.
             values[at : at + len(taken), columns[::-1]] = taken[:, ::-1]
+            if len(np.unique(columns)) < len(columns):
+                stated = values[at : at + len(taken), columns]
+                differ = (stated != taken) & ~(np.isnan(stated) & np.isnan(taken))
+                repeated.update((series[column].family, None) for column in columns[differ.any(axis=0)])
             at += len(taken)
         response_ns = self._stamps("response_ns")
         order = np.argsort(response_ns, kind="stable")
@@ -108,6 +114,7 @@ class SeriesTable:
             changed=changed,
             failures=tuple(self._failures),
             is_cut=self._is_cut or is_cut,
+            repeated=tuple(repeated),
         )
 
     def _most_columns(self, rows: int) -> int:

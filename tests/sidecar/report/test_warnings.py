@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,74 +7,9 @@ import msgspec
 import pytest
 import summaries
 from logs import request_log
-from series import END, PREFILL, QUEUE, counter, endpoint_of, gauge, histogram
+from warned import BLANK, PROBED, REPLY, said
 
-from correlator.opening import WatchRun
-from exporter.evaluation.client import workload
-from exporter.evaluation.warnings import warnings
-from exporter.summary.correlation import Correlation, ReceivedSpans
-from loadgen.requests.self_check.check import SelfCheck, self_check
-from loadgen.requests.summary import ClientSummary, client_summary
-from recorded.events import Event
-from recorded.run import Run
-from scraper.series.table import EndpointSeries
-from scraper.spans.requests import engine_spans
-from scraper.window.summary import Endpoint, Scrapes, Server
-
-REPLY = {"submit": 100, "first": 120, "last": 140, "end": 145, "output": 3, "chunks": (120, 130, 140)}
-COUNTED = summaries.counter(1000.0, 100.0)
-ENDPOINT = Endpoint(
-    url="http://e/metrics",
-    engine="vllm",
-    scrapes=Scrapes(ok=80, failed=0, failures={}),
-    requests_finished=COUNTED,
-)
-PROBED = dict.fromkeys(ReceivedSpans.__struct_fields__, 0) | {"health_probes": 5}
-BLANK = "correlation.breakdown.blank_output_ms"
-SERVER = summaries.server(prefix_cache_hits=summaries.counter(0.0, 0.0), prefix_cache_queries=COUNTED)
-CORRELATION = msgspec.structs.replace(summaries.correlated(), client_requests=50, server_requests=50)
-FINE: dict[str, Any] = {
-    "client": msgspec.to_builtins(client_summary(request_log(*[REPLY] * 50))),
-    "server": msgspec.to_builtins(msgspec.structs.replace(SERVER, endpoints=[ENDPOINT])),
-    "correlation": msgspec.to_builtins(CORRELATION),
-    "check": msgspec.to_builtins(msgspec.structs.replace(self_check(request_log(), [], open_loop=True), trusted=True)),
-}
-
-
-def said(
-    change: dict[str, Any],
-    *,
-    sent: Sequence[dict[str, Any]] = (),
-    watched: Any = None,
-    endpoints: Sequence[EndpointSeries] = (),
-    **manifest: Any,
-) -> list[str]:
-    """Return the warnings of a run that is fine but for these changes."""
-    sections = deepcopy(FINE)
-    for path, value in change.items():
-        *above, last = path.split(".")
-        place: Any = sections
-        for key in above:
-            place = place[int(key) if key.isdigit() else key]
-        place[last] = value
-    sections["server"] = msgspec.convert(sections["server"], Server)
-    sections["check"] = msgspec.convert(sections["check"], SelfCheck)
-    sections["correlation"] = msgspec.convert(sections["correlation"], Correlation)
-    sections["client"] = msgspec.convert(sections["client"], ClientSummary)
-    logs = {
-        "path": Path(),
-        "manifest": {"status": "complete", "config": {}, **manifest},
-        "requests": request_log(*sent),
-        "worker_stats": (),
-        "endpoints": tuple(endpoints),
-        "spans": engine_spans([]),
-        "events": (
-            Event(at_ns=1, name="planned", data=manifest.get("planned", {"phase": "measure"})),
-            *(Event(at_ns=1, name="note", data={"text": text}) for text in manifest.get("notes", ())),
-        ),
-    }
-    run = Run(**logs) if watched is None else WatchRun(**logs, watched=watched)
-    return list(warnings(run, workload(run), **sections))
+from loadgen.requests.summary import client_summary
 
 
 def test_a_run_in_which_nothing_was_wrong_has_no_warning():
@@ -97,48 +29,6 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
     warned = said({"server.engine.name": "sglang", **change})
     assert expected == [text[: len(begin)] for text, begin in zip(warned, expected, strict=True)]
     assert all(text.endswith("; probe /model_info instead, which generates nothing") for text in warned)
-
-
-def test_numbers_that_cannot_be_are_named():
-    """Gauges, counts and sums by their metric, a start time by its steps, times by what they cannot be parts of."""
-    page = gauge("vllm:kv_cache_usage_perc", 17) + gauge("vllm:num_requests_waiting", 4)
-    page += counter("vllm:num_preemptions_total", -5)
-    held = [("0.05", 0)]
-    shown = endpoint_of(
-        [
-            page
-            + gauge("process_start_time_seconds", 1e9 + n)
-            + histogram(QUEUE, 2 * n + 1, 9 - n)
-            + histogram(PREFILL, 2 * n + 1, 7, buckets=held)
-            + END
-            for n in range(4)
-        ]
-    )
-    usage, preempted, falls, frozen, started, times = said(
-        {"correlation.missing": "a queue of 10 s"}, endpoints=[shown]
-    )
-    assert f"{QUEUE} that falls" in falls
-    assert f"{PREFILL} that lies" in frozen
-    assert "vllm:num_preemptions_total -5, which cannot be" in preempted
-    assert "3 x" in started
-    assert "vllm:kv_cache_usage_perc 17, which cannot be" in usage
-    assert "(4)" in usage
-    assert times == "no breakdown: a queue of 10 s"
-
-
-def test_an_engine_that_came_back_as_another_model_is_the_first_thing_said():
-    """With both names, and since when; and once more where the first came back."""
-    was, is_now = (gauge("vllm:num_requests_waiting", 1, labels=[f'model_name="{name}"']) + END for name in "ab")
-    warned = said({"correlation.spans": PROBED}, endpoints=[endpoint_of([was, was, END, is_now, is_now, was])])
-    assert ["a, before it b" in text or "b, before it a" in text for text in warned] == [True, True, False]
-    assert "since second 3.0: b, before it a" in warned[0]
-
-
-def test_a_model_that_a_page_names_beside_another_replaces_none():
-    """As a gateway's pages do once a model was first asked for."""
-    first = gauge("vllm:num_requests_waiting", 1, labels=['model_name="a"']) + END
-    both = gauge("vllm:num_requests_waiting", 1, 1, labels=['model_name="a"', 'model_name="b"']) + END
-    assert said({}, endpoints=[endpoint_of([first, both, first])]) == []
 
 
 def test_a_watch_says_whose_times_it_has():
