@@ -2,12 +2,12 @@
 
     python benchmarks/report.py [--requests 10000] [--events 23] [--rate 20] [--scraped] [--repeat 3] [--keep DIR]
 
-The run directory is written here: its manifest and events are those of the recording under tests/golden/vllm_plain, its
-requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a chunk. Without --scraped
-no scrapes stand in it, so that what is measured is the requests' side; with it, the recording's pages, one each second,
-whose counters go on as they went. An hour: `--requests 20000 --rate 5.56 --scraped`. CPU-seconds are the least of N
-measurements, user and system time together; the steps are measured in this process, the whole command in one of its
-own.
+The run directory is written here: its manifest and events are those of the recording under tests/golden/vllm_plain
+without the warm-up, its requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a
+chunk. Without --scraped no scrapes stand in it, so that what is measured is the requests' side; with it, the
+recording's pages, one each second, whose counters go on as they went. An hour: `--requests 20000 --rate 5.56
+--scraped`. CPU-seconds are the least of N measurements, user and system time together; the steps are measured in this
+process, the whole command in one of its own.
 """
 
 from __future__ import annotations
@@ -71,12 +71,7 @@ def write_run(path: Path, requests: int, events: int, rate: float, *, scraped: b
     """Write a run directory of `requests` replies of `events` content events each."""
     (path / "raw").mkdir(parents=True)
     shutil.copy(RECORDING / "manifest.json", path)
-    shutil.copy(RECORDING / "raw" / "events.log", path / "raw")
-    began = [
-        at_ns
-        for at_ns, kind, data in map(msgspec.msgpack.decode, read_frames(path / "raw" / "events.log"))
-        if (kind, data.get("phase")) == ("phase_start", "measure")
-    ]
+    began_ns = _write_events(path / "raw" / "events.log", requests)
     rng = random.Random(1)
     with FrameLog(path / "raw" / "plan-measure.log") as plan, FrameLog(path / "raw" / "requests-0.log") as log:
         for index in range(requests):
@@ -85,10 +80,25 @@ def write_run(path: Path, requests: int, events: int, rate: float, *, scraped: b
                 max_tokens=events, offset_ns=round(index * 1e9 / rate),
             )  # fmt: skip
             append_record(plan, planned)
-            append_record(log, _part(planned, began[0], list(chunks(f"chatcmpl-sl-1-{index:06d}", events, rng)), rng))
+            append_record(log, _part(planned, began_ns, list(chunks(f"chatcmpl-sl-1-{index:06d}", events, rng)), rng))
         append_record(plan, plan_end("measure"))
     if scraped:
-        _write_scrapes(path / "raw" / "scrapes-0.log", began[0], seconds=round(requests / rate) + 2)
+        _write_scrapes(path / "raw" / "scrapes-0.log", began_ns, seconds=round(requests / rate) + 2)
+
+
+def _write_events(path: Path, requests: int) -> int:
+    """Write the recording's events without its warm-up, for `requests` of them; return when the load began, ns."""
+    began_ns = 0
+    with FrameLog(path) as log:
+        for at_ns, kind, data in map(msgspec.msgpack.decode, read_frames(RECORDING / "raw" / "events.log")):
+            if kind == "warmup" or data.get("phase") == "warmup":
+                continue
+            if kind == "planned":
+                data["count"] = requests
+            elif kind == "phase_start":
+                began_ns = at_ns
+            log.append(msgspec.msgpack.encode((at_ns, kind, data)))
+    return began_ns
 
 
 def _write_scrapes(path: Path, start_ns: int, seconds: int) -> None:
