@@ -27,7 +27,7 @@ from loadgen.transports.http import Pool, origin_of
 from loadgen.transports.transport import Exchange, WorkerSpec
 from loadgen.transports.websocket import WebSocketTransport
 from rundir.access import Tls, tls_context
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 WORK_S = 0.001
 CONTROL_S = 5.0
@@ -107,7 +107,7 @@ def flooding(kind: str, pieces: int, pair: str) -> Iterator[str]:
         server.kill()
 
 
-async def over_websocket(url: str, tls: Tls, clock: Clock, exchange: Exchange, held: Held) -> None:
+async def over_websocket(url: str, tls: Tls, clock: AnchoredClock, exchange: Exchange, held: Held) -> None:
     spec = WorkerSpec(
         worker=0, workers=1, run_id="run", clock_offset_ns=0, headers={}, out="", request_timeout_s=TIMEOUT_S,
         urls=[url], transport="websocket", protocol="websocket", tls=tls,
@@ -117,7 +117,7 @@ async def over_websocket(url: str, tls: Tls, clock: Clock, exchange: Exchange, h
         await transport.perform(exchange, planned, timeout_s=TIMEOUT_S)
 
 
-async def over_http(url: str, tls: Tls, clock: Clock, exchange: Exchange, held: Held) -> None:
+async def over_http(url: str, tls: Tls, clock: AnchoredClock, exchange: Exchange, held: Held) -> None:
     request = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
     context = tls_context(tls) if url.startswith("https:") else None
     async with Pool(origin_of(url), clock, tls=context) as pool, held.watching():
@@ -145,7 +145,7 @@ def measured(pieces: int) -> Iterator[str]:
         for kind, load in kinds.items():
             for tls in (False, True):
                 held, exchange = Held(), Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
-                clock = Clock(offset_ns=0, monotonic_ns=time.monotonic_ns)
+                clock = AnchoredClock(offset_ns=0, monotonic_ns=time.monotonic_ns)
                 with flooding(kind, pieces, str(pair) if tls else "") as url:
                     uvloop.run(load(url, Tls(ca=str(pair)), clock, exchange, held))
                 if exchange.error or exchange.received_bytes < pieces:

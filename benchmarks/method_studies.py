@@ -27,13 +27,13 @@ from loadgen.requests.metrics import request_metrics
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.procedures.ttft import TTFT
 from methodology.search import AT_SLO, LONG_S
-from methodology.study.model import Asked, Done, Finished, Parameters, Scale, Step, StepData
+from methodology.study.model import Done, Finished, Parameters, Scale, Step, StepData, StudySettings
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from methodology.study.saturation import measured_capacity, saturation
 from rundir.columns import Floats, take
 from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import EPOCH_NS, Load, VirtualServer
+from simulator.virtual import EPOCH_NS, SimulatedLoad, VirtualServer
 
 Result = dict[str, Any]
 
@@ -98,7 +98,7 @@ def a_step(rate: float, seed: int, *, seconds: float | None = 60.0, requests: in
 def full(settings: EngineSettings, *, requests: int, concurrency: int) -> Result:
     """Return requests and tokens a second of a closed loop, without its ramp and its drain."""
     load = VirtualLoad(workload=workload_of({}, seed=99), max_model_len=settings.max_model_len)
-    sent = Load(requests=load.requests(requests), concurrency=concurrency)
+    sent = SimulatedLoad(requests=load.requests(requests), concurrency=concurrency)
     played = server_of(settings, shown=False).play(sent)
     ends = np.sort([each.end_ns for each in played.exchanges])
     tokens = np.concatenate([np.array(each.token_ns) for each in played.exchanges])
@@ -148,9 +148,9 @@ def at_objective(ledger: Ledger, name: str, seconds: float, seed: int) -> Result
     return ledger.get("slo", name, seconds, seed, of=study)
 
 
-def _asked_throughput(scale: Scale, seconds: float, seed: int, *, slo: str | None = None) -> Asked:
+def _asked_throughput(scale: Scale, seconds: float, seed: int, *, slo: str | None = None) -> StudySettings:
     parameters = Parameters(duration=seconds, min=0.01, max=10_000.0, increment=0.01, slo=slo)
-    return Asked(test="throughput", scale=scale, parameters=parameters, seed=seed)
+    return StudySettings(test="throughput", scale=scale, parameters=parameters, seed=seed)
 
 
 def load_at_objective(ledger: Ledger, name: str) -> Result:
@@ -226,11 +226,11 @@ def _gains(seats: int, blocks: int, clients: int) -> dict[str, float]:
 def _what_binds(settings: EngineSettings, clients: int, seed: int) -> tuple[str | None, str]:
     """Return what a throughput study names as what binds, by its closed loops: the open ones change nothing."""
 
-    def closed(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+    def closed(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
         return saturation(asked, finished, confirm=True) or Done(reason="the closed loops have ended")
 
     parameters = Parameters(duration=60.0, concurrency=clients)
-    asked = Asked(test="throughput", scale="short", parameters=parameters, seed=seed)
+    asked = StudySettings(test="throughput", scale="short", parameters=parameters, seed=seed)
     steps, _ = play(replace(THROUGHPUT, next_step=closed), asked, settings, scrape_s=1.0, parts="none")
     limit = measured_capacity(steps)
     return (limit.limit, limit.reason) if limit else (None, "no step served")
@@ -301,7 +301,7 @@ def until_of_queue(servers: int, load: float, text: str, seed: int) -> Result:
     The queue serves one request a second and server; each step finds it empty.
     """
     parameters = Parameters(load=load, requests=1000, until=text, capacity=float(servers))
-    asked = Asked(test="ttft", scale="short", parameters=parameters, seed=seed)
+    asked = StudySettings(test="ttft", scale="short", parameters=parameters, seed=seed)
     finished: list[Finished] = []
     data: list[StepData] = []
     while isinstance(step := decide(TTFT, asked, finished), Step):

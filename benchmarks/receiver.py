@@ -32,7 +32,7 @@ import numpy as np
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.series.log import Row, read_log
+from scraper.series.log import ScrapeRow, read_log
 
 INTERVAL_S = 0.25
 EMPTY_EXPORTS, EMPTY_SPANS = 40, 20_000
@@ -228,7 +228,7 @@ def resident_mb(pid: int) -> dict[int, float]:
 
 def report(phases: list[Phase], beside: list[Phase], raw: Path, counts: dict[str, float]) -> Iterator[str]:
     """Yield a line for each phase, and whether the counts agree of those before slow bodies."""
-    rows = [row for log in sorted(raw.glob("scrapes-*.log")) for row in read_log(log) if isinstance(row, Row)]
+    rows = [row for log in sorted(raw.glob("scrapes-*.log")) for row in read_log(log) if isinstance(row, ScrapeRow)]
     request_ns, tick_ns = (np.array([getattr(row, name) for row in rows]) for name in ("request_ns", "tick_ns"))
     for phase in (*phases, *beside):
         during = (request_ns >= phase.begin_ns) & (request_ns < phase.end_ns)

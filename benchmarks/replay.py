@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from exporter.server_metrics import jsonl
 from exporter.server_metrics.json import document
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from scraper.series.log import rows
 from scraper.series.table import EndpointSeries, build
 from scraper.targets.scrape import Scrape
@@ -227,8 +227,8 @@ def _apart(values: Values, *, rates: bool) -> Values:
     return {key: value for key, value in values.items() if key.field.startswith("rate_") == rates}
 
 
-def _source(endpoint: EndpointSeries, window: Window) -> Source:
-    return Source(
+def _source(endpoint: EndpointSeries, window: Window) -> MetricsSource:
+    return MetricsSource(
         endpoints=(endpoint,),
         window=window,
         slice_ns=int(SLICE_S * 1e9),

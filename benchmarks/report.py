@@ -36,7 +36,7 @@ from loadgen.requests.table import assemble
 from loadgen.transports.packing import pack
 from rundir.frames import FrameLog, read_frames
 from scraper.exposition import Series
-from scraper.series.log import Row, ScrapeLog
+from scraper.series.log import ScrapeLog, ScrapeRow
 from scraper.series.log import read_log as read_scrapes
 from scraper.targets.scrape import Scrape
 from sidecar.report import derive
@@ -103,7 +103,7 @@ def _write_events(path: Path, requests: int) -> int:
 
 def _write_scrapes(path: Path, start_ns: int, seconds: int) -> None:
     """Write a page each second: counters go on as they went in the recording, the rest is what it was."""
-    rows = [row for row in read_scrapes(RECORDING / "raw" / "scrapes-0.log") if isinstance(row, Row)]
+    rows = [row for row in read_scrapes(RECORDING / "raw" / "scrapes-0.log") if isinstance(row, ScrapeRow)]
     rows = [row for row in rows if row.series is rows[-1].series]
     rises = np.array([series.type in ("counter", "histogram", "summary") for series in rows[0].series])
     log = ScrapeLog(path)

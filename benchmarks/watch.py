@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.access import Access
-from scraper.spans.forward import Unavailable, Wire
+from scraper.spans.forward import CollectorConnection, Unavailable
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -95,7 +95,7 @@ class Traffic:
         for key, number in numbers.items():
             span.attributes.add(key=key).value.double_value = number
 
-    async def send_on(self, name: str, wire: Wire, stop: asyncio.Event) -> None:
+    async def send_on(self, name: str, wire: CollectorConnection, stop: asyncio.Event) -> None:
         """Send one service's spans in batches, each until it is taken."""
         while not (stop.is_set() and not self.pending[name]):
             spans, self.pending[name] = self.pending[name], []
@@ -104,7 +104,7 @@ class Traffic:
             if not stop.is_set():
                 await asyncio.sleep(BATCH_S)
 
-    async def _send(self, name: str, spans: list[Span], wire: Wire) -> None:
+    async def _send(self, name: str, spans: list[Span], wire: CollectorConnection) -> None:
         request = ExportTraceServiceRequest()
         scope = request.resource_spans.add().scope_spans.add()
         scope.scope.name = SCOPES[name]
@@ -186,7 +186,7 @@ async def _drive(traffic: Traffic, options: argparse.Namespace, pid: int, target
     begin_s, next_s, kill_s = time.monotonic(), time.monotonic(), options.kill_after
     async with asyncio.TaskGroup() as group:
         for name in SCOPES:
-            wire = await asyncio.wait_for(Wire(target, Access()).__aenter__(), 10)
+            wire = await asyncio.wait_for(CollectorConnection(target, Access()).__aenter__(), 10)
             group.create_task(traffic.send_on(name, wire, stop))
         while time.monotonic() < begin_s + options.seconds:
             traffic.request(time.time_ns())

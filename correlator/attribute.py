@@ -14,7 +14,7 @@ import numpy as np
 
 from correlator.estimate.assignment import IntervalTotals, Members, assign
 from correlator.estimate.conditioning import Estimate, estimate_parts, mark_impossible
-from correlator.estimate.intervals import Intervals, Observed, observe, pooled
+from correlator.estimate.intervals import Observed, ScrapeIntervals, observe, pooled
 from correlator.estimate.priors import Network, assume_network, measure_network
 from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
@@ -101,8 +101,8 @@ def _attributed(requests: RequestColumns, rows: Indices, engines: list[Observed]
 
 
 def _place_ends(
-    waits: Waits, parts: list[Intervals], origin_ns: int, stamp_error_s: float
-) -> tuple[Intervals, Members]:
+    waits: Waits, parts: list[ScrapeIntervals], origin_ns: int, stamp_error_s: float
+) -> tuple[ScrapeIntervals, Members]:
     """Put every request that the engine ended into an interval; the members' columns are of all requests."""
     whole = pooled(parts) if len(parts) > 1 else parts[0]
     tokens = np.column_stack((waits.prompt_tokens, waits.output_tokens))
@@ -123,7 +123,7 @@ def _place_ends(
     return intervals, replace(members, interval=interval, clear_s=clear_s)
 
 
-def _totals(intervals: Intervals, names: Sequence[str], origin_ns: int) -> IntervalTotals:
+def _totals(intervals: ScrapeIntervals, names: Sequence[str], origin_ns: int) -> IntervalTotals:
     columns = [np.rint(intervals.sums[name]) for name in names]
     return IntervalTotals(
         start_s=(intervals.start_ns - origin_ns) / 1e9,
@@ -134,7 +134,7 @@ def _totals(intervals: Intervals, names: Sequence[str], origin_ns: int) -> Inter
     )
 
 
-def _network(waits: Waits, engines: list[Observed], intervals: Intervals, origin_ns: int) -> Network:
+def _network(waits: Waits, engines: list[Observed], intervals: ScrapeIntervals, origin_ns: int) -> Network:
     """Estimate the network's time, from the engine's own TTFT if the only engine reports it."""
     counted_ends = ~intervals.lost
     queue_s, prefill_s = intervals.sums["queue"][counted_ends].sum(), intervals.sums["prefill"][counted_ends].sum()
@@ -172,7 +172,7 @@ def _within_waits(estimates: Estimate, wait_s: Floats) -> tuple[Floats, Floats]:
 def _table(
     waits: Waits,
     timed: Bools,
-    intervals: Intervals,
+    intervals: ScrapeIntervals,
     members: Members,
     network: Network,
     estimates: Estimate,

@@ -18,7 +18,7 @@ from recorded.logs import UNREADABLE, RunLogs, open_logs, require_logs
 from recorded.run import Run
 from rundir.files import NotRegular
 from rundir.frames import number_of, read_frames
-from scraper.series.log import FailureRecord, LogReader, Row
+from scraper.series.log import FailureRecord, LogReader, ScrapeRow
 from scraper.series.table import SeriesTable
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _WatchLogs(RunLogs):
         follow(self._lives, record)
         return record if isinstance(record, StateRecord) or self._ahead < 0 else None
 
-    def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
+    def _take_scrape(self, path: Path, payload: bytes) -> ScrapeRow | FailureRecord | None:
         scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is None or scrape.response_ns < self._since_ns:
             return None

@@ -15,12 +15,12 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
-from correlator.live.breakdown import Ended, break_down_ended
+from correlator.live.breakdown import EndedRequests, break_down_ended
 from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
 from correlator.live.requests import Guard, SpanRequests
 from loadgen.requests.table import RequestLog
 from rundir.columns import concat, take
-from scraper.series.log import Row
+from scraper.series.log import ScrapeRow
 from scraper.series.table import EndpointSeries
 from scraper.spans.log import ExportRecord, StateRecord
 
@@ -146,7 +146,7 @@ class Replay:
             self._requests.estimates.scraped(self._page)
             self._page = next(self._pages, None)
 
-    def _count(self, ended: Sequence[Ended]) -> None:
+    def _count(self, ended: Sequence[EndedRequests]) -> None:
         for requests in ended:
             self._missing.update(reason for reason in requests.reason.tolist() if reason)
             if (requests.requests.status != "").any():
@@ -174,7 +174,7 @@ class _Table:
     parts: Parts
 
     @staticmethod
-    def of(ended: Ended) -> _Table:
+    def of(ended: EndedRequests) -> _Table:
         """Return a table of the requests with a client's span.
 
         Where the breakdown is missing, the reason is in words.
@@ -199,11 +199,11 @@ class _Table:
         )
 
 
-def _rows(page: EndpointSeries) -> Iterator[Row]:
+def _rows(page: EndpointSeries) -> Iterator[ScrapeRow]:
     """Give the scrapes of an endpoint one by one."""
     stamps = zip(page.tick_ns.tolist(), page.request_ns.tolist(), page.response_ns.tolist(), strict=True)
     for place, (tick_ns, request_ns, response_ns) in enumerate(stamps):
-        yield Row(
+        yield ScrapeRow(
             url=page.url,
             tick_ns=tick_ns,
             request_ns=request_ns,

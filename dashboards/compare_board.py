@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from panels import TTFT_NAMES, Board, Row, Variable, bars, client_quantile, last, lines, table
+from panels import TTFT_NAMES, Board, PanelRow, Variable, bars, client_quantile, last, lines, table
 from run_board import FAILED, LATE, MODEL, TTFT_MEAN, rate
 
 from correlator.breakdown import LABELS
@@ -52,7 +52,7 @@ LATENESS = "sidelight_generator_schedule_lateness_quantile_seconds"
 TTFT_P99 = 'of="ttft", quantile="0.99"'
 ENDED = "sidelight_client_requests_total"
 
-SIDE_BY_SIDE = Row(
+SIDE_BY_SIDE = PanelRow(
     "Runs of the range shown",
     (
         table(
@@ -92,7 +92,7 @@ SIDE_BY_SIDE = Row(
     ),
 )
 
-AGAINST_BASE = Row(
+AGAINST_BASE = PanelRow(
     "Change against the base run ($base)",
     (
         table(

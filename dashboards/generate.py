@@ -24,7 +24,7 @@ import watch_board
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
-from panels import Board, Row, Variable
+from panels import Board, PanelRow, Variable
 from shapes import DATASOURCE, shaped
 
 with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def _built(board: Board) -> model.Dashboard:
     return built.build()
 
 
-def _row(row: Row, number: int) -> dashboard.Row:
+def _row(row: PanelRow, number: int) -> dashboard.Row:
     header = dashboard.Row(row.title).id(number).collapsed(row.collapsed)
     for place, panel in enumerate(row.panels if row.collapsed else (), number + 1):
         header = header.with_panel(shaped(panel).id(place))

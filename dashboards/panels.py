@@ -113,7 +113,7 @@ bars = partial(Panel, "bars")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     """A titled row of panels with widths that add up to 24 a line.
 
     It is collapsed where most runs have nothing to show.
@@ -145,7 +145,7 @@ class Board:
     uid: str
     title: str
     description: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...]
     phases: str
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panels import (
     Board,
-    Row,
+    PanelRow,
     Scope,
     Variable,
     client_quantile,
@@ -40,7 +40,7 @@ def rate(of: str, by: str = "", labels: str = RUN) -> str:
     return last("sidelight_client_rate_per_second", f'{labels}, of="{of}"', by)
 
 
-ANSWER_FIRST = Row(
+ANSWER_FIRST = PanelRow(
     "Answer first",
     (
         tile(
@@ -171,7 +171,7 @@ ANSWER_FIRST = Row(
     ),
 )
 
-OBJECTIVES = Row(
+OBJECTIVES = PanelRow(
     "Objectives (--slo)",
     (
         table(
@@ -227,7 +227,7 @@ def so_far(of: str, what: str) -> dict[str, str]:
 
 CLASSES = f'{RUN}, class=~"$class"'
 OF_CLASS = "sidelight_class_quantile_seconds"
-BY_CLASS = Row(
+BY_CLASS = PanelRow(
     "By class of request",
     (
         table(
@@ -254,7 +254,7 @@ BY_CLASS = Row(
     collapsed=True,
 )
 
-ONE_AXIS = Row(
+ONE_AXIS = PanelRow(
     "Client and engine on one time axis",
     (
         lines(
@@ -320,7 +320,7 @@ ONE_AXIS = Row(
     ),
 )
 
-GENERATOR = Row(
+GENERATOR = PanelRow(
     "The generator itself",
     (
         lines(

@@ -6,7 +6,7 @@ from panels import (
     E2E_NAMES,
     TTFT_NAMES,
     Panel,
-    Row,
+    PanelRow,
     Scope,
     engine_quantile,
     heatmap,
@@ -25,7 +25,7 @@ LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"
 LIVE_DELAY = "Estimates come some seconds after the requests they are of."
 
 
-def breakdown_row(scope: Scope, *more: Panel) -> Row:
+def breakdown_row(scope: Scope, *more: Panel) -> PanelRow:
     """Return the row that joins client and engine: where each request's wait went, part by part."""
     labels = scope.client
     sums = {LABELS[part]: total("sidelight_ttft_part_seconds_sum", f'{labels}, part="{part}"') for part in TTFT_NAMES}
@@ -35,7 +35,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> Row:
         for metric, parts in (("ttft", TTFT_NAMES), ("inner", (ENGINE_FRONTEND.name, SCHEDULER_INTAKE.name)))
         for part in parts
     }
-    return Row(
+    return PanelRow(
         "Where the TTFT went",
         (
             stack(
@@ -130,7 +130,7 @@ def by_both_clocks(scope: Scope, width: int) -> tuple[Panel, ...]:
     )
 
 
-def engine_row(scope: Scope, so_far: str) -> Row:
+def engine_row(scope: Scope, so_far: str) -> PanelRow:
     """Return the row of the engines' own metrics. `so_far` says which requests their quantiles are of."""
     client, engine = scope.client, scope.engine
     hits, lookups = (total(f"sidelight_engine_prefix_cache_{what}_total", engine) for what in ("hits", "queries"))
@@ -141,7 +141,7 @@ def engine_row(scope: Scope, so_far: str) -> Row:
         }
         for what, name, engine_name in (("Output", "output", "generation"), ("Prompt", "input", "prompt"))
     }
-    return Row(
+    return PanelRow(
         "Engine",
         (
             stack(
@@ -199,11 +199,11 @@ def engine_row(scope: Scope, so_far: str) -> Row:
     )
 
 
-def gateways_row(scope: Scope) -> Row:
+def gateways_row(scope: Scope) -> PanelRow:
     """Return the row of gateways' own pages, empty where none is scraped."""
     labels = scope.engine
     page = "By the gateway's own page, which --metrics names. "
-    return Row(
+    return PanelRow(
         "Gateways",
         (
             stack(
@@ -243,10 +243,10 @@ def gateways_row(scope: Scope) -> Row:
     )
 
 
-def distributions_row(scope: Scope, gaps_by: str) -> Row:
+def distributions_row(scope: Scope, gaps_by: str) -> PanelRow:
     """Return the row of how latencies are spread, request by request; gaps between tokens by the client or engine."""
     gaps = {"client": scope.client, "engine": scope.engine}[gaps_by]
-    return Row(
+    return PanelRow(
         "Latency distributions",
         (
             heatmap(

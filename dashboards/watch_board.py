@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from panels import (
     Board,
-    Row,
+    PanelRow,
     Scope,
     Variable,
     engine_quantile,
@@ -35,7 +35,7 @@ PENDING = f"(max (sidelight_breakdown_pending{{{WATCH}}}) or vector(0))"
 COUNTED = f"({in_range('sidelight_requests_total')} + {PENDING})"
 TTFT, TTFT_SUM = "sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds_sum"
 
-ANSWER_FIRST = Row(
+ANSWER_FIRST = PanelRow(
     "Answer first",
     (
         tile(
@@ -128,7 +128,7 @@ NOT_BROKEN_DOWN = stack(
     width=24,
 )
 
-ONE_AXIS = Row(
+ONE_AXIS = PanelRow(
     "Client and engine on one time axis",
     (
         lines(
@@ -170,7 +170,7 @@ ONE_AXIS = Row(
     ),
 )
 
-RECEIVER = Row(
+RECEIVER = PanelRow(
     "The sidecar itself",
     (
         lines(

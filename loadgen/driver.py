@@ -23,7 +23,7 @@ import msgspec
 
 from loadgen.records import PlannedRequest
 from loadgen.timer import Alarm, wait_until
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 _REST_S = 1.0  # for what is left of a plan to be counted
 # Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for so many
@@ -51,7 +51,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float | None = None
 
 
-class Run(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
+class LoadRun(Order, frozen=True, kw_only=True, tag_field="cmd", tag="run", forbid_unknown_fields=True):
     """Drive a plan, with the concurrency of all workers together."""
 
     plan: str
@@ -61,17 +61,17 @@ class StopNow(msgspec.Struct, frozen=True, tag_field="cmd", tag="stop", forbid_u
     """A command to cancel the requests in flight and report drained."""
 
 
-class Exit(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
+class ExitWorker(msgspec.Struct, frozen=True, tag_field="cmd", tag="exit", forbid_unknown_fields=True):
     """Stop and leave."""
 
 
-Command = Run | StopNow | Exit
+Command = LoadRun | StopNow | ExitWorker
 
 
 class Seats:
     """The seats of a cap, taken in the order in which they were asked for; None: any number."""
 
-    def __init__(self, count: int | None, clock: Clock) -> None:
+    def __init__(self, count: int | None, clock: AnchoredClock) -> None:
         self._free, self._clock = count, clock
         self._queue: deque[asyncio.Future[int]] = deque()
 
@@ -151,7 +151,7 @@ async def run_phase(
     order: Order,
     *,
     send: Send,
-    clock: Clock,
+    clock: AnchoredClock,
     stop: Stop,
     alarm: Alarm | None = None,
     overdue: Callable[[int], None] = lambda _: None,
@@ -186,7 +186,7 @@ class _Phase:
     plan: AsyncIterator[PlannedRequest]
     order: Order
     send: Send
-    clock: Clock
+    clock: AnchoredClock
     alarm: Alarm | None
     overdue: Callable[[int], None]
     group: asyncio.TaskGroup
@@ -276,7 +276,7 @@ async def _drive(
     order: Order,
     *,
     send: Send,
-    clock: Clock,
+    clock: AnchoredClock,
     stop: Stop,
     alarm: Alarm | None,
     overdue: Callable[[int], None],

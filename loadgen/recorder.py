@@ -17,10 +17,10 @@ from typing import Self
 
 from loadgen.records import RequestPart, WorkerStat, append_record
 from loadgen.timer import Alarm, wait_until
-from loadgen.transports.lateness import GcPauses, ReceiveStamps
+from loadgen.transports.lateness import PauseCounter, ReceiveStamps
 from loadgen.transports.packing import NOTHING, Packed, pack
 from loadgen.transports.transport import Exchange
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from rundir.frames import FrameLog
 from rundir.printable.masking import blanked, without_secrets
 from rundir.process import resident_bytes
@@ -58,11 +58,11 @@ class Recorder:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        clock: Clock,
+        clock: AnchoredClock,
         *,
         worker: int,
         stamps: ReceiveStamps,
-        pauses: GcPauses,
+        pauses: PauseCounter,
         read: Read | None = None,
     ) -> None:
         self._log = FrameLog(path)

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Self
 
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 # epoll rounds a timeout up to the next millisecond, so a timer alone is up to that much late.
 _APPROACH_NS = 1_000_000
@@ -94,7 +94,7 @@ class Alarm:
             woken.set_result(None)
 
 
-async def wait_until(clock: Clock, due_ns: int, alarm: Alarm | None = None) -> None:
+async def wait_until(clock: AnchoredClock, due_ns: int, alarm: Alarm | None = None) -> None:
     """Return at `due_ns`, or at once when it has passed. Each wait is computed from the clock: lateness never adds up.
 
     With a precise alarm that is all; without, a timer wakes up to one millisecond early, and the rest is spent going

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from loadgen.protocols.reading.stream import Seen, reading
+from loadgen.protocols.reading.stream import ReplyState, reading
 from loadgen.protocols.table import Protocol
 from loadgen.records import PlannedRequest
 from loadgen.transports.transport import Exchange
@@ -51,7 +51,7 @@ async def next_turn(
 
 async def reply_text(protocol: Protocol, head: bytes, wire: bytes | bytearray, read_ends: Iterable[int]) -> str | None:
     """Return all visible content of choice 0 of a reply, read in slices; None of one that failed or is torn."""
-    seen, read = Seen(), 0
+    seen, read = ReplyState(), 0
     for is_piece in reading(seen, protocol.form, 200, head, _pieces(protocol, wire, read_ends)):
         if is_piece or seen.number - read >= _SLICE_EVENTS:
             read = seen.number

@@ -20,15 +20,15 @@ from functools import partial
 import msgspec
 import uvloop
 
-from loadgen.driver import Command, Exit, Order, Run, Stop, StopNow, is_share, run_phase, slots
+from loadgen.driver import Command, ExitWorker, LoadRun, Order, Stop, StopNow, is_share, run_phase, slots
 from loadgen.recorder import Read, Recorder
 from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
 from loadgen.timer import Alarm
 from loadgen.transports import open_transport
-from loadgen.transports.lateness import GcPauses, ReceiveStamps
+from loadgen.transports.lateness import PauseCounter, ReceiveStamps
 from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir.child import commands, first_cause, open_input, read_spec, say
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from rundir.frames import FrameTail
 from rundir.process import raise_limit
 
@@ -66,7 +66,7 @@ class _Sender:
 
     spec: WorkerSpec
     roots: list[str]
-    clock: Clock
+    clock: AnchoredClock
     alarm: Alarm
     transport: Transport
     recorder: Recorder
@@ -116,8 +116,8 @@ async def _main() -> int:
     async with contextlib.AsyncExitStack() as stack:
         try:
             spec = await read_spec(lines, _decode_spec)
-            clock, alarm = Clock(offset_ns=spec.clock_offset_ns), stack.enter_context(Alarm())
-            stamps, pauses = ReceiveStamps(clock), GcPauses()
+            clock, alarm = AnchoredClock(offset_ns=spec.clock_offset_ns), stack.enter_context(Alarm())
+            stamps, pauses = ReceiveStamps(clock), PauseCounter()
             transport = open_transport(spec, clock, stamps)
             follow = _follow(spec)
             recorder = Recorder(
@@ -176,11 +176,11 @@ class _TerminatedError(Exception):
     """An error raised on SIGTERM."""
 
 
-async def _orders(lines: asyncio.StreamReader) -> AsyncGenerator[Run | StopNow | str, None]:
+async def _orders(lines: asyncio.StreamReader) -> AsyncGenerator[LoadRun | StopNow | str, None]:
     """Yield the conductor's commands, and at last the reason for their end, as text."""
     try:
         async for command in commands(lines, _decode_command):
-            if isinstance(command, Exit):
+            if isinstance(command, ExitWorker):
                 yield "the worker was told to leave"
                 return
             yield command
@@ -223,7 +223,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
     return reason
 
 
-async def _run(command: Run, sender: _Sender) -> None:
+async def _run(command: LoadRun, sender: _Sender) -> None:
     spec, workers = sender.spec, sender.spec.workers
     order: Order = command
     for name in ("concurrency", "cap"):

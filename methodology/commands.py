@@ -20,7 +20,7 @@ from sidecar.progress.reporter import Mode, Progress, Terminal, is_terminal, mod
 
 if TYPE_CHECKING:
     from methodology.execution.derive import DerivedStudy
-    from methodology.execution.verb import Ended
+    from methodology.execution.verb import StudyEnd
 
 STUDY, LOCK = "study.json", ".lock"  # as in methodology.execution.record, which takes long to import
 
@@ -134,7 +134,7 @@ def _study(name: str, options: StudyOptions) -> int:
     return _shown(ended)
 
 
-def _shown(ended: "Ended") -> int:
+def _shown(ended: "StudyEnd") -> int:
     _print_report(ended.derived, ended.path)
     if ended.error is not None and not isinstance(ended.error, Interrupted):
         raise ended.error

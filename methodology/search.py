@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from correlator.statistics.intervals import Ends
 from methodology.fits.logistic import share_crossing
-from methodology.study.findings import Quantity
-from methodology.study.model import Asked, Done, Finished, Step
+from methodology.study.findings import ResultQuantity
+from methodology.study.model import Done, Finished, Step, StudySettings
 from methodology.study.planning import LEVEL, fresh, level_label, of_kind
 from methodology.study.quantities import number
 from methodology.study.saturation import DEFAULT_S, Capacity, load_of, measured_capacity, saturation
@@ -65,7 +65,7 @@ def bracket(levels: Sequence[Finished], limit: Capacity) -> Bracket:
     )
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step of the search for the maximum throughput.
 
     It has (a) closed loops until the server is full, (b) open loops around what it then serves, (c) open loops where
@@ -87,7 +87,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return _open(asked, finished, AT_SLO, rate, 1)
 
 
-def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tuple[float, int] | None:
+def _next_level(asked: StudySettings, levels: Sequence[Finished], limit: Capacity) -> tuple[float, int] | None:
     """Return the open-loop search's next rate, and the multiple of its step's duration; None: it has ended."""
     parameters = asked.parameters
     verdicts = bracket(levels, limit)
@@ -118,14 +118,14 @@ def _next_level(asked: Asked, levels: Sequence[Finished], limit: Capacity) -> tu
     return None
 
 
-def _open(asked: Asked, finished: Sequence[Finished], kind: str, rate: float, times: int) -> Step:
+def _open(asked: StudySettings, finished: Sequence[Finished], kind: str, rate: float, times: int) -> Step:
     label = f"open-{level_label(rate)}" + ("-longer" if times > 1 else "")
     options = {"slo": asked.parameters.slo} if asked.parameters.slo else {}
     duration_s = times * (asked.parameters.duration or DEFAULT_S)
     return fresh(asked, finished, label, "open", rate, kind=kind, duration=duration_s, options=options)
 
 
-def _next_at_slo(asked: Asked, finished: Sequence[Finished], limit: Capacity) -> float | Done:
+def _next_at_slo(asked: StudySettings, finished: Sequence[Finished], limit: Capacity) -> float | Done:
     """Return the next rate of the search for the load that reaches the objectives."""
     judged = _judged(finished)
     met, failed = _loads_judged(judged, limit)
@@ -192,7 +192,7 @@ def crossing_of(finished: Sequence[Finished], limit: Capacity) -> Ends | None:
     return min(crossings, key=lambda each: each[0], default=None)
 
 
-def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Quantity:
+def at_objective(asked: StudySettings, steps: Sequence[Finished], limit: Capacity) -> ResultQuantity:
     """Return the highest load that meets the objectives; where none can be said, why, and what is known of it."""
     text, judged = asked.parameters.slo, _judged(steps)
     if not text or not judged:
@@ -226,7 +226,7 @@ def at_objective(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> Qu
     return replace(unknown, ci95=reached[1:] if reached else None)
 
 
-def contradiction(asked: Asked, steps: Sequence[Finished], limit: Capacity) -> str:
+def contradiction(asked: StudySettings, steps: Sequence[Finished], limit: Capacity) -> str:
     """Return a sentence if levels contradict each other, else nothing.
 
     They do if some meet the objectives that fail at a lower load.

@@ -142,7 +142,7 @@ def _judged(
     )
 
 
-class Held(msgspec.Struct, kw_only=True):
+class RecordCounts(msgspec.Struct, kw_only=True):
     """Counts of records in a run's logs.
 
     Planned requests (turns included) and scrapes are counted by log, spans over all logs.
@@ -153,7 +153,7 @@ class Held(msgspec.Struct, kw_only=True):
     spans: int = 0
 
 
-def agreements(events: Events, held: Held, *, sent: int, received: int | None) -> Iterator[Agreement]:
+def agreements(events: Events, held: RecordCounts, *, sent: int, received: int | None) -> Iterator[Agreement]:
     """Yield each count stated by a run's processes, with the count in its logs. `sent` requests are in the logs;
     `received` spans are the receivers' count, None if unknown.
     """

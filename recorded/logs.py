@@ -19,8 +19,8 @@ from recorded.events import Event, decode_event
 from recorded.integrity import (
     Agreement,
     Events,
-    Held,
     Integrity,
+    RecordCounts,
     Unreadable,
     agreements,
     disagreements,
@@ -34,10 +34,10 @@ from rundir.framing import GAP, LogEnd, is_format_1
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
-from scraper.series.log import FailureRecord, LogReader, Row, SeriesLimit
+from scraper.series.log import FailureRecord, LogReader, ScrapeRow, SeriesLimit
 
 if TYPE_CHECKING:
-    from scraper.spans.log import Counts, ReceiverLife
+    from scraper.spans.log import ReceiverCounts, ReceiverLife
     from scraper.spans.received import ReceivedSpan
 
 # What reading a record raises that its writer has not written.
@@ -54,7 +54,7 @@ class News:
 
     requests: RequestLog
     worker_stats: Sequence[WorkerStat]
-    scrapes: Sequence[Row | FailureRecord]
+    scrapes: Sequence[ScrapeRow | FailureRecord]
     spans: Sequence[ReceivedSpan]
 
 
@@ -69,7 +69,7 @@ class RunLogs:
 
     def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
         self.path = path
-        self._held = Held()
+        self._held = RecordCounts()
         self.requests = RequestFold(run_id=run_id, protocol=protocol)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
@@ -151,7 +151,9 @@ class RunLogs:
         for _ in self._read("plan-*.log", self._take_planned, last=last):
             pass
 
-    def _integrity(self, manifest: Mapping[str, Any], events: Sequence[Event], *, received: Counts | None) -> Integrity:
+    def _integrity(
+        self, manifest: Mapping[str, Any], events: Sequence[Event], *, received: ReceiverCounts | None
+    ) -> Integrity:
         stated = manifest.get("logs")
         try:
             ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
@@ -178,7 +180,7 @@ class RunLogs:
         )
 
     def _agreements(
-        self, manifest: Mapping[str, Any], events: Events, received: Counts | None
+        self, manifest: Mapping[str, Any], events: Events, received: ReceiverCounts | None
     ) -> tuple[list[Agreement], int | msgspec.UnsetType]:
         """Return the counts stated by a run that ended by itself, and its unsent requests.
 
@@ -212,7 +214,7 @@ class RunLogs:
         self.requests.add(record)
         return None
 
-    def _take_scrape(self, path: Path, payload: bytes) -> Row | FailureRecord | None:
+    def _take_scrape(self, path: Path, payload: bytes) -> ScrapeRow | FailureRecord | None:
         scrape = self._scrapes.setdefault(path, LogReader(self._limit)).take(payload)
         if scrape is not None:
             self._held.scrapes[path.name] += 1

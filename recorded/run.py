@@ -18,7 +18,7 @@ from scraper.series import table as series
 
 if TYPE_CHECKING:
     from recorded.gateway_spans import GatewaySpan
-    from scraper.spans.log import Counts
+    from scraper.spans.log import ReceiverCounts
     from scraper.spans.requests import EngineSpans
 
 
@@ -55,7 +55,7 @@ class Run:
     timings: perf_metrics.Timings = field(default_factory=perf_metrics.none)
     hardware: tuple[readings.HardwareLogRecord, ...] = ()
     events: tuple[Event, ...]
-    span_counts: Counts | None = None
+    span_counts: ReceiverCounts | None = None
     receiver_deaths: int = 0
     integrity: Integrity = NOTHING_READ
     offsets_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)

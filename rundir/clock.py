@@ -19,7 +19,7 @@ _STEP_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class AnchoredClock:
     """A monotonic clock anchored once to the wall clock.
 
     offset_ns     what the conductor measured once: Unix epoch minus monotonic
@@ -46,13 +46,13 @@ def utc_now() -> datetime:
     return datetime.fromtimestamp(time_of_day_ns() / 1e9, tz=UTC)
 
 
-def anchor(wall_ns: Callable[[], int] = time_of_day_ns) -> Clock:
+def anchor(wall_ns: Callable[[], int] = time_of_day_ns) -> AnchoredClock:
     """Read the wall clock between two monotonic reads, several times, and keep the tightest."""
     width_ns, offset_ns = _offset_ns(ANCHOR_TRIES, wall_ns)
-    return Clock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
+    return AnchoredClock(offset_ns=offset_ns, error_ns=width_ns // 2 + 1)
 
 
-def step_ns(clock: Clock, wall_ns: Callable[[], int] = time_of_day_ns) -> int:
+def step_ns(clock: AnchoredClock, wall_ns: Callable[[], int] = time_of_day_ns) -> int:
     """Return the step of the wall clock since a clock was anchored, ns; 0 up to STEP_NS.
 
     What a process that waits for a processor reads may be off by half of what the reading took.

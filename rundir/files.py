@@ -25,7 +25,7 @@ class NotRegular(OSError):
     strerror: str
 
 
-class Held(OSError):
+class LockHeld(OSError):
     """Another process holds a lock; `strerror` names it."""
 
     strerror: str
@@ -141,7 +141,7 @@ def lock(path: Path) -> Iterator[None]:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with FileIO(os.open(path, flags, mode_in(path.parent.stat())), "r+") as file:
         if not _locked(file, fcntl.LOCK_EX):
-            raise Held(errno.EWOULDBLOCK, f"process {_pid(file)} holds it", os.fspath(path))
+            raise LockHeld(errno.EWOULDBLOCK, f"process {_pid(file)} holds it", os.fspath(path))
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         yield

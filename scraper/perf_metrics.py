@@ -59,7 +59,7 @@ class ReplyRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return inflate(self.packed, _BODY_BYTES) if self.packed else b""
 
 
-class _Times(msgspec.Struct, frozen=True):
+class _RequestTimes(msgspec.Struct, frozen=True):
     arrival_time: float
     first_scheduled_time: float
     first_token_time: float
@@ -67,18 +67,18 @@ class _Times(msgspec.Struct, frozen=True):
     server_arrival_time: float | None = None
 
 
-class _Metrics(msgspec.Struct, frozen=True):
-    timing_metrics: _Times
+class _RequestMetrics(msgspec.Struct, frozen=True):
+    timing_metrics: _RequestTimes
 
 
-class _Item(msgspec.Struct, frozen=True):
-    perf_metrics: _Metrics | None = None
+class _RequestEntry(msgspec.Struct, frozen=True):
+    perf_metrics: _RequestMetrics | None = None
     ctx_request_id: Any = None
     ctx_perf_metrics: Any = None
     gen_perf_metrics: Any = None
 
 
-class _Exchange(msgspec.Struct, frozen=True):
+class _ServerTimes(msgspec.Struct, frozen=True):
     receive_ts: float
     transmit_ts: float
 
@@ -86,8 +86,8 @@ class _Exchange(msgspec.Struct, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(ReplyRecord)
 _items = msgspec.json.Decoder(list[msgspec.Raw])
-_item = msgspec.json.Decoder(_Item)
-_exchange = msgspec.json.Decoder(_Exchange)
+_item = msgspec.json.Decoder(_RequestEntry)
+_exchange = msgspec.json.Decoder(_ServerTimes)
 
 
 class TimingLog:

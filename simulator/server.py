@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import web
 
 from simulator.api import native, websocket
-from simulator.api.gateway import Gateway
+from simulator.api.gateway import SimulatedGateway
 from simulator.api.requests import (
     DetokenizeRequest,
     Generation,
@@ -39,7 +39,7 @@ from simulator.api.samples import several
 from simulator.api.service import SERVICE, Service, answering, reply_id, said, streamed, submitted, whole
 from simulator.engine.driver import EngineDriver, EngineStoppedError, anchored_clock
 from simulator.engine.history import RequestRecord, StepOutcome, TokenOutput
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.engine.tokenizer import END_OF_SEQUENCE, UnknownTokenError, decode, encode
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import page_of, sglang, trtllm, vllm
@@ -139,11 +139,11 @@ def _service(settings: SimulatorSettings, log: TruthLog, spans: SpanExporter | N
         log.add(record)
 
     is_sglang = settings.engine == "sglang"
-    engine = Engine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
+    engine = SimulatedEngine(settings.engine_settings, keep_steps=is_sglang and spans is not None)
     return Service(
         settings=settings,
         driver=EngineDriver(engine, clock=clock, on_step=on_step, on_abort=on_abort, late_aborts=is_sglang),
-        gateway=Gateway(settings.gateway, settings.engine_settings.seed),
+        gateway=SimulatedGateway(settings.gateway, settings.engine_settings.seed),
         page=page,
         perf_metrics=perf_metrics,
         clock=clock,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from simulator.api.gateway import Gateway
+from simulator.api.gateway import SimulatedGateway
 from simulator.api.requests import RefusedError
 from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.pages import page_of
 
@@ -26,7 +26,7 @@ _REFUSAL_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class SimulatedLoad:
     """Requests to send, and their schedule.
 
     requests     in order; an endless iterator will do where something else ends the load
@@ -42,7 +42,7 @@ class Load:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
+class VirtualExchange:
     """One request as its client saw it, and the truth about it; stamps are int64 ns.
 
     `token_ns` is when each token reached the client, `end_ns` when the reply ended. `status` is that of HTTP, `error`
@@ -62,7 +62,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class VirtualPage:
     """A scrape: its request and answer at the scraper, int64 ns, and the engine's values."""
 
     request_ns: int
@@ -80,8 +80,8 @@ class Played:
 
     start_ns: int
     end_ns: int
-    exchanges: list[Exchange]
-    pages: list[Page]
+    exchanges: list[VirtualExchange]
+    pages: list[VirtualPage]
     steps: list[StepOutcome]
 
 
@@ -102,13 +102,13 @@ class VirtualServer:
         Without `shown` there is no page, and loads are played faster. `keep_steps` is that of the engine.
         """
         self.now_ns = start_ns
-        self.engine = Engine(settings.engine_settings, keep_steps=keep_steps, start_ns=start_ns)
-        self.gateway = Gateway(settings.gateway, settings.engine_settings.seed)
+        self.engine = SimulatedEngine(settings.engine_settings, keep_steps=keep_steps, start_ns=start_ns)
+        self.gateway = SimulatedGateway(settings.gateway, settings.engine_settings.seed)
         self._page = page_of(settings, lambda: self.now_ns, start_s=start_ns / 1e9) if shown else None
         self._rendered: tuple[bytes, str] | None = None
         self.way_ns = round(network_s * 1e9 / 2)
 
-    def play(self, load: Load, *, scrape_s: float | None = None, keep_steps: bool = False) -> Played:
+    def play(self, load: SimulatedLoad, *, scrape_s: float | None = None, keep_steps: bool = False) -> Played:
         """Play a load until its last request has ended; with `scrape_s`, a page at its start and at such intervals.
 
         The last scrape comes after that end.
@@ -155,7 +155,7 @@ class VirtualServer:
                 self._rendered = self._page.page()
             body, content_type = self._rendered
             scrapes.pages.append(
-                Page(
+                VirtualPage(
                     request_ns=at_ns - self.way_ns,
                     response_ns=at_ns + self.way_ns,
                     body=body,
@@ -170,11 +170,11 @@ class _Traffic:
     Events are in order of time.
     """
 
-    def __init__(self, load: Load, server: VirtualServer) -> None:
+    def __init__(self, load: SimulatedLoad, server: VirtualServer) -> None:
         self.start_ns = server.now_ns
-        self.sent: list[Exchange] = []
+        self.sent: list[VirtualExchange] = []
         self._server = server
-        self._running: dict[int, Exchange] = {}  # by the engine's numbers
+        self._running: dict[int, VirtualExchange] = {}  # by the engine's numbers
         self._requests = iter(load.requests)
         self._until_ns = None if load.duration_s is None else self.start_ns + round(load.duration_s * 1e9)
         self._is_closed = load.offsets_ns is None
@@ -214,7 +214,7 @@ class _Traffic:
             exchange.record, exchange.error = record, f"server: {OUT_OF_MEMORY}"
             self._at(outcome.at_ns, partial(self._end, exchange))
 
-    def _release(self, exchange: Exchange, at_ns: int, *, is_last: bool) -> None:
+    def _release(self, exchange: VirtualExchange, at_ns: int, *, is_last: bool) -> None:
         """Release a token, or hold it back until the guardrail has enough to check."""
         way_ns, gateway = self._server.way_ns, self._server.gateway.settings
         exchange.held += 1
@@ -236,11 +236,11 @@ class _Traffic:
     def _submit(self, at_ns: int) -> None:
         request = next(self._requests, None)
         if request is not None:
-            exchange = Exchange(request=request, submit_ns=at_ns)
+            exchange = VirtualExchange(request=request, submit_ns=at_ns)
             self.sent.append(exchange)
             self._at(at_ns + self._server.way_ns, partial(self._arrive, exchange))
 
-    def _arrive(self, exchange: Exchange, at_ns: int) -> None:
+    def _arrive(self, exchange: VirtualExchange, at_ns: int) -> None:
         try:
             self._server.gateway.admit()
         except RefusedError as error:
@@ -249,7 +249,7 @@ class _Traffic:
         wait_s = self._server.gateway.input_s(len(exchange.request.prompt_token_ids))
         self._at(at_ns + round(wait_s * 1e9), partial(self._checked, exchange))
 
-    def _checked(self, exchange: Exchange, at_ns: int) -> None:
+    def _checked(self, exchange: VirtualExchange, at_ns: int) -> None:
         try:
             self._server.gateway.check(exchange.request.prompt_token_ids)
         except RefusedError as error:
@@ -258,15 +258,15 @@ class _Traffic:
             return
         self._running[self._server.engine.submit(exchange.request, at_ns)] = exchange
 
-    def _refuse(self, at_ns: int, exchange: Exchange, error: RefusedError) -> None:
+    def _refuse(self, at_ns: int, exchange: VirtualExchange, error: RefusedError) -> None:
         exchange.status, exchange.error = error.status, f"http_{error.status}: {error.message}"
         self._answered(at_ns, exchange)
 
-    def _end(self, exchange: Exchange, at_ns: int) -> None:
+    def _end(self, exchange: VirtualExchange, at_ns: int) -> None:
         self._server.gateway.leave()
         self._answered(at_ns, exchange)
 
-    def _answered(self, at_ns: int, exchange: Exchange) -> None:
+    def _answered(self, at_ns: int, exchange: VirtualExchange) -> None:
         """End a request at its client; a closed loop sends the next at once."""
         exchange.end_ns = at_ns + self._server.way_ns
         if self._is_closed:
@@ -277,7 +277,7 @@ class _Scrapes:
     """The scrapes of a load, and the time of the next."""
 
     def __init__(self, start_ns: int, every_s: float | None) -> None:
-        self.pages: list[Page] = []
+        self.pages: list[VirtualPage] = []
         self._next_ns = start_ns
         self._every_ns = None if every_s is None else round(every_s * 1e9)
 

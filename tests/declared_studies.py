@@ -11,8 +11,8 @@ import numpy as np
 from loadgen.requests.delivery import Delivery, FirstTokens, RatioBounds
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import requirements
-from methodology.study.findings import Findings, Plot, Quantity, Table
-from methodology.study.model import Asked, Finished, Outcome, Parameters, SteadyWindow, Step
+from methodology.study.findings import Plot, ResultQuantity, ResultTable, StudyFindings
+from methodology.study.model import Finished, Outcome, Parameters, SteadyWindow, Step, StudySettings
 from recorded.system import System, read_system
 from rundir.stats import describe
 
@@ -64,7 +64,7 @@ def study(test: str) -> dict[str, Any]:
     """Return the arguments of `comply` for a study that is unconditionally compliant."""
     parameters, steps = STEPS[test]
     finished = [_finished(test, at, *step) for at, step in enumerate(steps, 1)]
-    asked = Asked(test=test, scale="letter", parameters=parameters, seed=1,
+    asked = StudySettings(test=test, scale="letter", parameters=parameters, seed=1,
                   variants=tuple(dict.fromkeys(variant for _, _, variant in steps if variant)))  # fmt: skip
     return {
         "test": test,
@@ -96,16 +96,16 @@ def _finished(test: str, number: int, kind: str, share: float | None, variant: s
     )
 
 
-def findings(test: str) -> Findings:
+def findings(test: str) -> StudyFindings:
     """Return findings that hold all that the requirements of a test want reported."""
     wanted = [name.partition("|")[0] for each in requirements() if each.scope == test for name in each.reported]
-    values = {name: Quantity(value=1.0, unit="ms", n=10_000) for name in wanted if " " not in name}
+    values = {name: ResultQuantity(value=1.0, unit="ms", n=10_000) for name in wanted if " " not in name}
     tables = [name.removeprefix("table ") for name in wanted if name.startswith("table ")]
     plots = [name.removeprefix("plot ") for name in wanted if name.startswith("plot ")]
-    return Findings(
+    return StudyFindings(
         answer=(),
         results=values,
-        tables=tuple(Table(name=name, title=name, columns=(), rows=((1,),)) for name in tables),
+        tables=tuple(ResultTable(name=name, title=name, columns=(), rows=((1,),)) for name in tables),
         plots=tuple(Plot(name=name, title=name, kind="line", x_title="", y_title="", lines=()) for name in plots),
     )
 

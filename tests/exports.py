@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from scraper.series.table import EndpointSeries
 from scraper.window.window import Window
 
@@ -20,10 +20,10 @@ def source_of(
     slice_ns: int = 2 * S,
     configured: Sequence[str] = (),
     phases: Sequence[tuple[str, int, int | None]] = (),
-) -> Source:
+) -> MetricsSource:
     """Make a source over the window given, or over all scrapes of the first endpoint."""
     stamps = endpoints[0].response_ns
-    return Source(
+    return MetricsSource(
         endpoints=endpoints,
         window=Window(
             start_ns=int(stamps[0]) if start_ns is None else start_ns,

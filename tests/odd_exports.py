@@ -12,7 +12,7 @@ from grpc import aio
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from waiting import BOUND_S
 
-from scraper.spans.log import Counts, ReceiverLife, SpanLogRecord, added_up, follow
+from scraper.spans.log import ReceiverCounts, ReceiverLife, SpanLogRecord, added_up, follow
 from scraper.spans.spec import SIGNALS
 
 PROTOBUF = "application/x-protobuf"
@@ -68,7 +68,7 @@ async def over_grpc(
         return reply
 
 
-def counted(records: Iterable[SpanLogRecord]) -> tuple[Counts | None, int]:
+def counted(records: Iterable[SpanLogRecord]) -> tuple[ReceiverCounts | None, int]:
     """Add up what the receivers of a log counted, and how many of them died."""
     lives: list[ReceiverLife] = []
     for record in records:

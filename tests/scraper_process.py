@@ -13,7 +13,7 @@ from typing import Any
 from children import piped
 from waiting import BOUND_S
 
-from scraper.series.log import FailureRecord, Row, read_log
+from scraper.series.log import FailureRecord, ScrapeRow, read_log
 
 
 class Worker:
@@ -43,7 +43,7 @@ class Worker:
         self.send({"cmd": "exit"})
         return await asyncio.wait_for(self.process.wait(), BOUND_S)
 
-    def records(self) -> list[Row | FailureRecord]:
+    def records(self) -> list[ScrapeRow | FailureRecord]:
         return list(read_log(self.log))
 
 

@@ -18,7 +18,7 @@ from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape
 from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import EngineSettings, SpeedProfile
 from simulator.telemetry.pages.vllm import VllmPage
 
@@ -155,7 +155,7 @@ def _drive(
     load: Load,
 ) -> None:
     """Run one engine to its end, a page at each scrape."""
-    engine, page = Engine(settings), VllmPage("sim", settings)
+    engine, page = SimulatedEngine(settings), VllmPage("sim", settings)
     numbers: list[int] = []
     now_ns, tick_ns, upto = START_NS - 10**9, START_NS - 10**9, 0
     interval_ns = int(load.scrape_s * 1e9)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from simulator.engine.history import EngineRequest, RequestRecord, StepOutcome
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
 from simulator.telemetry.truth import TruthLog
-from simulator.virtual import Load, VirtualServer
+from simulator.virtual import SimulatedLoad, VirtualServer
 
 LIMITS = EngineSettings(
     max_num_seqs=4, max_num_batched_tokens=24, kv_blocks=20, block_size=4, max_model_len=64, speed=PROFILES["fast"]
@@ -43,7 +43,7 @@ ARRIVALS = st.lists(
 class Played:
     """What became of a list of arrivals: the engine after it, and each step's outcome."""
 
-    engine: Engine
+    engine: SimulatedEngine
     outcomes: tuple[StepOutcome, ...]
 
     @property
@@ -55,7 +55,7 @@ def play(limits: EngineSettings, arrivals: Iterable[tuple[int, EngineRequest]], 
     """Play (arrival_ns, request) pairs through an engine until all have finished, at the pace that it says."""
     server = VirtualServer(SimulatorSettings(engine_settings=limits), shown=False, start_ns=0, keep_steps=keep_steps)
     in_order = sorted(arrivals, key=lambda arrival: arrival[0])
-    load = Load(requests=[request for _, request in in_order], offsets_ns=[at_ns for at_ns, _ in in_order])
+    load = SimulatedLoad(requests=[request for _, request in in_order], offsets_ns=[at_ns for at_ns, _ in in_order])
     return Played(engine=server.engine, outcomes=tuple(server.play(load, keep_steps=True).steps))
 
 

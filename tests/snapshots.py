@@ -24,7 +24,7 @@ from exporter.prometheus.table import ENGINE_COUNTERS, ENGINE_HISTOGRAMS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.slo.results import SloResult, SloTally
-from scraper.spans.log import Counts
+from scraper.spans.log import ReceiverCounts
 from sidecar.live.tally import RATES
 
 PARTS_S = {"network": 0.01, "gateway": 0.004, "queue": 0.12, "prefill": 0.05, "other": 0.05}
@@ -116,7 +116,7 @@ def snapshot(step: int) -> Snapshot:
             largest={"queue": 0.5},
         ),
         watch=WatchCounts(
-            receiver={**dict.fromkeys(Counts.__struct_fields__, 0), "exports": step, "spans": 5 * step},
+            receiver={**dict.fromkeys(ReceiverCounts.__struct_fields__, 0), "exports": step, "spans": 5 * step},
             forward_queue={"exports": step, "bytes": 400 * step, "limit_bytes": 1000},
             restarts=1,
             errors=0,

@@ -18,11 +18,11 @@ from virtual_study import run_step
 from methodology.compliance.facts import step_facts
 from methodology.compliance.statement import Compliance, comply
 from methodology.execution.derive import study_result
-from methodology.execution.record import Begun, Study, StudyRecord
+from methodology.execution.record import StepStarted, Study, StudyRecord
 from methodology.procedures import PROCEDURES
 from methodology.report import study_files
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Procedure, Step, StepData
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from methodology.study.result import StudyResult
@@ -49,18 +49,18 @@ class Spoilt:
 
     finished: list[Finished]
     end: Step | Done
-    findings: Findings
+    findings: StudyFindings
     compliance: Compliance
     result: StudyResult
     files: dict[str, str]
 
 
-def asked_of(name: str, rng: np.random.Generator) -> Asked:
+def asked_of(name: str, rng: np.random.Generator) -> StudySettings:
     """Return what a test of the short scale is asked, with its capacity stated or not."""
     numbers = dict(NUMBERS.get(name, {}))
     if rng.random() < 0.5 and name not in ("sweep", "compare"):
         numbers["capacity"] = 5.0
-    return Asked(
+    return StudySettings(
         test=name,
         scale="short",
         parameters=replaced(PROCEDURES[name].presets["short"], **numbers),
@@ -82,7 +82,7 @@ def spoilt_study(name: str, seed: int, *, wholes: float = 0.5, parts: PartsSourc
 
 
 def study_of(
-    asked: Asked,
+    asked: StudySettings,
     spoil: Callable[[Step, StepData], StepData],
     *,
     most_steps: int = MOST_STEPS,
@@ -101,7 +101,7 @@ def study_of(
 
 
 def derived(
-    procedure: Procedure, asked: Asked, finished: list[Finished], data: Mapping[int, StepData], end: Step | Done
+    procedure: Procedure, asked: StudySettings, finished: list[Finished], data: Mapping[int, StepData], end: Step | Done
 ) -> Spoilt:
     """Derive what follows from a study, as `derive_study` does from its directory."""
     findings = procedure.findings(asked, finished, lambda each: data[each.number])
@@ -112,7 +112,7 @@ def derived(
         study_id="20261122-120000-000000", tool={"name": "sidelight", "version": "0.1.0"}, command=["sidelight"],
         started_at="2026-11-22T12:00:00.000Z", asked=asked, options={}, seen={}, host={},
     )  # fmt: skip
-    begun = {each.number: Begun(at_ns=each.number, number=each.number, run=each.run) for each in finished}
+    begun = {each.number: StepStarted(at_ns=each.number, number=each.number, run=each.run) for each in finished}
     study = Study(path=Path(), record=record, finished=tuple(finished), begun=begun)
     result = study_result(study, procedure, findings, facts, compliance.system)
     files = {

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from methodology.study.findings import Column, Evidence, Findings, Line, Plot, Quantity, Table
+from methodology.study.findings import (
+    Plot,
+    PlotLine,
+    ResultColumn,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+)
 from methodology.study.model import Parameters
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 
@@ -14,10 +22,10 @@ ANSWER = (
 NOTES = ("The 90 % completion rule was counted in the steady window; it calls 6.2 requests/s sustainable.",)
 
 
-def quantity(value: float | None, unit: str, *ends: float | None, missing: str = "") -> Quantity:
+def quantity(value: float | None, unit: str, *ends: float | None, missing: str = "") -> ResultQuantity:
     ci95 = (ends[0], ends[1]) if ends else None
     method = "" if missing else "order statistics over 1,204 requests"
-    return Quantity(value=value, unit=unit, ci95=ci95, n=1204, tau=3.2, method=method, missing=missing)
+    return ResultQuantity(value=value, unit=unit, ci95=ci95, n=1204, tau=3.2, method=method, missing=missing)
 
 
 def step(
@@ -46,8 +54,8 @@ def step(
     )
 
 
-def findings(tables: tuple[Table, ...] = (), plots: tuple[Plot, ...] = ()) -> Findings:
-    return Findings(
+def findings(tables: tuple[ResultTable, ...] = (), plots: tuple[Plot, ...] = ()) -> StudyFindings:
+    return StudyFindings(
         answer=ANSWER,
         results=RESULTS,
         evidence=EVIDENCE,
@@ -66,17 +74,17 @@ RESULTS = {
     "output_tokens_per_gpu_s": quantity(None, "tokens/s", missing="the number of accelerators was not declared"),
 }
 EVIDENCE = (
-    Evidence(claim=ANSWER[2], quantity="requests_running", run="steps/0002-closed-64", value=8.0),
-    Evidence(claim=ANSWER[2], quantity="requests_waiting", run="steps/0002-closed-64", value=55.25),
+    SupportingNumber(claim=ANSWER[2], quantity="requests_running", run="steps/0002-closed-64", value=8.0),
+    SupportingNumber(claim=ANSWER[2], quantity="requests_waiting", run="steps/0002-closed-64", value=55.25),
 )
 TABLES = (
-    Table(
+    ResultTable(
         name="summary-results",
         title="Throughput Summary",
         columns=(
-            Column(name="metric", title="Metric"),
-            Column(name="value", title="Value"),
-            Column(name="unit", title=""),
+            ResultColumn(name="metric", title="Metric"),
+            ResultColumn(name="value", title="Value"),
+            ResultColumn(name="unit", title=""),
         ),
         rows=(
             ("Max Output Throughput", 941.23, "tok/s"),
@@ -85,27 +93,27 @@ TABLES = (
         ),
         note="Tokens are counted as they arrive within the steady window.",
     ),
-    Table(
+    ResultTable(
         name="latency-at-maximum",
         title="Latency at Maximum Throughput",
         columns=(
-            Column(name="metric", title="Metric"),
-            *(Column(name=f"{label}_ms", title=f"{label.upper()} (ms)") for label in ("p50", "p95", "p99")),
+            ResultColumn(name="metric", title="Metric"),
+            *(ResultColumn(name=f"{label}_ms", title=f"{label.upper()} (ms)") for label in ("p50", "p95", "p99")),
         ),
         rows=(("TTFT", 211.4, 912.0, 1873.5), ("TPOT", 9.31, 11.2, 14.9), ("End-to-End", 1702.0, 3011.5, 4100.0)),
     ),
-    Table(
+    ResultTable(
         name="levels",
         title="Every level",
         columns=(
-            Column(name="offered_per_s", title="Offered (r/s)"),
+            ResultColumn(name="offered_per_s", title="Offered (r/s)"),
             *(
-                Column(name=f"{metric}_{label}_ms", title=f"{metric.upper()} {label.upper()} (ms)")
+                ResultColumn(name=f"{metric}_{label}_ms", title=f"{metric.upper()} {label.upper()} (ms)")
                 for metric in ("ttft", "tpot", "e2e")
                 for label in ("p50", "p95", "p99")
             ),
-            Column(name="success", title="Success (%)"),
-            Column(name="verdict", title="Queue"),
+            ResultColumn(name="success", title="Success (%)"),
+            ResultColumn(name="verdict", title="Queue"),
         ),
         rows=tuple(
             (rate, *(rate * 13.37 * (1 + at) for at in range(9)), 100.0, "stable" if rate < 6 else "growing")
@@ -123,14 +131,14 @@ PLOTS = (
         y_title="TTFT, ms",
         log_y=True,
         lines=(
-            Line(
+            PlotLine(
                 name="P50",
                 x=(318.0, 640.0, 870.0, 940.0),
                 y=(102.0, 121.0, 180.0, 830.0),
                 low=(100.0, 117.0, 171.0, 700.0),
                 high=(104.0, 126.0, 190.0, 990.0),
             ),
-            Line(
+            PlotLine(
                 name="P99",
                 x=(318.0, 640.0, 870.0, 940.0),
                 y=(142.0, 267.0, None, 3456.0),
@@ -146,8 +154,8 @@ PLOTS = (
         x_title="step",
         y_title="offered, requests/s",
         lines=(
-            Line(name="stable", x=(2.0, 4.0), y=(5.2, 5.8)),
-            Line(name="growing", x=(3.0,), y=(6.2,)),
+            PlotLine(name="stable", x=(2.0, 4.0), y=(5.2, 5.8)),
+            PlotLine(name="growing", x=(3.0,), y=(6.2,)),
         ),
     ),
     Plot(
@@ -157,9 +165,9 @@ PLOTS = (
         x_title="offered, requests/s",
         y_title="mean, ms",
         lines=(
-            Line(name="network", x=X, y=(1.0, 1.1, 1.2, 1.3)),
-            Line(name="queue", x=X, y=(2.0, 20.0, 120.0, 900.0)),
-            Line(name="prefill", x=X, y=(80.0, 85.0, 90.0, 91.0)),
+            PlotLine(name="network", x=X, y=(1.0, 1.1, 1.2, 1.3)),
+            PlotLine(name="queue", x=X, y=(2.0, 20.0, 120.0, 900.0)),
+            PlotLine(name="prefill", x=X, y=(80.0, 85.0, 90.0, 91.0)),
         ),
     ),
     Plot(
@@ -170,7 +178,7 @@ PLOTS = (
         y_title="share of requests",
         log_x=True,
         lines=(
-            Line(
+            PlotLine(
                 name="TTFT", x=tuple(80.0 * 1.003**at for at in range(1500)), y=tuple(at / 1500 for at in range(1500))
             ),
         ),

@@ -23,7 +23,7 @@ from loadgen.transports.transport import Exchange
 from loadgen.transports.websocket import WebSocketTransport
 from recorded.errors import SidelightError
 from rundir.access import Access, connection_problem
-from scraper.spans.forward import Rejected, Unavailable, Wire
+from scraper.spans.forward import CollectorConnection, Rejected, Unavailable
 from scraper.spans.spec import TRACES
 from scraper.targets import fetch
 from sidecar.run import target
@@ -87,7 +87,7 @@ async def test_a_scrape_that_failed_is_a_reason(kind: type[BaseException], monke
 @pytest.mark.parametrize("kind", [*OF_AIOHTTP, *OF_TLS, *OF_SYSTEM])
 async def test_a_collector_that_cannot_be_reached_is_unavailable(kind: type[BaseException]):
     """Spans are then kept for later."""
-    async with Wire("http://127.0.0.1:9/v1/traces", Access()) as wire:
+    async with CollectorConnection("http://127.0.0.1:9/v1/traces", Access()) as wire:
         await wire._session.close()
         wire._session = MagicMock(post=raising(instance(kind)))
         with pytest.raises(Unavailable, match=r"."):
@@ -97,7 +97,7 @@ async def test_a_collector_that_cannot_be_reached_is_unavailable(kind: type[Base
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 async def test_every_status_of_a_collector_is_for_later_or_final(code: grpc.StatusCode):
     """Over gRPC."""
-    async with Wire("grpc://127.0.0.1:9", Access()) as wire:
+    async with CollectorConnection("grpc://127.0.0.1:9", Access()) as wire:
         wire._calls = {TRACES: raising(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), "why"))}
         with pytest.raises((Unavailable, Rejected), match=f"{code.name}: why"):
             await wire.send(b"")

@@ -19,9 +19,19 @@ from sent_requests import parts
 from tiny_study import TINY
 
 from loadgen.records import RequestPart
-from methodology.execution.record import LOG, Begun, Decided, Ended, Frame, Judged, StudyRecord, append, create
+from methodology.execution.record import (
+    LOG,
+    Decided,
+    Frame,
+    Judged,
+    StepEnded,
+    StepStarted,
+    StudyRecord,
+    append,
+    create,
+)
 from methodology.procedures import PROCEDURES
-from methodology.study.model import Asked, Outcome, Parameters, Step
+from methodology.study.model import Outcome, Parameters, Step, StudySettings
 from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
@@ -244,7 +254,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tool={"name": "sidelight", "version": ESCAPES},
         command=["sidelight", FORMULA, ESCAPES],
         started_at="2026-11-22T12:00:00.000Z",
-        asked=Asked(test="tiny", scale="short", parameters=parameters, seed=1, options={ESCAPES: ESCAPES}),
+        asked=StudySettings(test="tiny", scale="short", parameters=parameters, seed=1, options={ESCAPES: ESCAPES}),
         options={},
         seen={},
         host={},
@@ -259,8 +269,8 @@ def judged(run: str = RUN, *, number: int = 1, **changes: Any) -> list[Frame]:
     outcome = Outcome(status="complete", sent=3, notes=(ESCAPES,), limit_reason=ESCAPES, **changes)
     return [
         Decided(at_ns=1, number=number, step=STEP),
-        Begun(at_ns=2, number=number, run=run),
-        Ended(at_ns=3, number=number, status="complete"),
+        StepStarted(at_ns=2, number=number, run=run),
+        StepEnded(at_ns=3, number=number, status="complete"),
         Judged(at_ns=4, number=number, outcome=outcome),
     ]
 

@@ -21,13 +21,13 @@ from waiting import BOUND_S, movable_time
 
 from loadgen import records
 from loadgen.protocols.reading.reply import Reply, unpack
-from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests import table as log
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir import frames
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from simulator.engine.history import RequestRecord
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
@@ -66,7 +66,7 @@ def planned(
     protocol: str, index: int, *, tokens: int = TOKENS, text: str = "", **target: object
 ) -> records.PlannedRequest:
     """A request of a plan, due 5 ms after the one before it."""
-    asked = Target(**{"model": MODEL, "endpoint": protocol} | target)
+    asked = RequestTarget(**{"model": MODEL, "endpoint": protocol} | target)
     prompt = Prompt(text=text or f"question number {index}, which is long enough", system="Be brief.")
     path, body = PROTOCOLS[protocol].encode(asked, prompt, tokens, 0.0)
     return records.PlannedRequest(
@@ -252,7 +252,7 @@ def linked(url: str, protocol: str, **changes: object) -> Transport:
         "transport": PROTOCOLS[protocol].transport,
     } | changes  # fmt: skip
     spec = WorkerSpec(**fields)
-    clock = Clock(offset_ns=spec.clock_offset_ns)
+    clock = AnchoredClock(offset_ns=spec.clock_offset_ns)
     return open_transport(spec, clock)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from scraper.series.log import ScrapeLog, read_log
 from scraper.series.table import build
-from scraper.targets.fetch import Limits, open_session, scrape
+from scraper.targets.fetch import FetchLimits, open_session, scrape
 from scraper.window.summary import server_summary
 from scraper.window.window import Window
 from simulator.server import running
@@ -82,7 +82,7 @@ async def live(engine: str, directory: Path, *, last_seen: bool) -> Lived:
             async def look(url: str) -> int:
                 at_ns = time.monotonic_ns() + offset_ns
                 page = url + PAGES[engine]
-                answer = await scrape(session, page, tick_ns=at_ns, clock_offset_ns=offset_ns, limits=Limits())
+                answer = await scrape(session, page, tick_ns=at_ns, clock_offset_ns=offset_ns, limits=FetchLimits())
                 assert "" == log.append(answer)
                 return answer.response_ns
 

@@ -32,7 +32,7 @@ from server_sent import Sent, listening
 from waiting import BOUND_S
 
 from rundir.access import Access
-from scraper.spans.forward import Unavailable, Wire
+from scraper.spans.forward import CollectorConnection, Unavailable
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
@@ -79,7 +79,7 @@ class Watch:
     async def send(self, spans: list[Span], *, over: str = "grpc") -> None:
         """Send an export, again until it is taken."""
         port = self.ports[0] if over == "grpc" else self.ports[1]
-        async with asyncio.timeout(BOUND_S), Wire(f"{over}://127.0.0.1:{port}", Access()) as wire:
+        async with asyncio.timeout(BOUND_S), CollectorConnection(f"{over}://127.0.0.1:{port}", Access()) as wire:
             while True:
                 try:
                     await wire.send(body(spans))
@@ -189,7 +189,7 @@ async def test_a_full_disk_does_not_end_a_watch(tmp_path: Path):
             resource.prlimit(process, limit, (1, most))
         await watch.until(lambda page: page["sidelight_scrapes_unwritten_total"] > 0)
         assert (503, "its logs cannot be written: File too large\n") == await watch.get("/readyz")
-        async with Wire(f"grpc://127.0.0.1:{watch.ports[0]}", Access()) as wire:
+        async with CollectorConnection(f"grpc://127.0.0.1:{watch.ports[0]}", Access()) as wire:
             with pytest.raises(Unavailable):
                 await wire.send(body(request(1)))
         for process in processes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.study.findings import Column, Findings, Quantity, Table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import ResultColumn, ResultQuantity, ResultTable, StudyFindings
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.planning import content_seed
 from methodology.study.saturation import Capacity, capacity
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Saturate the system unless its capacity is stated, then go through the levels."""
     limit = capacity(asked, finished)
     if not isinstance(limit, Capacity):
@@ -31,18 +31,18 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     )
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Say what each level served, and how many requests its tables have."""
     levels = [each for each in finished if each.step.kind == "level" and not each.outcome.void]
     rows = tuple((each.step.level, each.outcome.completed_per_s, len(read(each).requests)) for each in levels)
-    return Findings(
+    return StudyFindings(
         answer=(f"{len(levels)} of {len(asked.parameters.levels or ())} levels were measured.",),
-        results={"levels": Quantity(value=float(len(levels)), unit="levels")},
+        results={"levels": ResultQuantity(value=float(len(levels)), unit="levels")},
         tables=(
-            Table(
+            ResultTable(
                 name="levels",
                 title="Levels",
-                columns=tuple(Column(name=name, title=name) for name in ("level", "served", "requests")),
+                columns=tuple(ResultColumn(name=name, title=name) for name in ("level", "served", "requests")),
                 rows=rows,
             ),
         ),

@@ -28,11 +28,11 @@ from loadgen.protocols.request import with_number
 from loadgen.requests.table import RequestLog
 from methodology.study.model import StepData
 from scraper.exposition import PageReader
-from scraper.series.log import Row
+from scraper.series.log import ScrapeRow
 from scraper.series.table import EndpointSeries, SeriesTable
 from simulator.engine.history import EngineRequest
 from simulator.engine.tokenizer import encode
-from simulator.virtual import Exchange, Played
+from simulator.virtual import Played, VirtualExchange
 
 PartsSource = Literal["truth", "scrapes", "none"]
 URL = "http://engine.test"
@@ -44,7 +44,7 @@ _STATUSES = {400: "refused"}
 class VirtualLoad:
     """Requests of a workload for the engine; `planned` are those that were taken, in order."""
 
-    workload: workloads.Workload
+    workload: workloads.ReadyWorkload
     max_model_len: int
     body: Mapping[str, Any] = field(default_factory=dict)
     planned: list[WorkloadRequest] = field(default_factory=list)
@@ -66,7 +66,7 @@ class VirtualLoad:
         return EngineRequest(request_id=name, prompt_token_ids=token_ids[:length], max_tokens=max_tokens, **known)
 
 
-def workload_of(options: Mapping[str, Any], *, seed: int) -> workloads.Workload:
+def workload_of(options: Mapping[str, Any], *, seed: int) -> workloads.ReadyWorkload:
     """Build the workload that options of `run` state: a name, or a mapping as in a workload file."""
     name = options.get("workload", "synthetic-uniform")
     given = {key: str(options[key]) for key in ("input_tokens", "output_tokens") if options.get(key) is not None}
@@ -124,7 +124,7 @@ def _digest(planned: Sequence[WorkloadRequest]) -> str:
     return hashlib.sha256(repr((len(planned), planned[:3])).encode()).hexdigest()
 
 
-def request_log(exchanges: Sequence[Exchange], planned: Sequence[WorkloadRequest]) -> RequestLog:
+def request_log(exchanges: Sequence[VirtualExchange], planned: Sequence[WorkloadRequest]) -> RequestLog:
     """Return requests as a run's log has them, each token in a chunk of its own."""
     ended = [each.record is not None and not each.error for each in exchanges]
     firsts = [each.token_ns[0] if each.token_ns else -1 for each in exchanges]
@@ -168,7 +168,7 @@ def endpoint_of(played: Played) -> EndpointSeries:
     for page in played.pages:
         read = reader.read(page.body, page.content_type)
         table.append(
-            Row(
+            ScrapeRow(
                 url=f"{URL}/metrics",
                 tick_ns=page.request_ns,
                 request_ns=page.request_ns,
@@ -182,14 +182,14 @@ def endpoint_of(played: Played) -> EndpointSeries:
 
 
 def _parts(
-    requests: RequestLog, exchanges: Sequence[Exchange], endpoints: Sequence[EndpointSeries], source: PartsSource
+    requests: RequestLog, exchanges: Sequence[VirtualExchange], endpoints: Sequence[EndpointSeries], source: PartsSource
 ) -> Parts:
     size = len(requests)
     attribution = attribute(requests, endpoints) if source == "scrapes" else nothing(size, "not estimated")
     return break_down(requests, _joined(exchanges) if source == "truth" else unjoined(size), attribution)
 
 
-def _joined(exchanges: Sequence[Exchange]) -> Joined:
+def _joined(exchanges: Sequence[VirtualExchange]) -> Joined:
     """Return the engine's true times, as its spans state them."""
     records = [each.record for each in exchanges]
     times = {

@@ -10,12 +10,12 @@ import msgspec
 from virtual_runs import PartsSource, VirtualLoad, step_data, workload_of
 
 from loadgen.plan.arrivals import Arrival, schedule
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Procedure, Step, StepData
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Procedure, Step, StepData, StudySettings
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SimulatorSettings
-from simulator.virtual import Load, Played, VirtualServer
+from simulator.virtual import Played, SimulatedLoad, VirtualServer
 
 #: Requests that warm an engine up, and what passes between two steps.
 _WARM_UP, _PAUSE_S = 10, 2.0
@@ -23,7 +23,7 @@ _WARM_UP, _PAUSE_S = 10, 2.0
 
 def play(
     procedure: Procedure,
-    asked: Asked,
+    asked: StudySettings,
     settings: EngineSettings | SimulatorSettings,
     *,
     network_s: float = 0.002,
@@ -32,7 +32,7 @@ def play(
     parts: PartsSource = "truth",
     keep_steps: bool = False,
     most_steps: int = 200,
-) -> tuple[list[Finished], Findings]:
+) -> tuple[list[Finished], StudyFindings]:
     """Play a test until it has no further step, and return its steps and what follows from them.
 
     Each variant is a server of its own; all have one clock. An engine is warmed up before its first step, and its
@@ -62,7 +62,7 @@ def play(
     return finished, findings
 
 
-def assert_reported(findings: Findings, step: Finished, of: str) -> None:
+def assert_reported(findings: StudyFindings, step: Finished, of: str) -> None:
     """Assert that the minimum report's times are those of a step, and name it as the one `of` that load."""
     for metric in ("ttft", "tpot"):
         result, known = findings.results[f"{metric}_p50_ms"], step.outcome.percentiles[f"{metric}_ms"]["p50"]
@@ -90,7 +90,7 @@ def run_step(
         arrival = Arrival(kind=merged.get("arrival", "poisson"), rate_per_s=step.level)
         offsets_ns = schedule(arrival, seed=step.seed, count=step.requests, duration_s=step.duration).tolist()
     played: Played = server.play(
-        Load(
+        SimulatedLoad(
             requests=load.requests(step.requests),
             offsets_ns=offsets_ns,
             concurrency=round(step.level) if step.load == "closed" else 1,
@@ -120,7 +120,7 @@ def _load(options: Mapping[str, Any], seed: int, server: VirtualServer) -> Virtu
 
 def _warm_up(server: VirtualServer, options: Mapping[str, Any], seed: int) -> None:
     load = _load(_options(options), seed + 1_000_003, server)
-    server.play(Load(requests=load.requests(_WARM_UP), concurrency=2))
+    server.play(SimulatedLoad(requests=load.requests(_WARM_UP), concurrency=2))
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from recorded.directory import MANIFEST, RAW, create, log_ends, read_manifest, w
 from recorded.events import Event, append_event
 from rundir.frames import Rotation
 from scraper.series.log import ScrapeLog
-from scraper.spans.log import Counts, SpanLog, StateRecord
+from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
 
 URL = "http://127.0.0.1:8000/metrics"
 PAGE = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n"
@@ -44,7 +44,7 @@ def fill(
     """
     spans = SpanLog(path / f"{RAW}/spans-{number:06d}.log", rotation)
     pages = ScrapeLog(path / f"{RAW}/scrapes-{number:06d}.log", rotation)
-    spans.append(StateRecord(at_ns=NOON - late_ns, state="started", counts=Counts()))
+    spans.append(StateRecord(at_ns=NOON - late_ns, state="started", counts=ReceiverCounts()))
     for second in range(seconds):
         trace = (seconds * number + second + 1).to_bytes(16)
         clock_ms = 1e3 * second - late_ns / 1e6 * is_here
@@ -53,7 +53,7 @@ def fill(
         spans.append(record)
         pages.append(scraped(NOON + second * S - late_ns, PAGE, url=URL))
     if ends:
-        counts = Counts(exports=seconds, spans=2 * seconds)
+        counts = ReceiverCounts(exports=seconds, spans=2 * seconds)
         spans.append(StateRecord(at_ns=NOON + seconds * S, state="ended", counts=counts))
     spans.close()
     pages.close()

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from virtual_study import play
 
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Finished, Procedure, Reader, StepData
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Finished, Procedure, Reader, StepData, StudySettings
 from simulator.settings import EngineSettings, SimulatorSettings
 
 
@@ -20,7 +20,7 @@ class Studied:
 
     finished: list[Finished]
     data: dict[int, StepData]
-    findings: Findings
+    findings: StudyFindings
 
     @property
     def kinds(self) -> list[str]:
@@ -42,11 +42,11 @@ class Studied:
 
 
 def study(
-    procedure: Procedure, asked: Asked, settings: EngineSettings | SimulatorSettings | None = None, **given: Any
+    procedure: Procedure, asked: StudySettings, settings: EngineSettings | SimulatorSettings | None = None, **given: Any
 ) -> Studied:
     data: dict[int, StepData] = {}
 
-    def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+    def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
         data.update({each.number: read(each) for each in finished})
         return procedure.findings(asked, finished, read)
 

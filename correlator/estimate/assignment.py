@@ -169,7 +169,7 @@ def inconsistent_intervals(unmatched: Ints, residual: Floats) -> Bools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
+class _SearchState:
     """The state of the search: the members of each interval, and what these leave of its token sums [C, K]."""
 
     at_s: Floats
@@ -196,7 +196,7 @@ def exchange_requests(
             members[place].append(event)
     residual = totals.tokens.copy()
     np.subtract.at(residual, interval[interval >= 0], tokens[interval >= 0])
-    state = _Exchange(at_s=at_s, tokens=tokens, totals=totals, jitter_s=jitter_s, members=members, residual=residual)
+    state = _SearchState(at_s=at_s, tokens=tokens, totals=totals, jitter_s=jitter_s, members=members, residual=residual)
     placed = interval.copy()
     for _ in range(ROUNDS):
         unmatched = totals.count - np.array([len(part) for part in members])
@@ -206,7 +206,7 @@ def exchange_requests(
     return placed
 
 
-def _improve(state: _Exchange, placed: Indices, here: int, *, moves: bool) -> bool:
+def _improve(state: _SearchState, placed: Indices, here: int, *, moves: bool) -> bool:
     """Make the best exchange of an interval with a neighbour, if one saves anything."""
     best = (-1e-6, -1, -1, -1)
     for there in range(max(0, here - REACH), min(len(state.members), here + REACH + 1)):
@@ -226,7 +226,7 @@ def _improve(state: _Exchange, placed: Indices, here: int, *, moves: bool) -> bo
     return True
 
 
-def _cheapest(state: _Exchange, here: int, there: int, *, moves: bool) -> tuple[float, int, int]:
+def _cheapest(state: _SearchState, here: int, there: int, *, moves: bool) -> tuple[float, int, int]:
     """Return the cost change of the best exchange of two intervals, and its events (-1: none)."""
     gives = _nearest(state, state.members[here], there)
     takes = _nearest(state, state.members[there], here)
@@ -251,18 +251,18 @@ def _cheapest(state: _Exchange, here: int, there: int, *, moves: bool) -> tuple[
     return float(cost[row, column]), int(give[row]), int(take[column])
 
 
-def _nearest(state: _Exchange, members: Sequence[int], interval: int) -> list[int]:
+def _nearest(state: _SearchState, members: Sequence[int], interval: int) -> list[int]:
     if len(members) <= NEAREST:
         return list(members)
     away = _distance(state, np.array(members), interval)
     return [members[place] for place in np.argsort(away, kind="stable")[:NEAREST].tolist()]
 
 
-def _tokens_of(state: _Exchange, events: Ints) -> Floats:
+def _tokens_of(state: _SearchState, events: Ints) -> Floats:
     return np.where(events[:, None] >= 0, state.tokens[events], 0.0)
 
 
-def _distance(state: _Exchange, events: Ints, interval: int) -> Floats:
+def _distance(state: _SearchState, events: Ints, interval: int) -> Floats:
     """Return the distance of events from an interval, in units of the jitter; 0 for -1."""
     at_s = state.at_s[events]
     outside = np.maximum(state.totals.start_s[interval] - at_s, at_s - state.totals.end_s[interval])

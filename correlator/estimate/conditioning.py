@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import Buckets, Intervals
+from correlator.estimate.intervals import IntervalBuckets, ScrapeIntervals
 from correlator.estimate.priors import (
     LEAST_INTERVALS,
     LEAST_S,
@@ -50,7 +50,7 @@ class Estimate:
 
 
 def estimate_parts(
-    waits: Waits, intervals: Intervals, members: Members, network: Network, *, origin_ns: int, never_waiting: bool
+    waits: Waits, intervals: ScrapeIntervals, members: Members, network: Network, *, origin_ns: int, never_waiting: bool
 ) -> Estimate | Missing:
     """Estimate all requests that had a first token; `waits`, `network` and `members.interval` are of these.
 
@@ -79,7 +79,7 @@ def estimate_parts(
     return _conditioned(data, network, mean, variance, centre_s)
 
 
-def mark_impossible(waits: Waits, intervals: Intervals, members: Members) -> Members:
+def mark_impossible(waits: Waits, intervals: ScrapeIntervals, members: Members) -> Members:
     """Mark intervals as inconsistent if their queue and prefill exceed the wait of their members.
 
     Only intervals without other traffic can be.
@@ -141,7 +141,7 @@ def _box(data: TrainingData) -> tuple[Floats, Floats]:
     return low, np.maximum(high, 0.0)
 
 
-def _outermost(buckets: Buckets) -> Floats:
+def _outermost(buckets: IntervalBuckets) -> Floats:
     """Return the edges [C, 2] of each interval's occupied buckets.
 
     They are the lower edge of the lowest and the upper edge of the highest.

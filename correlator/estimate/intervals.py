@@ -29,7 +29,7 @@ LARGEST = 2.0**53  # requests or seconds: whole numbers beyond are not exact, an
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class IntervalBuckets:
     """How many observations fell into each bucket: bounds[B] (the last +inf), counts[C, B], not cumulative over B."""
 
     bounds: Floats
@@ -37,7 +37,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class ScrapeIntervals:
     """C intervals in time order: stamps int64 ns Unix, sums [C] by name in seconds or tokens.
 
     The interval c lies between the scrapes at start_ns[c] and end_ns[c]. `lost[c]`: the engine restarted in it, so that
@@ -49,7 +49,7 @@ class Intervals:
     lost: Bools
     count: Ints
     sums: Mapping[str, Floats]
-    buckets: Mapping[str, Buckets]
+    buckets: Mapping[str, IntervalBuckets]
 
     def __len__(self) -> int:
         return len(self.count)
@@ -63,8 +63,8 @@ class Observed:
     a scrape's usual round trip.
     """
 
-    ends: Intervals
-    firsts: Intervals | None
+    ends: ScrapeIntervals
+    firsts: ScrapeIntervals | None
     never_waiting: bool
     stamp_error_s: float
 
@@ -95,7 +95,7 @@ def observe(endpoint: EndpointSeries) -> Observed | Missing:
     )
 
 
-def merge(intervals: Intervals, groups: Indices) -> Intervals:
+def merge(intervals: ScrapeIntervals, groups: Indices) -> ScrapeIntervals:
     """Join neighbouring intervals that have the same number in groups[C]; these ascend by steps of 1 from 0."""
     first = np.searchsorted(groups, np.arange(groups[-1] + 1))
     last = np.append(first[1:], len(groups)) - 1
@@ -104,17 +104,17 @@ def merge(intervals: Intervals, groups: Indices) -> Intervals:
     return replace(whole, start_ns=intervals.start_ns[first], end_ns=intervals.end_ns[last], lost=lost)
 
 
-def pick(intervals: Intervals, rows: Indices) -> Intervals:
+def pick(intervals: ScrapeIntervals, rows: Indices) -> ScrapeIntervals:
     """Return some of the intervals."""
     return _folded([intervals], lambda column: column[0][rows])
 
 
-def joined(parts: Sequence[Intervals]) -> Intervals:
+def joined(parts: Sequence[ScrapeIntervals]) -> ScrapeIntervals:
     """Put intervals of several endpoints one behind the other; sums and buckets that some part lacks are left out."""
     return _folded(parts, np.concatenate)
 
 
-def pooled(parts: Sequence[Intervals]) -> Intervals:
+def pooled(parts: Sequence[ScrapeIntervals]) -> ScrapeIntervals:
     """Add up endpoints with equally many intervals, scraped at about the same times; stamps are the means."""
     start_ns, end_ns = (
         np.mean([getattr(part, name) for part in parts], axis=0).astype(np.int64) for name in ("start_ns", "end_ns")
@@ -123,11 +123,11 @@ def pooled(parts: Sequence[Intervals]) -> Intervals:
     return replace(whole, start_ns=start_ns, end_ns=end_ns, lost=np.any([part.lost for part in parts], axis=0))
 
 
-def _folded(parts: Sequence[Intervals], fold: Callable[[list[Any]], Any]) -> Intervals:
+def _folded(parts: Sequence[ScrapeIntervals], fold: Callable[[list[Any]], Any]) -> ScrapeIntervals:
     """Make one of several, column by column; sums and buckets that some part lacks are left out."""
     columns = {name: fold([getattr(part, name) for part in parts]) for name in ("start_ns", "end_ns", "lost", "count")}
     first = parts[0]
-    return Intervals(
+    return ScrapeIntervals(
         **columns,
         sums={
             name: fold([part.sums[name] for part in parts])
@@ -135,7 +135,7 @@ def _folded(parts: Sequence[Intervals], fold: Callable[[list[Any]], Any]) -> Int
             if all(name in part.sums for part in parts)
         },
         buckets={
-            name: Buckets(bounds=buckets.bounds, counts=fold([part.buckets[name].counts for part in parts]))
+            name: IntervalBuckets(bounds=buckets.bounds, counts=fold([part.buckets[name].counts for part in parts]))
             for name, buckets in first.buckets.items()
             if all(name in part.buckets and np.array_equal(part.buckets[name].bounds, buckets.bounds) for part in parts)
         },
@@ -143,7 +143,7 @@ def _folded(parts: Sequence[Intervals], fold: Callable[[list[Any]], Any]) -> Int
 
 
 @np.errstate(over="ignore", invalid="ignore")  # sums beyond the largest number are missing
-def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Restarts) -> Intervals | Missing:
+def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Restarts) -> ScrapeIntervals | Missing:
     queue, prefill = sources["queue_time"], sources["prefill_time"]
     if isinstance(queue, Missing):
         return queue
@@ -171,7 +171,7 @@ def _ends(endpoint: EndpointSeries, engine: str, sources: Sources, restarts: Res
         return Missing("fewer than two scrapes are usable")
     resets = _resets([histogram for label_sets in rising_of.values() for histogram in label_sets])
     buckets = {name: _buckets(groups, rising_of[name], rows) for name, groups in times.items()}
-    return Intervals(
+    return ScrapeIntervals(
         start_ns=endpoint.at_ns[rows[:-1]],
         end_ns=endpoint.at_ns[rows[1:]],
         lost=np.diff(np.cumsum(resets)[rows]) > 0,
@@ -196,7 +196,7 @@ def _why_unusable(source: CanonicalSource) -> str:
     return f"{source.metric} has no _{absent[0]}" if absent else ""
 
 
-def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> Intervals | None:
+def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> ScrapeIntervals | None:
     ttft, prompt = sources["ttft"], sources["prompt_tokens"]
     groups = _histograms(ttft)
     if isinstance(ttft, Missing) or ttft.quantity.observed != "first_token":
@@ -210,7 +210,7 @@ def _firsts(endpoint: EndpointSeries, sources: Sources, restarts: Restarts) -> I
     if isinstance(prompt, CanonicalSource) and prompt.quantity.observed == "first_token" and prompt.columns:
         tokens = [rising(endpoint, column, restarts).values for column in prompt.columns]
         sums["prompt_tokens"] = np.diff(np.sum(tokens, axis=0))
-    return Intervals(
+    return ScrapeIntervals(
         start_ns=endpoint.at_ns[:-1],
         end_ns=endpoint.at_ns[1:],
         lost=_resets(risen)[1:],
@@ -259,14 +259,14 @@ def _end_tokens(endpoint: EndpointSeries, engine: str) -> dict[str, list[Histogr
 
 def _buckets(
     groups: Sequence[HistogramColumns], label_sets: Sequence[RisingHistogram], rows: Indices
-) -> Buckets | None:
+) -> IntervalBuckets | None:
     bounds = groups[0].bounds
     if not bounds or bounds[-1] != np.inf or any(columns.bounds != bounds for columns in groups):
         return None
     cumulative = np.sum([columns.buckets for columns in label_sets], axis=0)
     counts = np.diff(np.diff(cumulative[rows], axis=0), axis=1, prepend=0.0)
     # Bounds that changed during the run leave counts below zero.
-    return None if (counts < -0.5).any() else Buckets(bounds=np.array(bounds), counts=np.rint(counts))
+    return None if (counts < -0.5).any() else IntervalBuckets(bounds=np.array(bounds), counts=np.rint(counts))
 
 
 def _never_waiting(endpoint: EndpointSeries, sources: Sources) -> bool:

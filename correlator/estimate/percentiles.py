@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from correlator.estimate.intervals import Intervals, Observed
+from correlator.estimate.intervals import Observed, ScrapeIntervals
 from correlator.estimate.table import Attribution
 from rundir.columns import Floats, Ints
 from rundir.stats import Missing
@@ -88,7 +88,7 @@ def server_percentiles(
     )
 
 
-def _read_buckets(parts: Sequence[Intervals], part: str, qs: Floats) -> Estimates | None:
+def _read_buckets(parts: Sequence[ScrapeIntervals], part: str, qs: Floats) -> Estimates | None:
     """Read the quantiles off the histograms alone, None where some engine shows no buckets."""
     if any(part not in ends.buckets for ends in parts):
         return None

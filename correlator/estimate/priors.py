@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import Intervals
-from correlator.estimate.regression import Model, Prior, TrainingSums, learn
+from correlator.estimate.intervals import ScrapeIntervals
+from correlator.estimate.regression import FittedModel, TimePrior, TrainingSums, learn
 from correlator.estimate.waits import Waits, nearest_step, prefill_features, rest_features
 from rundir.columns import Bools, Floats, Indices
 
@@ -49,7 +49,7 @@ def assume_network(waits: Waits, rest_s: float) -> Network:
     return Network(value_s=value_s, variance=variance, rest_s=rest_s, measured=False)
 
 
-def measure_network(waits: Waits, intervals: Intervals, members: Members, rest_s: float) -> Network:
+def measure_network(waits: Waits, intervals: ScrapeIntervals, members: Members, rest_s: float) -> Network:
     """Spread each interval's network time over its members, between 0 and their waits; others have the median.
 
     `members` are of the requests in `waits`. Assumed where fewer than 3 intervals are ours alone.
@@ -77,7 +77,7 @@ class TrainingData:
     """Training data: requests, the interval of each (-1 for none), and the intervals that can be trusted."""
 
     waits: Waits
-    intervals: Intervals
+    intervals: ScrapeIntervals
     members: Members
     interval: Indices
     usable_intervals: Indices
@@ -97,7 +97,7 @@ def _sums_on(data: TrainingData, rows: Indices, features: Floats, sums: Floats) 
     )
 
 
-def prefill_prior(data: TrainingData) -> Prior:
+def prefill_prior(data: TrainingData) -> TimePrior:
     """Learn the prefill from uncached tokens and the step clock; without a token count, from that clock alone."""
     waits, intervals, interval = data.waits, data.intervals, data.interval
     share = _uncached_share(intervals)
@@ -118,12 +118,12 @@ def prefill_prior(data: TrainingData) -> Prior:
         return prior
     # A model without token counts has their variation in its errors; a model with them has not.
     blind = _learn_prefill(data, features[:, [0, 3, 4]]).prior
-    return Prior(
+    return TimePrior(
         mean=np.where(counted, prior.mean, blind.mean), variance=np.where(counted, prior.variance, blind.variance)
     )
 
 
-def _learn_prefill(data: TrainingData, features: Floats) -> Model:
+def _learn_prefill(data: TrainingData, features: Floats) -> FittedModel:
     sums = _sums_on(data, data.usable_intervals, features, data.intervals.sums["prefill"])
     return learn(sums, features, floor_share=LEAST_SHARE, least_s=LEAST_S)
 
@@ -144,7 +144,7 @@ def _prompt_tokens(waits: Waits) -> tuple[Floats, Bools]:
     return tokens, counted
 
 
-def _uncached_share(intervals: Intervals) -> Floats:
+def _uncached_share(intervals: ScrapeIntervals) -> Floats:
     """Return the share of prompt tokens that were computed, by interval and, last, in all; 1 where it is not shown."""
     if "computed_tokens" not in intervals.sums or "prompt_tokens" not in intervals.sums:
         return np.ones(len(intervals) + 1)
@@ -154,14 +154,14 @@ def _uncached_share(intervals: Intervals) -> Floats:
     return np.clip(share, 0.0, 1.0)
 
 
-def rest_prior(data: TrainingData, server_s: Floats, network: Network) -> Prior:
+def rest_prior(data: TrainingData, server_s: Floats, network: Network) -> TimePrior:
     """Learn the rest on intervals that are ours alone; else take it from the server's totals."""
     waits, intervals, interval = data.waits, data.intervals, data.interval
     tokens, _ = _prompt_tokens(waits)
     alone = data.usable_intervals[data.members.unmatched[data.usable_intervals] == 0]
     if len(alone) < LEAST_INTERVALS:
         mean_s = network.rest_s
-        return Prior(mean=np.full(len(tokens), mean_s), variance=np.full(len(tokens), mean_s**2 + FLAT_S**2))
+        return TimePrior(mean=np.full(len(tokens), mean_s), variance=np.full(len(tokens), mean_s**2 + FLAT_S**2))
     whole = np.bincount(interval[interval >= 0], server_s[interval >= 0], minlength=len(intervals))
     left = np.maximum(whole - intervals.sums["queue"] - intervals.sums["prefill"], 0.0)
     models = []
@@ -172,11 +172,11 @@ def rest_prior(data: TrainingData, server_s: Floats, network: Network) -> Prior:
     return min(models, key=lambda model: model.error_s).prior
 
 
-def queue_prior(data: TrainingData, left_s: Floats, *, never_waiting: bool) -> Prior:
+def queue_prior(data: TrainingData, left_s: Floats, *, never_waiting: bool) -> TimePrior:
     """Return a flat prior: whatever the wait leaves; or, where nothing ever waited, the mean of the sums."""
     if never_waiting:
         ones = np.ones((len(left_s), 1))
         sums = _sums_on(data, data.usable_intervals, ones, data.intervals.sums["queue"])
         return learn(sums, ones, floor_share=LEAST_SHARE, least_s=LEAST_QUEUE_S).prior
     mean = np.maximum(left_s - QUEUE_BEFORE_REST_S, 0.0)
-    return Prior(mean=mean, variance=(np.maximum(left_s, 0.0) + FLAT_S) ** 2)
+    return TimePrior(mean=mean, variance=(np.maximum(left_s, 0.0) + FLAT_S) ** 2)

@@ -15,7 +15,7 @@ FEW = 15.0  # calibrated on simulated engines that chunk prefills (tests/simulat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
+class TimePrior:
     """Prior mean and variance [n] of each request's time, in s and s^2.
 
     They hold before the sums of its interval are used.
@@ -26,10 +26,10 @@ class Prior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class FittedModel:
     """Fitted model: the prior, weights[F], and the median error of a sum, in s over the root of its requests."""
 
-    prior: Prior
+    prior: TimePrior
     weights: Floats
     error_s: float
 
@@ -47,7 +47,7 @@ class TrainingSums:
     unmatched: Floats
 
 
-def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> Prior:
+def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> TimePrior:
     """Return mean and variance of values (at at_s[n]) within reach of each centre [C]; of all where there are none."""
     order = np.argsort(at_s, kind="stable")
     sums = np.concatenate([np.zeros((1, 2)), np.cumsum(np.column_stack((values, values**2))[order], axis=0)])
@@ -56,10 +56,10 @@ def around(at_s: Floats, values: Floats, centre_s: Floats, reach_s: float) -> Pr
     few = high - low < 2
     low, high = np.where(few, 0, low), np.where(few, len(at_s), high)
     moments = (sums[high] - sums[low]) / np.maximum(high - low, 1)[:, None]
-    return Prior(mean=moments[:, 0], variance=np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0))
+    return TimePrior(mean=moments[:, 0], variance=np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0))
 
 
-def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: float) -> Model:
+def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: float) -> FittedModel:
     """Fit non-negative weights to the sums, and predict the times of features[n, F].
 
     Weighted by 1 / (requests x mean^2), an unmatched request three times; Huber's weights against outliers. The
@@ -81,7 +81,7 @@ def learn(data: TrainingSums, features: Floats, *, floor_share: float, least_s: 
     mean = features @ theta
     variance = np.maximum(widened * (a + b * mean**2), least_s**2 + (floor_share * mean) ** 2)
     error = float(np.median(np.abs(data.sums - total @ theta) * np.sqrt(weight)))
-    return Model(prior=Prior(mean=mean, variance=variance), weights=theta, error_s=error)
+    return FittedModel(prior=TimePrior(mean=mean, variance=variance), weights=theta, error_s=error)
 
 
 def _robust(total: Floats, sums: Floats, weight: Floats) -> Floats:

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from correlator.estimate.assignment import Members
-from correlator.estimate.intervals import Intervals, joined, merge, pick
+from correlator.estimate.intervals import ScrapeIntervals, joined, merge, pick
 from rundir.columns import Bools, Indices, Ints
 
 MOST_MEMBERS = 8
@@ -22,7 +22,7 @@ MOST_CHANCE = 0.1
 TOKENS = ("prompt_tokens", "output_tokens")
 
 
-def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
+def aligned(parts: Sequence[ScrapeIntervals]) -> list[ScrapeIntervals] | None:
     """Cut the intervals of engines at common edges: the scrapes of the first to which every other has one near.
 
     Near is half of the usual distance. None where fewer than two edges are common.
@@ -44,7 +44,9 @@ def aligned(parts: Sequence[Intervals]) -> list[Intervals] | None:
     return cut
 
 
-def divided(whole: Intervals, parts: Sequence[Intervals], members: Members, tokens: Ints) -> tuple[Intervals, Members]:
+def divided(
+    whole: ScrapeIntervals, parts: Sequence[ScrapeIntervals], members: Members, tokens: Ints
+) -> tuple[ScrapeIntervals, Members]:
     """Divide the intervals of `pooled(parts)` among the parts where the division is unique.
 
     It is unique where the members' tokens allow just one. `tokens` [m, 2] are of prompt and output. Returns the
@@ -81,7 +83,7 @@ def _groups(interval: Indices, intervals: int) -> list[Indices]:
     return [order[bounds[row] : bounds[row + 1]] for row in range(intervals)]
 
 
-def _division(row: int, parts: Sequence[Intervals], group: Indices, tokens: Ints) -> list[list[int]] | None:
+def _division(row: int, parts: Sequence[ScrapeIntervals], group: Indices, tokens: Ints) -> list[list[int]] | None:
     """Return the unique division of members by part, or None.
 
     None: there is no division, there are several, or too many are possible to be sure.
@@ -122,7 +124,9 @@ def _divisions(tokens: list[tuple[int, ...]], counts: list[int], wanted: list[li
     yield from place(0)
 
 
-def _gathered(whole: Intervals, parts: Sequence[Intervals], origin: Sequence[tuple[int, int]]) -> Intervals:
+def _gathered(
+    whole: ScrapeIntervals, parts: Sequence[ScrapeIntervals], origin: Sequence[tuple[int, int]]
+) -> ScrapeIntervals:
     """Return the intervals that `origin` names, in its order."""
     sources = [whole, *parts]
     starts = np.cumsum([0, *(len(source) for source in sources)])

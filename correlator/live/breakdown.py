@@ -36,7 +36,7 @@ _SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedRequests:
     """n requests that ended: `parts` break down the TTFT, `whole` the time to the end of the client's span.
 
     `requests` are what the clients' spans say of them, `attribution` the estimates where there is no engine's span.
@@ -54,7 +54,7 @@ class Ended:
         return len(self.reason)
 
 
-def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
+def break_down_ended(requests: Sequence[TracedRequest]) -> EndedRequests:
     """Break down requests that ended, in their order, by the engines' spans.
 
     A client's wait that is shorter than what the engine says it did in it, by over SLACK_S, is a contradiction.
@@ -73,16 +73,16 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> Ended:
     _discard(whole, inconsistent)
     whole = _with_decode(whole, parts)
     reason = _reasons(requests, parts, joined, inconsistent)
-    return Ended(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
+    return EndedRequests(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
 
 
-def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> Ended:
+def estimated(requests: RequestLog, attribution: Attribution, parts: Parts) -> EndedRequests:
     """Return requests broken down by estimates, and those that left the window without one."""
     inconsistent = _inconsistent(parts, np.fmin(parts.other_s, parts.e2e_other_s))
     _discard(parts, inconsistent)
     why = np.where(inconsistent, CONTRADICTION, NOT_ESTIMATED)
     reason = np.where(parts.covered, "", why).astype(np.object_)
-    return Ended(requests=requests, attribution=attribution, parts=parts, whole=parts, reason=reason)
+    return EndedRequests(requests=requests, attribution=attribution, parts=parts, whole=parts, reason=reason)
 
 
 def _with_decode(whole: Parts, parts: Parts) -> Parts:

@@ -24,7 +24,7 @@ from correlator.requests import Requests
 from loadgen.requests.table import RequestLog
 from recorded.client_spans import request_log
 from rundir.columns import Bools, Ints, concat, take
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from scraper.series.resets import restarts_of
 from scraper.series.table import SeriesTable
 
@@ -50,7 +50,7 @@ class Estimated(Generic[Rows]):
 
 
 @dataclass(slots=True)
-class _Batch(Generic[Rows]):
+class _WaitingBatch(Generic[Rows]):
     """Requests that came at once, and which of them wait for an estimate."""
 
     requests: Rows
@@ -100,7 +100,7 @@ class EstimateWindow(Generic[Rows]):
         self._outflow: _Outflow[Rows] | None = None
         self._pages: dict[str, SeriesTable] = {}
         self._scraped_ns: dict[str, int] = {}
-        self._batches: deque[_Batch[Rows]] = deque()
+        self._batches: deque[_WaitingBatch[Rows]] = deque()
         self._given_up: list[Rows] = []
         self._next_ns = 0
         self._fresh = 0  # that came to wait since the last estimates
@@ -121,12 +121,12 @@ class EstimateWindow(Generic[Rows]):
             waiting += self._outflow.waiting
         return {"requests": sum(map(len, self._batches)), "waiting": waiting}
 
-    def scraped(self, scrape: Row | FailureRecord) -> None:
+    def scraped(self, scrape: ScrapeRow | FailureRecord) -> None:
         """Take in one scrape."""
         if scrape.url not in self._pages:
             self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=self._window_ns)
         self._pages[scrape.url].append(scrape)
-        if isinstance(scrape, Row):
+        if isinstance(scrape, ScrapeRow):
             self._scraped_ns[scrape.url] = scrape.response_ns
 
     def restarted_ns(self) -> dict[str, int]:
@@ -149,7 +149,7 @@ class EstimateWindow(Generic[Rows]):
         """Keep requests that ended: those that wait [n] for an estimate, and those whose ends are in the same sums."""
         if len(requests):
             self._next_ns = self._next_ns or now_ns + round(FIRST_S * 1e9)
-            self._batches.append(_Batch(requests=requests, waits=waits, held_ns=now_ns))
+            self._batches.append(_WaitingBatch(requests=requests, waits=waits, held_ns=now_ns))
             self._fresh += int(waits.sum())
         excess = self.sizes["requests"] - self._most
         while excess > 0:
@@ -157,7 +157,9 @@ class EstimateWindow(Generic[Rows]):
             self._give_up(batch, slice(None, excess))
             if len(batch) > excess:
                 left = np.arange(excess, len(batch))
-                rest = _Batch(requests=take(batch.requests, left), waits=batch.waits[left], held_ns=batch.held_ns)
+                rest = _WaitingBatch(
+                    requests=take(batch.requests, left), waits=batch.waits[left], held_ns=batch.held_ns
+                )
                 self._batches.appendleft(rest)
             excess -= len(batch)
 
@@ -190,7 +192,7 @@ class EstimateWindow(Generic[Rows]):
         requests = concat(given_up)
         return [_break_down(requests, nothing(len(requests), "no estimate in the window"))]
 
-    def _give_up(self, batch: _Batch[Rows], rows: slice) -> None:
+    def _give_up(self, batch: _WaitingBatch[Rows], rows: slice) -> None:
         waiting = np.flatnonzero(batch.waits[rows])
         if len(waiting):
             self._given_up.append(take(batch.requests, waiting))

@@ -14,7 +14,7 @@ import numpy as np
 
 from correlator.exact.span_matching import spans_by_time
 from correlator.exact.spans import bearing_id, same_id
-from correlator.live.breakdown import Ended, break_down_ended, estimated
+from correlator.live.breakdown import EndedRequests, break_down_ended, estimated
 from correlator.live.counting import TraceCount
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
@@ -69,7 +69,7 @@ class SpanRequests:
         self.spans.missed(back_ns)
         self.halves.missed(back_ns)
 
-    def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[Ended]]:
+    def ended(self, now_ns: int, *, all_of_it: bool = False) -> tuple[list[TracedRequest], list[EndedRequests]]:
         """Return the newly complete requests, and those that were or cannot be broken down.
 
         A request is complete, once, when its spans are there. It is in the second list at once, or up to a minute later
@@ -79,7 +79,7 @@ class SpanRequests:
         with self._guard():
             finished = self.halves.joined(finished, now_ns, all_of_it=all_of_it)
             self.count.take(finished, now_ns)
-        ended: list[Ended] = []
+        ended: list[EndedRequests] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)
         self.each(lambda requests: ended.append(break_down_ended(requests)), free)

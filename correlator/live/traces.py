@@ -51,7 +51,7 @@ class TracedRequest:
 
 
 @dataclass(slots=True)
-class Trace:
+class SpanTrace:
     """Spans of one trace by their ids.
 
     `done` are those of requests that were given out, `bodies` is when the first part of a reply was sent by a span.
@@ -77,7 +77,7 @@ class _Group:
     rooted: bool
 
 
-def requests_of(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
+def requests_of(trace: SpanTrace) -> Iterator[tuple[TracedRequest, int, bool]]:
     """Give the requests of a trace that were not given out yet: when the first span of each came, and if all came.
 
     No span says how many steps a search has: of one it is when its last span came, behind which others may come.
@@ -118,7 +118,7 @@ def _is_step(received: ReceivedSpan) -> bool:
     return bool(known and known.step_id and known.request_of_step(received.request_id))
 
 
-def _given(trace: Trace, above: Sequence[ClientSpan]) -> bytes:
+def _given(trace: SpanTrace, above: Sequence[ClientSpan]) -> bytes:
     """Return the nearest of some spans that was given out, b"" for none."""
     return next((span.span_id for span in above if span.span_id in trace.done), b"")
 
@@ -137,7 +137,7 @@ def with_gateways(request: TracedRequest, gateways: tuple[GatewaySpan, ...]) -> 
     return replace(request, client=client, gateways=gateways)
 
 
-def last_servers(trace: Trace) -> Mapping[bytes, str]:
+def last_servers(trace: SpanTrace) -> Mapping[bytes, str]:
     """Return the service of the innermost server below each span that has one."""
     innermost: dict[bytes, tuple[int, str]] = {}
     for span in trace.spans.values():
@@ -147,7 +147,7 @@ def last_servers(trace: Trace) -> Mapping[bytes, str]:
     return {key: service for key, (_, service) in innermost.items()}
 
 
-def with_ends(trace: Trace, request: TracedRequest, servers: Callable[[], Mapping[bytes, str]]) -> TracedRequest:
+def with_ends(trace: SpanTrace, request: TracedRequest, servers: Callable[[], Mapping[bytes, str]]) -> TracedRequest:
     """Return a request with the services at the ends of its trace; one that is whole as it is.
 
     `servers` gives the trace's `last_servers`, once for all of its requests, of which there may be thousands.
@@ -166,7 +166,7 @@ def with_ends(trace: Trace, request: TracedRequest, servers: Callable[[], Mappin
     return replace(request, begins_at=begins_at, ends_at=ends_at, is_root=is_root)
 
 
-def _groups(trace: Trace) -> list[_Group]:
+def _groups(trace: SpanTrace) -> list[_Group]:
     """Put the engines' spans that one span called together."""
     groups: dict[bytes, _Group] = {}
     for key in trace.engine:
@@ -182,7 +182,7 @@ def _groups(trace: Trace) -> list[_Group]:
     return list(groups.values())
 
 
-def _enclosing(trace: Trace, span: ClientSpan) -> list[ClientSpan]:
+def _enclosing(trace: SpanTrace, span: ClientSpan) -> list[ClientSpan]:
     """Return the spans that enclose one in time, the shortest first: for spans whose parents did not come."""
     enclosing = [
         candidate
@@ -199,7 +199,7 @@ def _client(above: Sequence[ClientSpan], passed: Mapping[bytes, int]) -> ClientS
     return calls[-1] if calls else alone[0] if alone else None
 
 
-def _stages(trace: Trace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan, ...]:
+def _stages(trace: SpanTrace, engine: Sequence[ReceivedSpan]) -> tuple[ReceivedSpan, ...]:
     """Return the stages of an engine's request, with the spans that connect them to it; the latter without content."""
     if not trace.stages:
         return ()

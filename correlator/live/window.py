@@ -13,7 +13,15 @@ from functools import cache, partial
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from correlator.live.traces import Trace, TracedRequest, last_servers, own_copy, requests_of, with_ends, with_gateways
+from correlator.live.traces import (
+    SpanTrace,
+    TracedRequest,
+    last_servers,
+    own_copy,
+    requests_of,
+    with_ends,
+    with_gateways,
+)
 from recorded.client_spans import client_span
 from recorded.gateway_spans import GatewaySpan, gateways_between, note_body
 from scraper.spans.log import ExportRecord
@@ -66,7 +74,7 @@ class TraceWindow:
         self._guard = guard
         self._settle_ns = round(settle_s * 1e9)
         self._most_spans, self._most_bytes = most_spans, most_bytes
-        self._traces: dict[bytes, Trace] = {}  # in the order of their last spans
+        self._traces: dict[bytes, SpanTrace] = {}  # in the order of their last spans
         self._open: dict[bytes, None] = {}
         self._span_count, self._bytes = 0, 0
         self._back_ns = 0
@@ -150,7 +158,7 @@ class TraceWindow:
         return requests
 
     def _read(
-        self, requests: list[TracedRequest], trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool
+        self, requests: list[TracedRequest], trace_id: bytes, trace: SpanTrace, now_ns: int, *, all_of_it: bool
     ) -> None:
         """Add the requests of a trace that can be given out; a trace that cannot be read is dropped and counted."""
         is_read = False
@@ -169,7 +177,7 @@ class TraceWindow:
             self.repeated += 1
             return
         if trace is None:
-            trace = Trace(trace_id=span.trace_id, oldest_ns=received_ns)
+            trace = SpanTrace(trace_id=span.trace_id, oldest_ns=received_ns)
         else:
             del self._traces[span.trace_id]
         self._traces[span.trace_id] = trace
@@ -185,7 +193,7 @@ class TraceWindow:
         self._open[span.trace_id] = None
         self._span_count += 1
 
-    def _finish(self, trace_id: bytes, trace: Trace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
+    def _finish(self, trace_id: bytes, trace: SpanTrace, now_ns: int, *, all_of_it: bool) -> Iterator[TracedRequest]:
         """Yield the requests that are ready, and note when to look again."""
         quiet_ns = trace.newest_ns + round(QUIET_S * 1e9)
         # Where gateways send beside the engine's spans, these may come before theirs.
@@ -211,7 +219,7 @@ class TraceWindow:
         else:
             self._open.pop(trace_id, None)
 
-    def _give_out(self, trace: Trace, request: TracedRequest) -> TracedRequest:
+    def _give_out(self, trace: SpanTrace, request: TracedRequest) -> TracedRequest:
         """Note that a request is given out: of its engines' spans no more is kept than that they came, and where they
         stood, unless its client may still come.
         """
@@ -224,7 +232,7 @@ class TraceWindow:
             trace.done.add(request.client.span_id)
         return request
 
-    def _strip(self, trace: Trace, key: bytes) -> None:
+    def _strip(self, trace: SpanTrace, key: bytes) -> None:
         for spans in (trace.engine, trace.stages):
             if key in spans:
                 self._bytes -= spans[key].span.ByteSize()
@@ -277,7 +285,7 @@ class TraceWindow:
         self._remove(trace, list(trace.spans))
         self._open.pop(trace_id, None)
 
-    def _remove(self, trace: Trace, keys: Sequence[bytes]) -> None:
+    def _remove(self, trace: SpanTrace, keys: Sequence[bytes]) -> None:
         self._past[-1].spans.update(hash((trace.trace_id, key)) for key in keys)
         for key in keys:
             del trace.spans[key]
@@ -291,7 +299,7 @@ class TraceWindow:
             del trace.bodies[next(iter(trace.bodies))]
 
 
-def _gateways(trace: Trace, request: TracedRequest) -> tuple[GatewaySpan, ...]:
+def _gateways(trace: SpanTrace, request: TracedRequest) -> tuple[GatewaySpan, ...]:
     """Return the gateways that a request passed, outermost first."""
     if request.client is None or not request.engine:
         return ()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.server_load import Samples, engine_samples
+from correlator.statistics.server_load import EngineSamples, engine_samples
 from rundir import fields
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
@@ -66,7 +66,7 @@ def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileW
     )
 
 
-def _amounts(samples: Samples | Missing, size: int) -> Floats:
+def _amounts(samples: EngineSamples | Missing, size: int) -> Floats:
     return np.full(size, np.nan) if isinstance(samples, Missing) else samples.amount
 
 

@@ -33,7 +33,7 @@ NO_SCRAPE = "no scrape succeeded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class EngineSamples:
     """A quantity of one engine [t], NaN where unknown: `amount`, divided by `over` where there is one.
 
     A sample counts until the next one, but no longer than `fresh_ns`, and not beyond the last: what comes after is
@@ -56,7 +56,7 @@ class ServerLoad:
 
     combined: Literal["one", "own", "sum", "max", "ratio"]
     size: int
-    groups: tuple[tuple[Indices, tuple[Samples, ...]], ...]
+    groups: tuple[tuple[Indices, tuple[EngineSamples, ...]], ...]
 
     def at(self, stamps_ns: Ints) -> Floats:
         """Return the quantity [n] at each request's moment, NaN where unknown for some engine."""
@@ -115,7 +115,7 @@ def met_at_submission(requests: RequestLog, endpoints: Sequence[EndpointSeries])
 
 def gauge_samples(
     endpoints: Sequence[EndpointSeries], name: str, *, together: Literal["sum", "max"] = "sum"
-) -> Samples:
+) -> EngineSamples:
     """Return a gauge over all engines together, at the scrapes of the first [t].
 
     NaN where it is unknown for one engine, or larger than any count; empty where an engine does not show it.
@@ -123,13 +123,13 @@ def gauge_samples(
     gauges = [quantities[name] for _, quantities in engine_samples(endpoints)]
     known = [gauge for gauge in gauges if not isinstance(gauge, Missing)]
     if not known or len(known) < len(gauges):
-        return Samples(at_ns=np.empty(0, np.int64), amount=np.empty(0), over=None, fresh_ns=0.0)
+        return EngineSamples(at_ns=np.empty(0, np.int64), amount=np.empty(0), over=None, fresh_ns=0.0)
     held = np.array([_held(gauge, known[0].at_ns)[0] for gauge in known])
     counted = np.where(np.abs(held) < MOST, held, np.nan)
     return replace(known[0], amount=counted.max(axis=0) if together == "max" else counted.sum(axis=0))
 
 
-def most_within(samples: Samples, edges_ns: Ints) -> Floats:
+def most_within(samples: EngineSamples, edges_ns: Ints) -> Floats:
     """Return the largest amount [n] between consecutive edges [n + 1], NaN where unknown."""
     begins_ns = edges_ns[:-1]
     most = np.where(np.isfinite(held := _held(samples, begins_ns)[0]), held, -np.inf)
@@ -139,7 +139,7 @@ def most_within(samples: Samples, edges_ns: Ints) -> Floats:
     return np.where(np.isfinite(most), most, np.nan)
 
 
-def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, Samples | Missing]]]:
+def engine_samples(endpoints: Sequence[EndpointSeries]) -> list[tuple[str, dict[str, EngineSamples | Missing]]]:
     """Return the engines of the leading kind, by address."""
     return [(endpoint.url, _samples(endpoint, sources)) for endpoint, sources in leading_endpoints(endpoints)]
 
@@ -159,8 +159,8 @@ def leading_endpoints(endpoints: Sequence[EndpointSeries]) -> list[tuple[Endpoin
     ]
 
 
-def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | Missing]:
-    samples: dict[str, Samples | Missing] = {}
+def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, EngineSamples | Missing]:
+    samples: dict[str, EngineSamples | Missing] = {}
     for name in QUANTITIES[:3]:
         source = sources[name]
         samples[name] = source if isinstance(source, Missing) else _gauge(endpoint, source)
@@ -178,7 +178,7 @@ def _samples(endpoint: EndpointSeries, sources: Sources) -> dict[str, Samples | 
     return samples
 
 
-def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
+def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> EngineSamples:
     values = gauge_values(endpoint.values, source)
     known = np.isfinite(values)
     if source.quantity.across == "max":
@@ -188,7 +188,7 @@ def _gauge(endpoint: EndpointSeries, source: CanonicalSource) -> Samples:
     return _sampled(endpoint, np.where(known.any(axis=1), amount, np.nan))
 
 
-def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> Samples:
+def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts) -> EngineSamples:
     since = _since(endpoint)
     elapsed_s = (endpoint.at_ns - endpoint.at_ns[since]) / 1e9
     increase = _increase(endpoint, source, since, restarts)
@@ -197,9 +197,9 @@ def _rate(endpoint: EndpointSeries, source: CanonicalSource, restarts: Restarts)
     return _sampled(endpoint, np.where(np.isfinite(rate), rate, np.nan))
 
 
-def _sampled(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> Samples:
+def _sampled(endpoint: EndpointSeries, amount: Floats, over: Floats | None = None) -> EngineSamples:
     interval_ns = float(np.median(np.diff(endpoint.at_ns))) if len(endpoint.at_ns) > 1 else 0.0
-    return Samples(at_ns=endpoint.at_ns, amount=amount, over=over, fresh_ns=STALE_SCRAPES * interval_ns)
+    return EngineSamples(at_ns=endpoint.at_ns, amount=amount, over=over, fresh_ns=STALE_SCRAPES * interval_ns)
 
 
 def _since(endpoint: EndpointSeries) -> Indices:
@@ -228,7 +228,7 @@ def _how(name: str, groups: Sequence[tuple[Indices, list[int]]]) -> Literal["one
     return "max" if name == "kv_cache_usage" else "sum"
 
 
-def _held(samples: Samples, stamps_ns: Ints) -> tuple[Floats, Floats]:
+def _held(samples: EngineSamples, stamps_ns: Ints) -> tuple[Floats, Floats]:
     """Return amount and divisor (NaN where there is none) as they stood at some moments."""
     if not len(samples.at_ns):
         return np.full(len(stamps_ns), np.nan), np.full(len(stamps_ns), np.nan)

@@ -24,9 +24,9 @@ from exporter.summary.result import schema
 from methodology.compliance.requirements import requirements
 from methodology.study.result import StudyResult
 from scraper.engines import recognition as engines
-from scraper.engines.catalogue import Catalogue, Entry, Quantity
+from scraper.engines.catalogue import Catalogue, CatalogueQuantity, Entry
 from scraper.gateways import catalogue as gateways
-from scraper.gateways.catalogue import Gateway
+from scraper.gateways.catalogue import GatewayEntry
 from sidecar.cli import peers
 
 DIRECTORY = Path(__file__).parents[1]
@@ -198,7 +198,7 @@ def gateways_page() -> str:
     return f"{GATEWAYS_HEADING}{head}{''.join(rows)}\n{explained}\n{sections}"
 
 
-def _usual_meanings(known: list[Gateway]) -> dict[str, str]:
+def _usual_meanings(known: list[GatewayEntry]) -> dict[str, str]:
     """Return what quantities mean of several gateways, so that no section repeats it."""
     stated = (
         (name, quantity.meaning) for one in known for name, quantity in one.quantities.items() if quantity.metrics
@@ -210,7 +210,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
 
 
-def _gateway(known: Gateway, usual: dict[str, str]) -> Iterator[str]:
+def _gateway(known: GatewayEntry, usual: dict[str, str]) -> Iterator[str]:
     yield f"## {known.title}\n"
     yield f"Settings: {known.configuration.where}\n"
     yield f"```{known.configuration.language}\n{known.configuration.text.rstrip()}\n```\n"
@@ -283,7 +283,7 @@ def _engine(known: Catalogue) -> Iterator[str]:
     yield ""
 
 
-def _row(quantity: Quantity) -> str:
+def _row(quantity: CatalogueQuantity) -> str:
     first, *others = quantity.metrics
     own = dict(first.replaces)
     across = ", max" if quantity.across == "max" else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from exporter.comparison import Compared
 from exporter.document import without_controls
-from exporter.html.data import Recorded, page_data
+from exporter.html.data import PageInputs, page_data
 from exporter.html.markup import TITLES, escape
 from exporter.html.sections import comparison_sections, live_sections, sections
 from exporter.summary.result import Summary
@@ -49,7 +49,7 @@ _POLICY = "default-src 'none'; style-src {style}; script-src {script}; base-uri 
 _LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
 
 
-def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str:
+def as_html(summary: Summary, recorded: PageInputs, *, trace_url: str = "") -> str:
     """Return the page. `trace_url` is where a trace can be looked at, `{trace_id}` in it; "" for nowhere.
 
     Prompts and replies are never in it.
@@ -59,7 +59,7 @@ def as_html(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> str
     return as_page(title, sections(shown), page_data(summary, recorded, trace_url=trace_url))
 
 
-def as_comparison(runs: Sequence[Compared], recorded: Sequence[Recorded]) -> str:
+def as_comparison(runs: Sequence[Compared], recorded: Sequence[PageInputs]) -> str:
     """Return the page of several runs: the same charts, with a curve a run."""
     data = [{"label": run.label, **page_data(run.summary, of_run)} for run, of_run in zip(runs, recorded, strict=True)]
     return as_page(f"Sidelight: {len(runs)} runs compared", comparison_sections(runs), {"runs": data})
@@ -73,7 +73,7 @@ def live_page() -> str:
     )
 
 
-def as_parts(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
+def as_parts(summary: Summary, recorded: PageInputs, *, trace_url: str = "") -> dict[str, Any]:
     """Return the sections and data of `as_html`, for a page that is already open."""
     content = "\n".join(sections(without_controls(summary)))
     return {"sections": content, "data": printable_all(page_data(summary, recorded, trace_url=trace_url), escaped)}

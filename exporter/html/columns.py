@@ -24,7 +24,7 @@ _MOST_STEPS = 2.0 ** (8 * _MOST_BYTES - 2)  # on either side of zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class PackedColumn:
     """One column [n]: `steps` of `unit` each, int64, `missing` where there is none.
 
     `differences` of a column that ascends hold each step's distance from the one before. `texts` are what the steps
@@ -38,33 +38,33 @@ class Column:
     texts: tuple[str, ...] | None = None
 
 
-def number_column(values: Floats, unit: float = 1.0) -> Column:
+def number_column(values: Floats, unit: float = 1.0) -> PackedColumn:
     """Return a column of numbers, NaN where missing, rounded to `unit`.
 
     One of more than _MOST_STEPS is missing too: servers state what they like, and no chart could show it.
     """
     known = np.abs(values) < _MOST_STEPS * unit
     steps = np.rint(np.where(known, values, 0.0) / unit).astype(np.int64)
-    return Column(steps=steps, known=known, unit=unit)
+    return PackedColumn(steps=steps, known=known, unit=unit)
 
 
-def ascending_column(values: Floats, unit: float = 1.0) -> Column:
+def ascending_column(values: Floats, unit: float = 1.0) -> PackedColumn:
     """Return a column of finite numbers that ascend."""
     steps = np.rint(np.asarray(values) / unit).astype(np.int64)
     distances = np.diff(steps, prepend=0)
-    return Column(steps=distances, known=np.ones(len(steps), dtype=np.bool_), unit=unit, differences=True)
+    return PackedColumn(steps=distances, known=np.ones(len(steps), dtype=np.bool_), unit=unit, differences=True)
 
 
-def text_column(values: Texts | Sequence[str]) -> Column:
+def text_column(values: Texts | Sequence[str]) -> PackedColumn:
     """Return a column of texts, "" where missing; each different text is written once."""
     texts = sorted(set(values))  # not by numpy, whose texts each take the bytes of the longest
     places = {text: place for place, text in enumerate(texts)}
     steps = np.fromiter((places[text] for text in values), np.int64, len(values))
     known = np.fromiter((text != "" for text in values), np.bool_, len(values))
-    return Column(steps=steps, known=known, texts=tuple(texts))
+    return PackedColumn(steps=steps, known=known, texts=tuple(texts))
 
 
-def pack(columns: Mapping[str, Column], *, level: int = 9) -> dict[str, Any]:
+def pack(columns: Mapping[str, PackedColumn], *, level: int = 9) -> dict[str, Any]:
     """Return the columns for the page's script: a header of each column, in their order, and the bytes of all.
 
     `level` is that of DEFLATE: 9 is the smallest, 6 takes a third of the time.
@@ -77,7 +77,7 @@ def pack(columns: Mapping[str, Column], *, level: int = 9) -> dict[str, Any]:
     return {"columns": headers, "bytes": base64.b64encode(zlib.compress(b"".join(pieces), level)).decode()}
 
 
-def _packed(column: Column) -> tuple[dict[str, Any], bytes]:
+def _packed(column: PackedColumn) -> tuple[dict[str, Any], bytes]:
     known = column.steps[column.known]
     offset = int(known.min()) if len(known) else 0
     values = np.where(column.known, column.steps - offset + 1, 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts
 from correlator.statistics.server_load import engine_samples, met_at_submission
-from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack, text_column
+from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack, text_column
 from exporter.html.markup import TITLES
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.result import Summary
@@ -30,7 +30,7 @@ _MOST_S = 1e9  # a histogram's bounds are what a page says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class PageInputs:
     """Inputs of a page beside the summary: the requests of a run and their parts, the engines' pages, the phases.
 
     `phases` are (name, start, end), int64 ns Unix, no end of one that was cut short.
@@ -42,7 +42,7 @@ class Recorded:
     phases: Sequence[tuple[str, int, int | None]]
 
 
-def page_data(summary: Summary, recorded: Recorded, *, trace_url: str = "") -> dict[str, Any]:
+def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") -> dict[str, Any]:
     """Return everything that the script reads, as an object of JSON; times are ms since the start of the window."""
     log = recorded.requests
     sent_ns = sent_ns_of(log)
@@ -86,7 +86,7 @@ def gauge_unit(name: str) -> float:
     return RATIO_UNIT if name == "kv_cache_usage" else 1.0
 
 
-def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: bool) -> dict[str, Column]:
+def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: bool) -> dict[str, PackedColumn]:
     """Return the client's columns of requests, in the order of their sending; with their ids if `with_ids`."""
     metrics = request_metrics(log)
     times = {"ttft": metrics.ttft_ms, "e2e": metrics.e2e_ms, "tpot": metrics.tpot_ms, "late": schedule_lateness_ms(log)}
@@ -108,7 +108,7 @@ def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: 
     }
 
 
-def part_columns(parts: Parts) -> dict[str, Column]:
+def part_columns(parts: Parts) -> dict[str, PackedColumn]:
     """Return the parts of requests' TTFT and how they are known."""
     times = {part.name: 1e3 * part.of(parts) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
     texts = {"source": parts.source, "quality": parts.quality, "merged": parts.merged, "reason": parts.reason}
@@ -117,12 +117,12 @@ def part_columns(parts: Parts) -> dict[str, Column]:
     }
 
 
-def _time_columns(times_ms: Mapping[str, Floats]) -> dict[str, Column]:
+def _time_columns(times_ms: Mapping[str, Floats]) -> dict[str, PackedColumn]:
     """Return columns of times; none of one that is known of no request."""
     return {name: number_column(values, TIME_UNIT_MS) for name, values in times_ms.items() if np.isfinite(values).any()}
 
 
-def _load_columns(log: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, Column]:
+def _load_columns(log: RequestLog, endpoints: Sequence[EndpointSeries]) -> dict[str, PackedColumn]:
     """Return the engines' gauges as each request met them."""
     return {
         GAUGES[name]: number_column(load, gauge_unit(name))
@@ -141,7 +141,9 @@ def _has_derived_ids(run_id: str, log: RequestLog) -> bool:
     )
 
 
-def _engines(endpoints: Sequence[EndpointSeries], start_ns: int) -> Iterator[tuple[str, str, str, Column, Column]]:
+def _engines(
+    endpoints: Sequence[EndpointSeries], start_ns: int
+) -> Iterator[tuple[str, str, str, PackedColumn, PackedColumn]]:
     """Yield each gauge of each engine: its address, name and label, the times of its scrapes and its values."""
     for url, samples in engine_samples(endpoints):
         for name, label in GAUGES.items():

@@ -14,7 +14,7 @@ import numpy as np
 
 from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts, gateway_label, network_label
 from exporter.document import Block, Prose
-from exporter.html.columns import TIME_UNIT_MS, Column, ascending_column, number_column, pack
+from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack
 from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
 from exporter.html.markup import blocks
 from loadgen.requests.table import RequestLog
@@ -22,7 +22,7 @@ from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
 from rundir.printable.numbers import duration
 from rundir.printable.text import escaped, printable, printable_all
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 
 SHOWN_S = 900.0  # as the headings of the page say
 MINUTE_NS = 60_000_000_000
@@ -78,7 +78,7 @@ class LiveColumns:
         """Add the client's number of requests in flight."""
         self._news.gauges.setdefault(("client", "in_flight"), []).append((now_ns, count))
 
-    def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
+    def scraped(self, scrape: ScrapeRow | FailureRecord, gauges: Mapping[str, float]) -> None:
         """Add the gauges of an engine's page, or the failure of a scrape."""
         at_ns = (scrape.request_ns + scrape.response_ns) // 2
         if isinstance(scrape, FailureRecord):
@@ -123,7 +123,7 @@ def _described(part: Part) -> dict[str, str]:
 
 
 def _rows(news: _News, start_ns: int) -> dict[str, Any]:
-    tables: list[dict[str, Column]] = []
+    tables: list[dict[str, PackedColumn]] = []
     labels: dict[str, str] = {}
     if news.ended:
         tables.append(_in_order(concat(news.ended), start_ns, with_ids=False)[0])
@@ -138,7 +138,7 @@ def _rows(news: _News, start_ns: int) -> dict[str, Any]:
         del columns["index"]
         tables.append(columns | part_columns(parts))
         labels = _labels(parts)
-    gauges, readings = [], dict[str, Column]()
+    gauges, readings = [], dict[str, PackedColumn]()
     for at, ((address, name), read) in enumerate(news.gauges.items()):
         times_ns, values = map(np.array, zip(*read, strict=True))
         gauges.append({"name": name, "label": GAUGES.get(name, "in flight"), "address": address})
@@ -153,7 +153,7 @@ def _rows(news: _News, start_ns: int) -> dict[str, Any]:
     }
 
 
-def _in_order(log: RequestLog, start_ns: int, *, with_ids: bool) -> tuple[dict[str, Column], Ints]:
+def _in_order(log: RequestLog, start_ns: int, *, with_ids: bool) -> tuple[dict[str, PackedColumn], Ints]:
     """Return the columns of requests in the order of their sending, and their rows."""
     sent_ns = sent_ns_of(log)
     rows = np.argsort(sent_ns, kind="stable")

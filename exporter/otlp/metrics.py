@@ -31,7 +31,7 @@ from correlator.breakdown import Parts
 from exporter.otlp.spans import SpanSource, Value, counted_output, error_type, known, operation_of
 from exporter.prometheus import snapshot as shown
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
-from exporter.prometheus.table import Point, Row, news, points
+from exporter.prometheus.table import MetricRow, Point, news, points
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -97,7 +97,7 @@ class _Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
+class _InstrumentValues:
     """Values [m] of an instrument, NaN where there is none: when each was observed, and of which request."""
 
     instrument: _Instrument
@@ -116,7 +116,7 @@ def metric_exports(
     samples = list(_samples(log, parts, streams=PROTOCOLS[source.protocol].streams))
     observed = [each for sample in samples for each in _by_server(source, log, sample)]
     has_times = any(each.instrument is _SERVER_FIRST for each in observed)
-    metrics, steps = _Metrics(start_ns), iter(history)
+    metrics, steps = _PointCollector(start_ns), iter(history)
     while group := list(islice(steps, STEPS_AT_ONCE)):
         for at_ns, snapshot in group:
             for each in observed:
@@ -131,7 +131,7 @@ def metric_exports(
         yield MetricsData(resource_metrics=[resource])
 
 
-def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sample]:
+def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_InstrumentValues]:
     """Yield the samples of requests: the client's, and the engine's where it stated times of each request."""
     rows, end_ns = np.arange(len(log)), log.end_ns
     errors = [error_type(log, row) for row in range(len(log))]
@@ -139,30 +139,32 @@ def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Sampl
     for error in sorted(set(errors), key=str):
         of_error = np.array([each == error for each in errors], dtype=np.bool_)
         values = np.where(of_error, duration_s, np.nan)
-        yield _Sample(instrument=_DURATION, values=values, at_ns=end_ns, rows=rows, attributes={"error.type": error})
+        yield _InstrumentValues(
+            instrument=_DURATION, values=values, at_ns=end_ns, rows=rows, attributes={"error.type": error}
+        )
     counts = [counted_output(log, row) for row in range(len(log))]
     output = np.array([np.nan if count is None else count for count in counts], dtype=np.float64)
     for kind, tokens in (("input", np.where(log.input_tokens >= 0, log.input_tokens, np.nan)), ("output", output)):
         attributes: dict[str, Value] = {"gen_ai.token.type": kind}
-        yield _Sample(instrument=_TOKENS, values=tokens, at_ns=end_ns, rows=rows, attributes=attributes)
+        yield _InstrumentValues(instrument=_TOKENS, values=tokens, at_ns=end_ns, rows=rows, attributes=attributes)
     if streams:
         output_ns, metrics = log.first_output_ns, request_metrics(log)
         first_s = np.where(output_ns >= 0, (output_ns - log.submit_ns) / 1e9, np.nan)
-        yield _Sample(instrument=_FIRST_CHUNK, values=first_s, at_ns=output_ns, rows=rows)
+        yield _InstrumentValues(instrument=_FIRST_CHUNK, values=first_s, at_ns=output_ns, rows=rows)
         gaps_s, gap_ns = metrics.itl_ms / 1e3, metrics.itl_end_ns
-        yield _Sample(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=metrics.itl_request)
+        yield _InstrumentValues(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=metrics.itl_request)
     stated = np.isin(parts.source, ["trace", "response"])
     inside_s = np.nan_to_num(parts.engine_frontend_s) + np.nan_to_num(parts.scheduler_intake_s)
     first_s = np.where(stated, parts.queue_s + parts.prefill_s + inside_s, np.nan)
     decode_s = np.where(np.isin(parts.decode_source, ["trace", "response"]), parts.decode_s, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         per_token_s = np.where(output >= 2, decode_s / (output - 1), np.nan)
-    yield _Sample(instrument=_SERVER_FIRST, values=first_s, at_ns=end_ns, rows=rows)
-    yield _Sample(instrument=_SERVER_DURATION, values=first_s + decode_s, at_ns=end_ns, rows=rows)
-    yield _Sample(instrument=_SERVER_PER_TOKEN, values=per_token_s, at_ns=end_ns, rows=rows)
+    yield _InstrumentValues(instrument=_SERVER_FIRST, values=first_s, at_ns=end_ns, rows=rows)
+    yield _InstrumentValues(instrument=_SERVER_DURATION, values=first_s + decode_s, at_ns=end_ns, rows=rows)
+    yield _InstrumentValues(instrument=_SERVER_PER_TOKEN, values=per_token_s, at_ns=end_ns, rows=rows)
 
 
-def _by_server(source: SpanSource, log: RequestLog, sample: _Sample) -> Iterator[_Observed]:
+def _by_server(source: SpanSource, log: RequestLog, sample: _InstrumentValues) -> Iterator[_Observed]:
     """Divide a sample by the servers that were asked, in the order of time."""
     urls = log.endpoint_url[sample.rows]
     for url in sorted(set(urls.tolist())):
@@ -179,7 +181,7 @@ def _by_server(source: SpanSource, log: RequestLog, sample: _Sample) -> Iterator
             )
 
 
-class _Metrics:
+class _PointCollector:
     """Collects points by metric until they are taken."""
 
     def __init__(self, start_ns: int) -> None:
@@ -223,7 +225,7 @@ class _Metrics:
                 of_engine = {**attributes, "gen_ai.provider.name": page.engine}
                 self.histogram(instrument, of_engine, page.histograms[quantity], at_ns, 0)
 
-    def add(self, row: Row, values: Iterable[Point], at_ns: int) -> None:
+    def add(self, row: MetricRow, values: Iterable[Point], at_ns: int) -> None:
         """Add the points of a metric of the live page: `sidelight_ttft_part_seconds` is `sidelight.ttft_part` in s."""
         name = f"sidelight.{row.name}{'_info' if row.kind == 'info' else ''}"
         start_ns = 0 if row.name.startswith(_OTHERS) else self._start_ns

@@ -15,7 +15,7 @@ _LABELS = {part.name: part.label for part in INNER_PARTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class SpanPhase:
     """One stretch of a request by our clock; `placed` says whose stamps its begin is from, or that it is in order."""
 
     name: str
@@ -25,7 +25,7 @@ class Phase:
     placed: str
 
 
-def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
+def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[SpanPhase]:
     """Yield the known phases of a request; one may have taken no time.
 
     - with the engine's stamps on our clock its phases end at its first token by those; what is in the engine
@@ -37,16 +37,18 @@ def phases(requests: RequestLog, parts: Parts, place: int) -> Iterator[Phase]:
     dispatch_ns, submit_ns = int(requests.dispatch_ns[place]), int(requests.submit_ns[place])
     output_ns, token_ns = int(requests.first_output_ns[place]), int(requests.first_token_ns[place])
     if submit_ns >= 0:
-        yield Phase(name="send", start_ns=dispatch_ns, end_ns=submit_ns, source="client", placed="client's stamps")
+        yield SpanPhase(name="send", start_ns=dispatch_ns, end_ns=submit_ns, source="client", placed="client's stamps")
     if source != "none" and submit_ns >= 0:
         yield from _server_phases(parts, place, submit_ns=submit_ns, output_ns=output_ns)
     if 0 <= output_ns < token_ns:
-        yield Phase(name="blank output", start_ns=output_ns, end_ns=token_ns, source="client", placed="client's stamps")
+        yield SpanPhase(
+            name="blank output", start_ns=output_ns, end_ns=token_ns, source="client", placed="client's stamps"
+        )
     if parts.decode_source[place] == "client":
         yield from _laid([("decode", parts.decode_s[place])], token_ns, "client", "client's stamps")
 
 
-def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[Phase]:
+def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) -> Iterator[SpanPhase]:
     source, engine_ns = parts.source[place], int(parts.engine_first_token_ns[place])
     request_s, response_s = parts.request_network_s[place], parts.response_network_s[place]
     stamped = engine_ns >= 0 and math.isfinite(request_s)  # else its stamps are inconsistent
@@ -73,14 +75,14 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
         yield from _laid([("decode", parts.decode_s[place])], decode_ns, source, placed)
 
 
-def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed: str) -> Iterator[Phase]:
+def _laid(parts: Sequence[tuple[str, float]], begin_ns: int, source: str, placed: str) -> Iterator[SpanPhase]:
     """Yield the known parts as consecutive phases; no gap comes of rounding."""
     passed_s = 0.0
     for name, time_s in parts:
         if time_s >= 0:
             start_ns = begin_ns + _ns(passed_s)
             passed_s += time_s
-            yield Phase(name=name, start_ns=start_ns, end_ns=begin_ns + _ns(passed_s), source=source, placed=placed)
+            yield SpanPhase(name=name, start_ns=start_ns, end_ns=begin_ns + _ns(passed_s), source=source, placed=placed)
 
 
 def _merged_s(parts: Parts, place: int) -> float:

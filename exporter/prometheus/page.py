@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from exporter.prometheus.events import EventStream
 from exporter.prometheus.snapshot import Cumulative, Snapshot
-from exporter.prometheus.table import Point, Row, points
+from exporter.prometheus.table import MetricRow, Point, points
 
 SCRAPES_KEPT = 4
 
@@ -61,7 +61,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     return (family(row, values) for row, values in points(snapshot))
 
 
-def family(row: Row, values: Iterable[Point]) -> Metric:
+def family(row: MetricRow, values: Iterable[Point]) -> Metric:
     """Return a metric's points as a family. The older text format leaves exemplars out."""
     metric = Metric(row.page_name, row.what, row.kind)
     name = metric.name + {"counter": "_total", "info": "_info"}.get(row.kind, "")

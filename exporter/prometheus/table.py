@@ -32,7 +32,7 @@ _SUFFIXES = {"": "", "s": "_seconds", "1": "_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MetricRow:
     """Metric of the table, without the suffix of its unit in its name.
 
     `read` takes the values from the part of a snapshot that the row is of, or names the field that has them: a mapping
@@ -60,10 +60,10 @@ class Point(NamedTuple):
     value: Value
 
 
-def points(snapshot: Snapshot) -> Iterator[tuple[Row, list[Point]]]:
+def points(snapshot: Snapshot) -> Iterator[tuple[MetricRow, list[Point]]]:
     """Yield the metrics of a snapshot that have points, in the order of the table."""
     engines = {engine.endpoint: engine for engine in snapshot.engines}
-    parts: tuple[tuple[Any, tuple[Row, ...]], ...] = (
+    parts: tuple[tuple[Any, tuple[MetricRow, ...]], ...] = (
         (snapshot, _ABOUT),
         (snapshot.client, _CLIENT),
         (snapshot.generator, _GENERATOR),
@@ -82,7 +82,7 @@ def points(snapshot: Snapshot) -> Iterator[tuple[Row, list[Point]]]:
 
 def dated(
     history: Iterable[tuple[int, Snapshot]], shown: dict[Hashable, Exemplar]
-) -> Iterator[tuple[int, Row, list[Point]]]:
+) -> Iterator[tuple[int, MetricRow, list[Point]]]:
     """Yield the metrics of snapshots, each with its moment; an exemplar once, where it is new.
 
     `shown` holds the last exemplar of each bucket, and is kept up to date.
@@ -106,7 +106,7 @@ def news(name: str, labels: Mapping[str, Any], histogram: Cumulative, shown: dic
     return replace(histogram, exemplars=new)
 
 
-def _read(row: Row, part: object) -> Iterator[tuple[Mapping[str, str], Value]]:
+def _read(row: MetricRow, part: object) -> Iterator[tuple[Mapping[str, str], Value]]:
     values = getattr(part, row.read) if isinstance(row.read, str) else row.read(part)
     if row.kind == "info":
         yield from ((labels, 1.0) for labels in values)
@@ -149,10 +149,10 @@ def _each(read: Callable[[Any], Any]) -> Callable[[Mapping[str, Any]], dict[Any,
     return read_each
 
 
-def _quantity(about: str, kind: Kind, quantity: str, what: str, *, name: str = "", unit: str = "") -> Row:
+def _quantity(about: str, kind: Kind, quantity: str, what: str, *, name: str = "", unit: str = "") -> MetricRow:
     """Return the row of a canonical quantity of pages."""
     read = _each(lambda page: getattr(page, f"{kind}s").get(quantity))
-    return Row(f"{about}_{name or quantity}", kind, unit, ("endpoint",), what, read)
+    return MetricRow(f"{about}_{name or quantity}", kind, unit, ("endpoint",), what, read)
 
 
 def _seen(field: str) -> Callable[[PartCounts], dict[tuple[str, str], Cumulative]]:
@@ -173,56 +173,58 @@ def _received(name: str) -> Callable[[WatchCounts], int | None]:
 
 # fmt: off
 _ABOUT = (
-    Row("build", "info", "", ("version",), "The sidecar that serves this page.",
+    MetricRow("build", "info", "", ("version",), "The sidecar that serves this page.",
         lambda snapshot: [{"version": snapshot.version}]),
-    Row("run", "info", "", ("run_id", "phase"), "The run this page is about, and its phase.",
+    MetricRow("run", "info", "", ("run_id", "phase"), "The run this page is about, and its phase.",
         lambda snapshot: [{**snapshot.about, "run_id": snapshot.run_id, "phase": snapshot.phase}]),
-    Row("run_verdict", "gauge", "", ("of",),
+    MetricRow("run_verdict", "gauge", "", ("of",),
         "Of a run that has ended: whether its load was sustained, and its generator can be trusted; 1 or 0.",
         "verdicts"),
 )
 _CLIENT = (
-    Row("client_requests", "counter", "", ("status",), "Requests that ended, by status.", "requests"),
-    Row("client_requests_scheduled", "counter", "", (),
+    MetricRow("client_requests", "counter", "", ("status",), "Requests that ended, by status.", "requests"),
+    MetricRow("client_requests_scheduled", "counter", "", (),
         "Requests whose time to be sent has come, of an open loop.", "scheduled"),
-    Row("client_requests_submitted", "counter", "", (), "Requests that were sent.", "submitted"),
-    Row("client_requests_in_flight", "gauge", "", (), "Requests submitted and not yet ended.", "in_flight"),
-    Row("client_input_tokens", "counter", "", (), "Prompt tokens of the requests that ended.", "input_tokens"),
-    Row("client_output_tokens", "counter", "", (),
+    MetricRow("client_requests_submitted", "counter", "", (), "Requests that were sent.", "submitted"),
+    MetricRow("client_requests_in_flight", "gauge", "", (), "Requests submitted and not yet ended.", "in_flight"),
+    MetricRow("client_input_tokens", "counter", "", (), "Prompt tokens of the requests that ended.", "input_tokens"),
+    MetricRow("client_output_tokens", "counter", "", (),
         "Tokens received: by usage, of replies that go on by their chunks.", "output_tokens"),
-    Row("client_ttft", "histogram", "s", (), "Last byte of the request to first content that is not blank.", "ttft"),
-    Row("client_inter_token_latency", "histogram", "s", (), "Time between content chunks of one response.",
+    MetricRow("client_ttft", "histogram", "s", (), "Last byte of the request to first content that is not blank.",
+        "ttft"),
+    MetricRow("client_inter_token_latency", "histogram", "s", (), "Time between content chunks of one response.",
         "inter_token"),
-    Row("client_time_per_output_token", "histogram", "s", (), "First token to last, over tokens less one.",
+    MetricRow("client_time_per_output_token", "histogram", "s", (), "First token to last, over tokens less one.",
         "time_per_output_token"),
-    Row("client_e2e_latency", "histogram", "s", (), "Last byte of the request to last token.", "e2e"),
-    Row("client_quantile", "summary", "s", ("of", "quantile"),
+    MetricRow("client_e2e_latency", "histogram", "s", (), "Last byte of the request to last token.", "e2e"),
+    MetricRow("client_quantile", "summary", "s", ("of", "quantile"),
         "Exact quantiles so far, not from buckets. A TTFT counts once its first token has come, the others at the end.",
         "quantiles"),
-    Row("client_rate_per_second", "gauge", "", ("of",),
+    MetricRow("client_rate_per_second", "gauge", "", ("of",),
         "Per second of the measured phase so far; at the end as the report has it: the drain counts for what ended.",
         "rates"),
-    Row("class_requests", "counter", "", ("class",),
+    MetricRow("class_requests", "counter", "", ("class",),
         "Requests that ended ok, by the class that the workload gave them, where it has several.", "class_requests"),
-    Row("class_quantile", "summary", "s", ("class", "of", "quantile"),
+    MetricRow("class_quantile", "summary", "s", ("class", "of", "quantile"),
         "Exact quantiles of those requests, by their class.", "class_quantiles"),
-    Row("client_requests_good", "counter", "", (), "Requests that met every objective of a latency.",
+    MetricRow("client_requests_good", "counter", "", (), "Requests that met every objective of a latency.",
         lambda client: None if client.slo is None else client.good),
-    Row("slo_limit", "gauge", "", ("objective",),
+    MetricRow("slo_limit", "gauge", "", ("objective",),
         "The bound of an objective: seconds, a ratio, or a number per second.", _objectives("bound")),
-    Row("slo_value", "gauge", "", ("objective",), "What the run has of it so far, in the unit of the bound.",
+    MetricRow("slo_value", "gauge", "", ("objective",), "What the run has of it so far, in the unit of the bound.",
         _objectives("value")),
-    Row("slo_met", "gauge", "", ("objective",), "Whether the run keeps the bound so far: 1 or 0.", _objectives("met")),
+    MetricRow("slo_met", "gauge", "", ("objective",), "Whether the run keeps the bound so far: 1 or 0.",
+        _objectives("met")),
 )
 _GENERATOR = (
-    Row("generator_schedule_lateness", "histogram", "s", (),
+    MetricRow("generator_schedule_lateness", "histogram", "s", (),
         "How much later than scheduled a request was dispatched: the generator's own error.", "schedule_lateness"),
-    Row("generator_schedule_lateness_quantile", "summary", "s", ("quantile",),
+    MetricRow("generator_schedule_lateness_quantile", "summary", "s", ("quantile",),
         "Exact quantiles of the same lateness in the measured phase.", "lateness_quantiles_s"),
-    Row("generator_cpu", "counter", "s", ("process",), "CPU time of our processes.", "cpu_seconds"),
-    Row("generator_loop_delay_max", "gauge", "s", (),
+    MetricRow("generator_cpu", "counter", "s", ("process",), "CPU time of our processes.", "cpu_seconds"),
+    MetricRow("generator_loop_delay_max", "gauge", "s", (),
         "The latest that a timer of a load worker came, since the start of the run.", "loop_delay_max_s"),
-    Row("live_errors", "counter", "", (),
+    MetricRow("live_errors", "counter", "", (),
         "Errors of the live view: with each, something of the run is not on this page; the report is not affected.",
         "live_errors"),
 )
@@ -248,23 +250,23 @@ ENGINE_COUNTERS = {
     "requests_finished": "Requests the engine finished.",
 }
 _ENGINES = (
-    Row("engine", "info", "", ("endpoint", "engine", "version"), "The engine found at an endpoint.",
+    MetricRow("engine", "info", "", ("endpoint", "engine", "version"), "The engine found at an endpoint.",
         lambda engines: [{"endpoint": url, "engine": engine.engine, "version": engine.version}
                          for url, engine in engines.items() if engine.engine or engine.gateway is None]),
     *(_quantity("engine", "histogram", name, what, unit="s") for name, what in ENGINE_HISTOGRAMS.items()),
-    Row("engine_quantile", "summary", "s", ("endpoint", "of", "quantile", "bound"),
+    MetricRow("engine_quantile", "summary", "s", ("endpoint", "of", "quantile", "bound"),
         "Quantiles of what the engine observed, estimated from its histograms (bound: estimate, and low and high, "
         "which hold 9 in 10 truths): of a run's measured phase so far, of a watch's last 5 minutes.",
         _each(lambda engine: engine.quantiles)),
     *(_quantity("engine", "gauge", name, what, unit="1" if name == "kv_cache_usage" else "")
       for name, what in ENGINE_GAUGES.items()),
-    Row("engine_highest", "gauge", "", ("endpoint", "of"),
+    MetricRow("engine_highest", "gauge", "", ("endpoint", "of"),
         "Highest value of each gauge that scrapes saw: of a run's measured phase, of a watch since its start.",
         _each(lambda engine: engine.highest)),
     *(_quantity("engine", "counter", name, what) for name, what in ENGINE_COUNTERS.items()),
 )
 _GATEWAYS = (
-    Row("gateway", "info", "", ("endpoint", "gateway"), "The gateway that a page is of.",
+    MetricRow("gateway", "info", "", ("endpoint", "gateway"), "The gateway that a page is of.",
         lambda gateways: [{"endpoint": url, "gateway": gateway.gateway} for url, gateway in gateways.items()]),
     _quantity("gateway", "histogram", "request_time", name="request", unit="s",
         what="How long the gateway had requests, by its page; to the first output of Dynamo's."),
@@ -272,7 +274,7 @@ _GATEWAYS = (
         what="How long the gateway's calls of the next server took; what is left is its own."),
     _quantity("gateway", "histogram", "queue_time", name="queue", unit="s",
         what="Wait in the gateway before its call of the next server."),
-    Row("gateway_own", "gauge", "s", ("endpoint",),
+    MetricRow("gateway_own", "gauge", "s", ("endpoint",),
         "Mean time that the gateway took of a request itself since the first scrape, by its page.",
         _each(lambda gateway: gateway.own_s)),
     _quantity("gateway", "gauge", "recent_queue_time", name="recent_queue", unit="s",
@@ -283,11 +285,11 @@ _GATEWAYS = (
     _quantity("gateway", "counter", "upstream_errors", "Calls of the next server that failed."),
 )
 _SCRAPES = (
-    Row("scrapes", "counter", "", ("endpoint", "outcome"), "Scrapes of the engine, by how they ended.",
+    MetricRow("scrapes", "counter", "", ("endpoint", "outcome"), "Scrapes of the engine, by how they ended.",
         _each(lambda engine: engine.scrapes)),
-    Row("scrape_duration", "gauge", "s", ("endpoint",), "How long the last scrape took.",
+    MetricRow("scrape_duration", "gauge", "s", ("endpoint",), "How long the last scrape took.",
         _each(lambda engine: engine.last_scrape_duration_s)),
-    Row("engine_last_answer_timestamp", "gauge", "s", ("endpoint",),
+    MetricRow("engine_last_answer_timestamp", "gauge", "s", ("endpoint",),
         "When the last page came, Unix time: the engine is down or unreachable since then, where none comes.",
         _each(lambda engine: engine.last_answer_s)),
 )
@@ -295,32 +297,33 @@ _NETWORK = (
     "Part network is all time outside the engine and the gateways that are known by their spans: proxies are in it."
 )
 _PARTS = (
-    Row("ttft_part", "histogram", "s", ("part", "source"),
+    MetricRow("ttft_part", "histogram", "s", ("part", "source"),
         f"TTFT of each request by part; of one source, all parts add up to it. {_NETWORK}", _seen("ttft")),
-    Row("e2e_part", "histogram", "s", ("part", "source"),
+    MetricRow("e2e_part", "histogram", "s", ("part", "source"),
         f"End-to-end time of each request by part, likewise. {_NETWORK}", _seen("e2e")),
-    Row("ttft_part_mean", "gauge", "s", ("part",),
+    MetricRow("ttft_part_mean", "gauge", "s", ("part",),
         "Mean of each part of the TTFT over the requests that are broken down; of a run that ended, as in its report.",
         lambda counts: mean_parts(counts.ttft) if counts.ttft_means_s is None else counts.ttft_means_s),
-    Row("ttft_largest_part", "gauge", "1", ("part",),
+    MetricRow("ttft_largest_part", "gauge", "1", ("part",),
         "The largest part of the mean TTFT of the latest requests, and its share of it; none where it is uncertain or "
         "requests only fail.",
         "largest"),
-    Row("breakdown_pending", "gauge", "", (),
+    MetricRow("breakdown_pending", "gauge", "", (),
         "Requests that ended and are not counted yet: they wait for their spans, or for an estimate.", "pending"),
-    Row("inner_part", "histogram", "s", ("part", "source"),
+    MetricRow("inner_part", "histogram", "s", ("part", "source"),
         "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
         "other, gateway_request of gateway, before it called the next server.",
         lambda counts: {key: histogram for key, histogram in counts.inner.items() if any(histogram.counts)}),
-    Row("requests", "counter", "", ("source",), "Requests by where their breakdown is from.", "requests"),
-    Row("breakdown_quality", "counter", "", ("quality",), "Requests by how good their breakdown is.", "quality"),
-    Row("gateway_requests", "counter", "", ("first_output",),
+    MetricRow("requests", "counter", "", ("source",), "Requests by where their breakdown is from.", "requests"),
+    MetricRow("breakdown_quality", "counter", "", ("quality",), "Requests by how good their breakdown is.", "quality"),
+    MetricRow("gateway_requests", "counter", "", ("first_output",),
         "Requests with a breakdown, by how the first output of the outermost gateway is known. unknown: some of its "
         "time is in part network; no_gateway: no span of one came.", "gateways"),
-    Row("breakdown_missing", "counter", "", ("reason",), "Requests whose TTFT is not broken down, by why.", "missing"),
+    MetricRow("breakdown_missing", "counter", "", ("reason",), "Requests whose TTFT is not broken down, by why.",
+        "missing"),
 )
 _WATCH = (
-    *(Row(f"receiver_{name}", "counter", "", (), what, _received(name))
+    *(MetricRow(f"receiver_{name}", "counter", "", (), what, _received(name))
       for name, what in {
           "exports": "Exports of spans taken in.",
           "spans": "Spans taken in.",
@@ -329,38 +332,40 @@ _WATCH = (
           "forward_unknown": "Exports that waited for the next collector, or had just come, as a receiver died.",
           "cut_connections": "Connections to the receiver that made room for others.",
       }.items()),
-    Row("receiver_restarts", "counter", "", (), "Receivers that ended on their own and were started again.",
+    MetricRow("receiver_restarts", "counter", "", (), "Receivers that ended on their own and were started again.",
         "restarts"),
-    Row("scraper_restarts", "counter", "", (), "Scrapers that ended on their own and were started again.",
+    MetricRow("scraper_restarts", "counter", "", (), "Scrapers that ended on their own and were started again.",
         "scraper_restarts"),
-    Row("scrapes_unwritten", "counter", "", (),
+    MetricRow("scrapes_unwritten", "counter", "", (),
         "Scrapes that are lost: they could not be written, as on a full disk.", "unwritten"),
-    Row("watch_errors", "counter", "", (), "Defects of the sidecar; what had just come is lost with each.", "errors"),
-    Row("watch_cpu", "counter", "s", (), "CPU time of the process that serves this page.", "cpu_s"),
-    Row("window_repeated_spans", "counter", "", (), "Spans that came again, and count once.", "repeated"),
-    Row("window_evicted_spans", "counter", "", (), "Spans that had to make room for newer ones.", "evicted"),
-    Row("health_probes", "counter", "", (),
+    MetricRow("watch_errors", "counter", "", (), "Defects of the sidecar; what had just come is lost with each.",
+        "errors"),
+    MetricRow("watch_cpu", "counter", "s", (), "CPU time of the process that serves this page.", "cpu_s"),
+    MetricRow("window_repeated_spans", "counter", "", (), "Spans that came again, and count once.", "repeated"),
+    MetricRow("window_evicted_spans", "counter", "", (), "Spans that had to make room for newer ones.", "evicted"),
+    MetricRow("health_probes", "counter", "", (),
         "Health probes that engines served like requests: their spans are left out.", "probes"),
-    Row("whole_traces", "counter", "", (), "Requests with the spans of their client and their engine in one trace.",
+    MetricRow("whole_traces", "counter", "", (),
+        "Requests with the spans of their client and their engine in one trace.",
         "whole_traces"),
-    Row("broken_traces", "counter", "", ("service", "how"),
+    MetricRow("broken_traces", "counter", "", ("service", "how"),
         "Requests with the spans of their client in one trace and those of their engine in another, by the service at "
         "which it breaks: new_trace, it begins another; not_passed_on, it is the last of the client's, or none is.",
         "broken_traces"),
-    Row("receiver_refused", "counter", "", ("kind",), "Exports (bad_spans, off_clock: spans) not used, by why.",
+    MetricRow("receiver_refused", "counter", "", ("kind",), "Exports (bad_spans, off_clock: spans) not used, by why.",
         lambda watch: {kind: watch.receiver.get(kind) for kind in REFUSED}),
-    Row("receiver_other_exports", "counter", "", ("signal",),
+    MetricRow("receiver_other_exports", "counter", "", ("signal",),
         "Exports of other signals than spans that came; they are passed on, and not read.",
         lambda watch: {name: watch.receiver.get(name) for name in OTHER_SIGNALS}),
-    Row("receiver_other_dropped", "counter", "", ("signal",),
+    MetricRow("receiver_other_dropped", "counter", "", ("signal",),
         "Of these, the ones that were not passed on: nothing to forward to, or it did not take them.",
         lambda watch: {name: watch.receiver.get(f"{name}_dropped") for name in OTHER_SIGNALS}),
-    Row("receiver_forward_queue", "gauge", "", ("what",),
+    MetricRow("receiver_forward_queue", "gauge", "", ("what",),
         "What waits for the next collector of spans: exports, their bytes, and how many bytes may wait.",
         "forward_queue"),
-    Row("watch_lag", "gauge", "s", (),
+    MetricRow("watch_lag", "gauge", "s", (),
         "For how long what the receiver logged has not been read: a little, unless more comes than can be read.",
         lambda watch: None if watch.read_to_s is None else max(0.0, monotonic() - watch.read_to_s)),
-    Row("window_size", "gauge", "", ("what",), "How much is kept for requests that go on.", "sizes"),
+    MetricRow("window_size", "gauge", "", ("what",), "How much is kept for requests that go on.", "sizes"),
 )
 # fmt: on

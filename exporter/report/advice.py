@@ -12,7 +12,7 @@ from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from rundir.printable.numbers import cell, percent, spoken
-from scraper.engines.catalogue import Limits, catalogue
+from scraper.engines.catalogue import EngineLimits, catalogue
 from scraper.gateways.catalogue import gateway
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
@@ -315,9 +315,9 @@ UNEXPLAINED = {
 MORE_PREFILL = "shorten prompts, or add prefill capacity: prefill is most of the TTFT"
 
 
-def _limits(summary: Summary) -> Limits:
+def _limits(summary: Summary) -> EngineLimits:
     engine = summary.server.engine
-    return Limits() if engine is None else catalogue(engine.name).limits
+    return EngineLimits() if engine is None else catalogue(engine.name).limits
 
 
 def _named(limit: str) -> str:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import IO, TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from exporter.server_metrics.source import Source
+    from exporter.server_metrics.source import MetricsSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Export:
     """One format; the module of its name writes it, by `write(content, file)`.
 
     content   `statistics`: the document of `json.document`, statistics of the measured window;
-              `series`: the `Source`, every series at every scrape, of which files grow large
+              `series`: the `MetricsSource`, every series at every scrape, of which files grow large
     """
 
     name: str
@@ -42,7 +42,7 @@ EXPORTS = (
 
 
 def server_metrics_files(
-    source: Source, formats: Collection[str]
+    source: MetricsSource, formats: Collection[str]
 ) -> Iterator[tuple[str, Callable[[IO[bytes]], object]]]:
     """Yield the name and writer of each file with a format in `formats`. Others are ignored.
 

@@ -19,13 +19,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, named
+from exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, named
 from rundir.printable.text import printable_json
 from rundir.stats import Missing, statistics_of
 from scraper.exposition import HistogramColumns, histograms
 from scraper.quantiles import read_rows
 from scraper.series.table import EndpointSeries, Float64
-from scraper.window.increase import Buckets, GaugeSamples, HistogramIncrease, counter, gauge, histogram
+from scraper.window.increase import BucketCounts, GaugeSamples, HistogramIncrease, counter, gauge, histogram
 from scraper.window.statistics import finite_only, fits_of, frames, whole
 from scraper.window.window import ScrapeSelection, scrape_intervals, select_scrapes, slice_of
 
@@ -38,7 +38,7 @@ _Entry = tuple[tuple[str, str], Json]  # the metric's key in `named`, and one se
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is left out
-def document(source: Source) -> Json:
+def document(source: MetricsSource) -> Json:
     """Return the whole export, JSON-ready and strict (no NaN, no infinity).
 
     A series of which the window shows nothing is left out, and so is a number too large for one: the format knows no
@@ -66,7 +66,7 @@ def write(statistics: Json, file: IO[bytes]) -> None:
     file.write(printable_json(text).encode())
 
 
-def _summary(source: Source) -> Json:
+def _summary(source: MetricsSource) -> Json:
     answered = [endpoint for endpoint in source.endpoints if len(endpoint.response_ns)]
     return {
         "endpoints_configured": source.urls,
@@ -218,7 +218,7 @@ def _histogram(increase: HistogramIncrease, columns: HistogramColumns, selection
         stats["sum_rate"] = increase.sum / duration_s
     stats |= _percentile_estimates(increase)
     result: Json = {"stats": finite_only(stats), "buckets": None}
-    if isinstance(increase.buckets, Buckets):
+    if isinstance(increase.buckets, BucketCounts):
         result["buckets"] = _cumulative(increase.buckets.le, increase.buckets.totals)
     slices = []
     for index, frame in enumerate(frames(selection)):
@@ -243,7 +243,7 @@ def _histogram_slice(increase: HistogramIncrease, index: int) -> Json:
         if count > 0:
             entry["avg"] = total / count
     buckets = increase.buckets
-    shown = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, Buckets) else None
+    shown = _cumulative(buckets.le, buckets.slices[index]) if isinstance(buckets, BucketCounts) else None
     return finite_only(entry) | {"buckets": shown}
 
 

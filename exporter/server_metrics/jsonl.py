@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import msgspec
 
-from exporter.server_metrics.source import Labels, Metric, Source, key, named
+from exporter.server_metrics.source import Labels, Metric, MetricsSource, key, named
 from rundir.printable.text import printable_json
 from scraper.exposition import Series, histograms
 from scraper.series.table import EndpointSeries
@@ -37,7 +37,7 @@ class _Sample:
     members: _Members = field(default_factory=list)
 
 
-def write(source: Source, file: IO[bytes]) -> None:
+def write(source: MetricsSource, file: IO[bytes]) -> None:
     """Write the file line by line, endpoints merged in the order of time."""
     metrics = named(source.endpoints)
     streams = [_lines(endpoint, metrics, source.phases) for endpoint in source.endpoints]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from exporter.server_metrics.source import SCHEMA_VERSION, Metric, Source, key, label_columns, named
+from exporter.server_metrics.source import SCHEMA_VERSION, Metric, MetricsSource, key, label_columns, named
 from scraper.exposition import HistogramColumns, Series, histograms
 from scraper.series.resets import rising, rising_histogram
 from scraper.series.table import EndpointSeries, Float64, Int64
@@ -59,7 +59,7 @@ class _Piece:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what no number can hold is null
-def write(source: Source, file: IO[bytes]) -> None:
+def write(source: MetricsSource, file: IO[bytes]) -> None:
     """Write the file. An endpoint whose scrapes the window cannot use has no rows; JSONL has its pages."""
     metrics = named(source.endpoints)
     usable = [
@@ -222,7 +222,7 @@ def _dictionary(codes: NDArray[np.int32], words: list[str]) -> pa.Array[Any]:
 
 
 def _about(
-    source: Source,
+    source: MetricsSource,
     pieces: Sequence[_Piece],
     labels: Sequence[str],
     rate_s: Mapping[str, float],

@@ -17,7 +17,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class MetricsSource:
     """Endpoints and the window that is measured.
 
     `configured` are the URLs that were asked for, whether they answered or not. `phases` are (name, start, end) of the

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.statistics.server_load import Samples, gauge_samples, most_within
+from correlator.statistics.server_load import EngineSamples, gauge_samples, most_within
 from rundir.columns import Floats, Ints
 from rundir.fields import doc
 from rundir.stats import finite
@@ -37,7 +37,7 @@ def timeline(submit_ns: Ints, ttft_s: Floats, endpoints: Sequence[EndpointSeries
     timed = np.flatnonzero(np.isfinite(ttft_s))
     order = timed[np.argsort(submit_ns[timed], kind="stable")]
     samples = {
-        "ttft_ms": Samples(at_ns=submit_ns[order], amount=1e3 * ttft_s[order], over=None, fresh_ns=0.0),
+        "ttft_ms": EngineSamples(at_ns=submit_ns[order], amount=1e3 * ttft_s[order], over=None, fresh_ns=0.0),
         **{name: gauge_samples(endpoints, name) for name in ("requests_waiting", "requests_running")},
     }
     return Timeline(

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from loadgen.plan.tokenizers import (
     FittedPrompt,
+    FittingTokenizer,
     ReferenceTokenizer,
-    Tokenizer,
     TokenizerError,
     count_text,
     fit,
@@ -26,7 +26,7 @@ from loadgen.plan.tokenizers import (
 )
 from loadgen.plan.tokenizers.fitting import fit_counted
 from loadgen.plan.workloads.request import Messages, WorkloadRequest
-from loadgen.protocols.request import Prompt, Target, joined, text_of, with_number
+from loadgen.protocols.request import Prompt, RequestTarget, joined, text_of, with_number
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest
 
@@ -122,7 +122,7 @@ class Fitter:
     A later turn declares what it adds; turns that would lead beyond the model's length are dropped.
     """
 
-    def __init__(self, *, target: Target, tokenizer: Tokenizer, order: PlanOrder) -> None:
+    def __init__(self, *, target: RequestTarget, tokenizer: FittingTokenizer, order: PlanOrder) -> None:
         """Prepare the fitting. Raises TokenizerError where exact lengths lack a tokenizer with a chat template."""
         self._protocol = PROTOCOLS[target.endpoint]
         if order.exact and self._protocol.templated and not tokenizer.template:
@@ -301,7 +301,7 @@ def _within(parts: _Parts, input_tokens: int) -> _Parts:
 
 
 async def plan(
-    workload: Iterable[WorkloadRequest], *, target: Target, tokenizer: Tokenizer, order: PlanOrder
+    workload: Iterable[WorkloadRequest], *, target: RequestTarget, tokenizer: FittingTokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
     """Yield the workload's requests, in order, fitted eight at a time.
 

@@ -49,7 +49,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class ArrivalTrace:
     """A trace in the order of its time stamps, the first request at 0.
 
     name           azure, burstgpt or mooncake
@@ -112,7 +112,7 @@ _Line = _Azure | _BurstGpt | _Mooncake
 _FORMATS: dict[str, type[_Line]] = {"azure": _Azure, "burstgpt": _BurstGpt, "mooncake": _Mooncake}
 
 
-def read_trace(path: str | Path) -> Trace:
+def read_trace(path: str | Path) -> ArrivalTrace:
     """Read a trace file whole: about 5 us a line.
 
     Special cases
@@ -149,7 +149,7 @@ def read_trace(path: str | Path) -> Trace:
         raise TraceError(f"{path}: no request with input and output tokens in {len(at)} lines")
     order = sendable[np.argsort(at_ns[sendable], kind="stable")]
     hashed = any(ids is not None for ids in hashes)
-    return Trace(
+    return ArrivalTrace(
         name=name,
         offsets_ns=at_ns[order] - at_ns[order[0]],
         input_tokens=input_tokens[order],

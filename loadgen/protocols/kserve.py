@@ -14,9 +14,9 @@ import msgspec
 
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import UNREADABLE
-from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.stream import Form, ReplyState
 from loadgen.protocols.reading.timings import Count
-from loadgen.protocols.request import Asked, joined, with_extra
+from loadgen.protocols.request import RequestContent, joined, with_extra
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 
@@ -46,7 +46,7 @@ def _messages() -> dict[str, Any]:
     }
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write a ModelInferRequest; `extra` adds or (with None) removes tensors of shape [1, 1].
 
     `ignore_eos` is a parameter of the request: Triton hands it on, and what does not know it does not mind.
@@ -89,7 +89,7 @@ def _text_input(request: Any) -> bytes:
     return next(bytes(tensor.contents.bytes_contents[0]) for tensor in request.inputs if tensor.name == "text_input")
 
 
-def _take(seen: Seen, event: SseEvent) -> None:
+def _take(seen: ReplyState, event: SseEvent) -> None:
     if not event.data:
         # How the transport records that the call ended well: a server that sends no final response has said all.
         seen.done_end = event.end

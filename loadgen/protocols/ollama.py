@@ -13,12 +13,12 @@ import msgspec
 from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, lines
 from loadgen.protocols.reading.failures import NULL, stated
-from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.stream import Form, ReplyState
 from loadgen.protocols.reading.timings import ServerTimings, is_count
-from loadgen.protocols.request import Asked, json_body, messages_of
+from loadgen.protocols.request import RequestContent, json_body, messages_of
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write a chat; lengths and sampling stand in `options`."""
     fields = {
         "model": asked.target.model,
@@ -29,14 +29,14 @@ def body(asked: Asked) -> bytes:
     return json_body(fields, asked.target)
 
 
-class _Message(msgspec.Struct, gc=False):
+class _OllamaMessage(msgspec.Struct, gc=False):
     content: str = ""
     thinking: str | None = None
     tool_calls: list[msgspec.Raw] | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
-    message: _Message | None = None
+    message: _OllamaMessage | None = None
     done: bool = False
     done_reason: str | None = None
     error: msgspec.Raw = NULL
@@ -51,12 +51,12 @@ class _Line(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Line).decode
 
 
-def _take(seen: Seen, event: SseEvent) -> None:
+def _take(seen: ReplyState, event: SseEvent) -> None:
     line = _decode(event.data)
     if (message := stated(line.error)) is not None:
         seen.fail(message)
         return
-    said = line.message or _Message()
+    said = line.message or _OllamaMessage()
     calls = any(map(calls_tool, said.tool_calls or ()))
     # The last line's message is empty by design, and nothing was generated for it; some repeat the whole reply there.
     repeats = line.done and len(seen.texts) > 1 and said.content == "".join(seen.texts)

@@ -18,27 +18,27 @@ from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
 from loadgen.protocols.reading.runs import PROBE, frame_of, run_of
-from loadgen.protocols.reading.stream import Form, Seen, reader
-from loadgen.protocols.request import Asked, joined, json_body, messages_of
+from loadgen.protocols.reading.stream import Form, ReplyState, reader
+from loadgen.protocols.request import RequestContent, joined, json_body, messages_of
 
 # exo says its statistics in a comment before [DONE], which other clients skip.
 _EXO_STATS = "generation_stats"
 _EXO_COMMENT = re.compile(rb"^: generation_stats (\{.*\})\r?$", re.MULTILINE)
 
 
-def chat_body(asked: Asked) -> bytes:
+def chat_body(asked: RequestContent) -> bytes:
     """Write a chat; `ignore_eos` is an extension of vLLM, SGLang and others, left out when false."""
     return json_body(
         {"model": asked.target.model, "messages": messages_of(asked.prompt)} | _streamed(asked), asked.target
     )
 
 
-def completions_body(asked: Asked) -> bytes:
+def completions_body(asked: RequestContent) -> bytes:
     """Write the same with one text, since the endpoint has no roles."""
     return json_body({"model": asked.target.model, "prompt": joined(asked.prompt)} | _streamed(asked), asked.target)
 
 
-def _streamed(asked: Asked) -> dict[str, object]:
+def _streamed(asked: RequestContent) -> dict[str, object]:
     return {
         "max_tokens": asked.max_tokens,
         "temperature": asked.temperature,
@@ -49,7 +49,7 @@ def _streamed(asked: Asked) -> dict[str, object]:
     }
 
 
-def exo_body(asked: Asked) -> bytes:
+def exo_body(asked: RequestContent) -> bytes:
     """Write the body of a request to exo's bench.
 
     The bench empties the prefix cache, bans the end of a sequence and does not stream.
@@ -85,7 +85,7 @@ class _Choice(msgspec.Struct, gc=False):
     meta_info: msgspec.Raw = NULL
 
 
-class _Chunk(Payload, gc=False):
+class _ChatChunk(Payload, gc=False):
     id: str | None = None
     choices: list[_Choice] | None = None
     usage: Any = None
@@ -95,7 +95,7 @@ class _Chunk(Payload, gc=False):
     generation_stats: msgspec.Raw = NULL
 
 
-def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
+def _take(seen: ReplyState, chunk: _ChatChunk, end: int) -> None:
     seen.response_id = seen.response_id or chunk.id or ""
     if chunk.usage is not None:
         seen.usage(chunk.usage)
@@ -136,7 +136,7 @@ def _said(choice: _Choice) -> tuple[str, str, bool, bool]:
     )
 
 
-def _extras(seen: Seen, chunk: _Chunk) -> None:
+def _extras(seen: ReplyState, chunk: _ChatChunk) -> None:
     """Record the server's own times."""
     if chunk.metrics is not NULL:
         seen.time(timings.of_vllm(chunk.metrics))
@@ -148,11 +148,11 @@ def _extras(seen: Seen, chunk: _Chunk) -> None:
         seen.time(timings.of_exo(chunk.generation_stats))
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
-_read = reader(_Chunk, _take)
+_decode = msgspec.json.Decoder(_ChatChunk).decode
+_read = reader(_ChatChunk, _take)
 
 
-def _take_event(seen: Seen, event: SseEvent) -> None:
+def _take_event(seen: ReplyState, event: SseEvent) -> None:
     if event.name == _EXO_STATS:
         seen.time(timings.of_exo(event.data))
     else:
@@ -178,7 +178,7 @@ def _with_stats(data: bytes, stats: re.Match[bytes]) -> Iterator[SseEvent]:
         yield event
 
 
-def _run(seen: Seen, data: bytes, event: SseEvent) -> int:
+def _run(seen: ReplyState, data: bytes, event: SseEvent) -> int:
     """Read a run of following events that differ only in their choice's text.
 
     Each has one choice only. Returns the position behind the run, -1 where there is none.

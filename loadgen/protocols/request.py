@@ -26,7 +26,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class RequestTarget:
     """The model that is asked, and by which protocol.
 
     `endpoint` is a name in PROTOCOLS. `extra` is merged into every request's body at the end, so that it can add a
@@ -39,10 +39,10 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestContent:
     """One request, before a protocol writes it; `ignore_eos` asks the engine to generate to `max_tokens`."""
 
-    target: Target
+    target: RequestTarget
     prompt: Prompt
     max_tokens: int
     temperature: float
@@ -72,7 +72,7 @@ def text_of(messages: Iterable[Mapping[str, Any]]) -> str:
     return "\n\n".join(texts)
 
 
-def with_extra(fields: Mapping[str, object], target: Target) -> dict[str, object]:
+def with_extra(fields: Mapping[str, object], target: RequestTarget) -> dict[str, object]:
     """Return a body's fields with the target's own; those that are None are left out."""
     return {name: value for name, value in {**fields, **target.extra}.items() if value is not None}
 
@@ -84,7 +84,7 @@ def with_number(fields: Mapping[str, object], number: int) -> dict[str, object]:
     }
 
 
-def json_body(fields: Mapping[str, object], target: Target) -> bytes:
+def json_body(fields: Mapping[str, object], target: RequestTarget) -> bytes:
     """Return the same as JSON; equal fields give equal bytes."""
     return msgspec.json.encode(with_extra(fields, target))
 

@@ -13,16 +13,16 @@ import msgspec
 
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL, Payload, stated, states_nothing
-from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.stream import Form, ReplyState, reader
 from loadgen.protocols.reading.timings import of_vllm
-from loadgen.protocols.request import Asked, carry_messages, json_body
+from loadgen.protocols.request import RequestContent, carry_messages, json_body
 
 _VISIBLE = {"response.output_text.delta", "response.refusal.delta"}
 # What a length limit is called here, and everywhere else.
 _REASONS = {"max_output_tokens": "length", "max_tokens": "length"}
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write a request; the system prompt is in `instructions`; `ignore_eos`, an extension, is left out when false."""
     fields = {
         "model": asked.target.model,
@@ -52,7 +52,7 @@ class _Part(msgspec.Struct, gc=False):
     refusal: str | None = None
 
 
-class _Item(msgspec.Struct, gc=False):
+class _OutputItem(msgspec.Struct, gc=False):
     type: str = ""
     content: list[_Part] | None = None
 
@@ -64,7 +64,7 @@ class _Incomplete(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     id: str | None = None
     status: str | None = None
-    output: list[_Item] | None = None
+    output: list[_OutputItem] | None = None
     usage: Any = None
     error: msgspec.Raw = NULL
     incomplete_details: _Incomplete | None = None
@@ -78,7 +78,7 @@ class _Event(Payload, gc=False):
     timings: msgspec.Raw = NULL
 
 
-def _take(seen: Seen, event: _Event, end: int) -> None:
+def _take(seen: ReplyState, event: _Event, end: int) -> None:
     if event.type.endswith(".delta"):
         _delta(seen, event.type, event.delta, end)
     if event.timings is not NULL:  # llama.cpp's stand beside the response, vLLM's in it
@@ -89,7 +89,7 @@ def _take(seen: Seen, event: _Event, end: int) -> None:
             seen.done_end = end
 
 
-def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
+def _delta(seen: ReplyState, kind: str, raw: msgspec.Raw, end: int) -> None:
     if kind in _VISIBLE:
         seen.say(end, msgspec.json.decode(raw, type=str))
     elif kind.startswith("response.reasoning"):
@@ -98,7 +98,7 @@ def _delta(seen: Seen, kind: str, raw: msgspec.Raw, end: int) -> None:
         seen.say(end, "", tools=not states_nothing(raw))
 
 
-def _state(seen: Seen, response: _Response) -> None:
+def _state(seen: ReplyState, response: _Response) -> None:
     """Record the state in a response object. It is the id, and at the end status, usage and reason."""
     seen.response_id = seen.response_id or response.id or ""
     if response.metrics is not NULL:
@@ -118,7 +118,7 @@ def _state(seen: Seen, response: _Response) -> None:
 _read = reader(_Event, _take)
 
 
-def _take_event(seen: Seen, event: SseEvent) -> None:
+def _take_event(seen: ReplyState, event: SseEvent) -> None:
     """Read an event or an unstreamed reply. An unstreamed reply is the response object itself."""
     if seen.streamed:
         _read(seen, event)

@@ -13,12 +13,12 @@ import msgspec
 
 from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import UNREADABLE, Payload
-from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.stream import Form, ReplyState, reader
 from loadgen.protocols.reading.timings import SglangMeta, of_sglang_meta
-from loadgen.protocols.request import Asked, joined, json_body
+from loadgen.protocols.request import RequestContent, joined, json_body
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write a request; the endpoint serves one model and takes no name, no roles and no chat template."""
     sampling: dict[str, object] = {"max_new_tokens": asked.max_tokens, "temperature": asked.temperature}
     if asked.ignore_eos:
@@ -31,12 +31,12 @@ class _Finish(msgspec.Struct, gc=False):
     message: str | None = None
 
 
-class _Chunk(Payload, gc=False):
+class _SGLangChunk(Payload, gc=False):
     text: str = ""
     meta_info: SglangMeta | None = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_decode = msgspec.json.Decoder(_SGLangChunk).decode
 
 
 def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
@@ -56,20 +56,20 @@ def _split(data: bytes, at: int = 0) -> Iterator[SseEvent]:
         yield SseEvent(event.name, msgspec.json.encode(chunk), event.end)
 
 
-def _chunk(data: bytes) -> _Chunk | None:
+def _chunk(data: bytes) -> _SGLangChunk | None:
     try:
         return _decode(data)
     except UNREADABLE:
         return None
 
 
-def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
+def _take(seen: ReplyState, chunk: _SGLangChunk, end: int) -> None:
     if (meta := chunk.meta_info) is not None:
         _described(seen, meta)
     seen.say(end, chunk.text)
 
 
-def _described(seen: Seen, meta: SglangMeta) -> None:
+def _described(seen: ReplyState, meta: SglangMeta) -> None:
     seen.response_id = seen.response_id or meta.id or ""
     seen.count(meta.prompt_tokens, meta.completion_tokens, meta.cached_tokens)
     seen.timings = of_sglang_meta(meta) or seen.timings
@@ -83,4 +83,4 @@ def _described(seen: Seen, meta: SglangMeta) -> None:
             seen.finish(finish.type)
 
 
-FORM = Form(split=_split, take=reader(_Chunk, _take))
+FORM = Form(split=_split, take=reader(_SGLangChunk, _take))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loadgen.protocols import kserve, models, ollama, openai, responses, sglang, tgi, websocket
 from loadgen.protocols.reading.stream import Form
-from loadgen.protocols.request import Asked, Prompt, Target, carry_messages, carry_text
+from loadgen.protocols.request import Prompt, RequestContent, RequestTarget, carry_messages, carry_text
 
 if TYPE_CHECKING:
     from loadgen.protocols.reading.reply import Reads, Reply
@@ -39,7 +39,7 @@ class Protocol:
     name: str
     transport: Transport = "http"
     path: str
-    body: Callable[[Asked], bytes]
+    body: Callable[[RequestContent], bytes]
     form: Form
     carry: Callable[[bytes, str, bytes], bytes]
     models: models.Listing | None = models.OPENAI
@@ -48,11 +48,13 @@ class Protocol:
     provider: str = "openai"
 
     def encode(
-        self, target: Target, prompt: Prompt, max_tokens: int, temperature: float, *, ignore_eos: bool = True
+        self, target: RequestTarget, prompt: Prompt, max_tokens: int, temperature: float, *, ignore_eos: bool = True
     ) -> tuple[str, bytes]:
         """Return one request: its path, from the server's root, and its body."""
         return self.path, self.body(
-            Asked(target=target, prompt=prompt, max_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos)
+            RequestContent(
+                target=target, prompt=prompt, max_tokens=max_tokens, temperature=temperature, ignore_eos=ignore_eos
+            )
         )
 
     def read_reply(self, http_status: int, head: bytes, body: bytes, reads_ns: Ints, read_ends: Ints) -> Reply:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import msgspec
 
 from loadgen.protocols.reading.failures import Payload
-from loadgen.protocols.reading.stream import Form, Seen, reader
+from loadgen.protocols.reading.stream import Form, ReplyState, reader
 from loadgen.protocols.reading.timings import Count
-from loadgen.protocols.request import Asked, joined, json_body
+from loadgen.protocols.request import RequestContent, joined, json_body
 
 # The words of the other protocols for the same.
 _REASONS = {"eos_token": "stop", "stop_sequence": "stop"}
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write a request; the endpoint serves one model and takes no name, no roles and no chat template.
 
     TGI refuses a temperature of 0, and decodes greedily without one.
@@ -46,13 +46,13 @@ class _Details(msgspec.Struct, gc=False):
     prefill: list[msgspec.Raw] | None = None
 
 
-class _Chunk(Payload, gc=False):
+class _TgiChunk(Payload, gc=False):
     token: _Token | None = None
     generated_text: str | None = None
     details: _Details | None = None
 
 
-def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
+def _take(seen: ReplyState, chunk: _TgiChunk, end: int) -> None:
     if (details := chunk.details) is not None:
         seen.finish(_REASONS.get(details.finish_reason, details.finish_reason))
         inputs = details.input_length
@@ -67,4 +67,4 @@ def _take(seen: Seen, chunk: _Chunk, end: int) -> None:
         seen.done_end = end
 
 
-FORM = Form(take=reader(_Chunk, _take))
+FORM = Form(take=reader(_TgiChunk, _take))

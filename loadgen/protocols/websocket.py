@@ -12,12 +12,12 @@ import msgspec
 from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.failures import NULL
-from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.stream import Form, ReplyState
 from loadgen.protocols.reading.timings import WebSocket, timings_of
-from loadgen.protocols.request import Asked, json_body, messages_of
+from loadgen.protocols.request import RequestContent, json_body, messages_of
 
 
-def body(asked: Asked) -> bytes:
+def body(asked: RequestContent) -> bytes:
     """Write the one message of a request; the transport adds `id` and `traceparent`."""
     fields = {
         "model": asked.target.model,
@@ -47,7 +47,7 @@ class Message(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(Message).decode
 
 
-def _take(seen: Seen, event: SseEvent) -> None:
+def _take(seen: ReplyState, event: SseEvent) -> None:
     message = _decode(event.data)
     if message.type == "delta":
         seen.say(event.end, message.text, message.reasoning, tools=calls_tool(message.tool_call))

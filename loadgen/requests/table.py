@@ -153,7 +153,7 @@ def unknown_requests(size: int) -> RequestLog:
     return RequestLog(**{**columns, **starts})
 
 
-class FirstToken(msgspec.Struct, frozen=True, gc=False):
+class InFlightRequest(msgspec.Struct, frozen=True, gc=False):
     """A request in flight, with the time of its first token."""
 
     phase: str
@@ -255,7 +255,7 @@ class RequestFold:
         elif part.reads_ns:
             self._unread[part.index] = None
 
-    def first_tokens(self) -> list[FirstToken]:
+    def first_tokens(self) -> list[InFlightRequest]:
         """Return the requests in flight with a first token since the last call. Brings `streamed` up to date.
 
         Where much came before the first token, it is known with the end of the request.
@@ -269,7 +269,7 @@ class RequestFold:
                     firsts.append(first)
         return firsts
 
-    def _look(self, index: int) -> FirstToken | None:
+    def _look(self, index: int) -> InFlightRequest | None:
         if (stream := self._streams.get(index)) is None:
             planned = self._planned.get(index, _UNPLANNED)
             most = planned.max_tokens if planned.max_tokens >= 0 else MOST
@@ -283,7 +283,7 @@ class RequestFold:
         self.streamed[stream.phase] += stream.tokens - before
         return first
 
-    def _first_token(self, known: Sequence[RequestPart], stream: _Stream) -> FirstToken | None:
+    def _first_token(self, known: Sequence[RequestPart], stream: _Stream) -> InFlightRequest | None:
         reads, head = next(joined(known, _BEGINNING_BYTES)), head_of(known)
         status = max(part.status for part in known)
         beginning = msgspec.structs.replace(reads, body=reads.body[:_BEGINNING_BYTES])
@@ -294,7 +294,7 @@ class RequestFold:
         stream.first_token_ns = first_ns
         stream.reads = sum(map(reads_in, known)) - int((reads.stamps_ns < first_ns).sum())
         index = known[0].index
-        return FirstToken(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
+        return InFlightRequest(stream.phase, index, trace_id(self._run_id, index), known[-1].submit_ns, first_ns)
 
     def ended(self) -> RequestLog:
         """Return the requests that have ended since the last call, in order. The order is that in which they ended."""

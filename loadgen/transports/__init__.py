@@ -5,10 +5,10 @@ from __future__ import annotations
 from loadgen.transports.http import HttpTransport
 from loadgen.transports.lateness import ReceiveStamps
 from loadgen.transports.transport import Transport, WorkerSpec
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 
-def open_transport(spec: WorkerSpec, clock: Clock, stamps: ReceiveStamps | None = None) -> Transport:
+def open_transport(spec: WorkerSpec, clock: AnchoredClock, stamps: ReceiveStamps | None = None) -> Transport:
     """Return the transport that a specification names; the others stay unloaded: gRPC alone takes a tenth of a second.
 
     Raises ValueError or OSError on an unusable specification.

@@ -20,7 +20,7 @@ from typing import Protocol
 from loadgen.http1 import MAX_HEAD_BYTES, BodyEnd, Head, ProtocolError, head_end, parse_head
 from loadgen.transports.lateness import ReceiveStamps
 from loadgen.transports.transport import PART_BYTES, Exchange, one_line
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 # Servers commonly drop idle connections after 5 s (uvicorn's default); younger than that is safe to use.
 MAX_IDLE_NS = 4_000_000_000
@@ -63,7 +63,7 @@ class Connection:
         "_large_bytes", "_pieces", "_raw_head", "_read_ns", "_stamps", "_wire", "answered", "idle_ns",
     )  # fmt: skip
 
-    def __init__(self, clock: Clock, stamps: ReceiveStamps) -> None:
+    def __init__(self, clock: AnchoredClock, stamps: ReceiveStamps) -> None:
         self._clock = clock
         self._stamps = stamps
         self._wire: Wire | None = None

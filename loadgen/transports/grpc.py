@@ -24,7 +24,7 @@ from grpc import aio
 from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
 from loadgen.transports.transport import Exchange, WorkerSpec, too_large, waiting_for
 from rundir.access import Tls
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 # What HTTP/2 asks a server to allow at least; beyond a server's limit streams would wait in the client, unseen.
 _STREAMS_PER_CONNECTION = 100
@@ -62,7 +62,7 @@ class _Channel:
 class GrpcTransport:
     """Connections to gRPC servers, a hundred streams each at most; owns them all."""
 
-    def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
+    def __init__(self, spec: WorkerSpec, clock: AnchoredClock) -> None:
         """Prepare TLS. Raises OSError when a certificate cannot be read, ValueError for TLS that grpcio cannot do."""
         self._spec = spec
         self._clock = clock

@@ -17,7 +17,7 @@ from loadgen.transports.lateness import ReceiveStamps
 from loadgen.transports.sockets import Address, connect, connect_tls
 from loadgen.transports.transport import Exchange, WorkerSpec, one_line, waiting_for
 from rundir.access import tls_context
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 _RESOLVE_S = 2.0
 # A close that comes later than that was no answer to an idle connection: the peer had the request, and dropped it.
@@ -58,7 +58,7 @@ class Pool:
     def __init__(
         self,
         origin: Origin,
-        clock: Clock,
+        clock: AnchoredClock,
         *,
         tls: ssl.SSLContext | None = None,
         reuse: bool = True,
@@ -180,7 +180,7 @@ class Pool:
 class HttpTransport:
     """One pool of connections an origin; owns them. Raises ValueError or OSError on an unusable specification."""
 
-    def __init__(self, spec: WorkerSpec, clock: Clock, *, stamps: ReceiveStamps) -> None:
+    def __init__(self, spec: WorkerSpec, clock: AnchoredClock, *, stamps: ReceiveStamps) -> None:
         self._run_id = spec.run_id
         origins = [origin_of(root) for root in spec.roots]
         tls = tls_context(spec.tls) if any(origin.tls for origin in origins) else None

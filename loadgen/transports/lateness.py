@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from rundir.clock import Clock, time_of_day_ns
+from rundir.clock import AnchoredClock, time_of_day_ns
 
 # What the kernel gives: struct timespec; where it gives nothing, this.
 TIMESPEC = struct.Struct("@ll")
@@ -83,7 +83,7 @@ def quantile_ns(counts: Sequence[int], q: float, *, max_ns: int | None = None) -
     raise AssertionError("a quantile lies within its histogram")
 
 
-class GcPauses:
+class PauseCounter:
     """Counter of the garbage collector's pauses in this process; owns its callback."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class ReceiveStamps:
     _LATE_NS = 1_000_000
     _TRIES = 3
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: AnchoredClock) -> None:
         self.counts = [0] * BUCKETS
         self.max_ns = 0
         self.seen = False

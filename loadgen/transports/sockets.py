@@ -13,7 +13,7 @@ from typing import cast
 
 from loadgen.transports.connection import Connection
 from loadgen.transports.lateness import NO_STAMP, TIMESPEC, ReceiveStamps
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 # More would give many events one stamp.
 _READ_BYTES = 32_768
@@ -38,7 +38,7 @@ class SocketWire:
 
     __slots__ = ("_connection", "_loop", "_monotonic_ns", "_offset_ns", "_received", "_recvmsg", "_rest", "_socket")
 
-    def __init__(self, connection: Connection, sock: socket.socket, clock: Clock) -> None:
+    def __init__(self, connection: Connection, sock: socket.socket, clock: AnchoredClock) -> None:
         self._connection = connection
         self._received = connection.received
         self._socket = sock
@@ -115,7 +115,7 @@ class StreamWire(asyncio.Protocol):
 
     __slots__ = ("_clock", "_connection", "_transport")
 
-    def __init__(self, connection: Connection, clock: Clock) -> None:
+    def __init__(self, connection: Connection, clock: AnchoredClock) -> None:
         self._connection = connection
         self._clock = clock
         self._transport: asyncio.Transport | None = None
@@ -160,7 +160,7 @@ class StreamWire(asyncio.Protocol):
         self._connection.lost(exc)
 
 
-async def connect(address: Address, clock: Clock, stamps: ReceiveStamps) -> Connection:
+async def connect(address: Address, clock: AnchoredClock, stamps: ReceiveStamps) -> Connection:
     """Connect by plain TCP. Raises OSError."""
     family, where = address
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -179,7 +179,7 @@ async def connect(address: Address, clock: Clock, stamps: ReceiveStamps) -> Conn
 
 
 async def connect_tls(
-    address: Address, clock: Clock, stamps: ReceiveStamps, *, tls: ssl.SSLContext, host: str
+    address: Address, clock: AnchoredClock, stamps: ReceiveStamps, *, tls: ssl.SSLContext, host: str
 ) -> Connection:
     """Connect and shake hands with `host`. Raises OSError."""
     connection = Connection(clock, stamps)

@@ -19,7 +19,7 @@ import msgspec
 from loadgen.records import MOST_MESSAGE_BYTES, PlannedRequest, request_id, traceparent
 from loadgen.transports.transport import Exchange, WorkerSpec, one_line, too_large, waiting_for
 from rundir.access import aiohttp_tls
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from rundir.redirects import on_same_host
 
 _ENDED = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(_Kind).decode
 class WebSocketTransport:
     """Connections that carry one request at a time, kept for the next one; owns them all."""
 
-    def __init__(self, spec: WorkerSpec, clock: Clock) -> None:
+    def __init__(self, spec: WorkerSpec, clock: AnchoredClock) -> None:
         """Prepare TLS. Raises UnusableFile when a certificate cannot be read."""
         self._spec = spec
         self._clock = clock

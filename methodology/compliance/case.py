@@ -13,15 +13,15 @@ from exporter.summary.compliance import State
 from loadgen.requests.warmup import AFTER
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When
-from methodology.study.findings import Cell, Findings
-from methodology.study.model import Asked, Finished
+from methodology.study.findings import Cell, StudyFindings
+from methodology.study.model import Finished, StudySettings
 from recorded.system import System
 
 APART = ("saturate", "capacity", "warm-up")  # kinds of steps that look for the capacity, or only warm up
 Counted = tuple[Finished, StepFacts]
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class CheckResult(Struct, frozen=True, kw_only=True):
     """Result of a check: the state and why; the file of the study and the path in it that show it, and the value."""
 
     state: State
@@ -30,10 +30,10 @@ class Answer(Struct, frozen=True, kw_only=True):
     value: Cell = None
 
 
-def judged(ok: bool, reason: str, evidence: str = "", value: object = None) -> Answer:
+def judged(ok: bool, reason: str, evidence: str = "", value: object = None) -> CheckResult:
     """Return met or not met."""
     cell = value if isinstance(value, float | int) or (isinstance(value, str) and value not in reason) else None
-    return Answer(state="met" if ok else "not met", reason=reason, evidence=evidence, value=cell)
+    return CheckResult(state="met" if ok else "not met", reason=reason, evidence=evidence, value=cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class Case:
     """
 
     test: str
-    asked: Asked
+    asked: StudySettings
     system: System
     steps: Sequence[Counted]
-    findings: Findings | None
+    findings: StudyFindings | None
     whole: bool = True
 
     @property
@@ -103,7 +103,7 @@ def _warm_up(case: Case, facts: StepFacts) -> Any:
     return next(earlier, facts).about.get("warmup")
 
 
-def by_rules(case: Case, requirement: Requirement) -> Answer:
+def by_rules(case: Case, requirement: Requirement) -> CheckResult:
     """Return the result of checking a requirement by its rules.
 
     It is met where the values of every step concerned are as they must be; declared, where all of them are
@@ -111,12 +111,12 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
     """
     when, rules = requirement.when, requirement.all_rules()
     if case.test in requirement.unless:
-        return Answer(state="not applicable", reason=f"the {case.test} test has a workload of its own")
+        return CheckResult(state="not applicable", reason=f"the {case.test} test has a workload of its own")
     steps = [step for step in case.steps if when is None or _concerns(when, value_at(case, step, when.of))]
     if not steps and case.steps and when and when.otherwise:
-        return Answer(state="not applicable", reason=when.otherwise)
+        return CheckResult(state="not applicable", reason=when.otherwise)
     if not steps:
-        return Answer(state="not met" if case.whole else "not judged", reason="no such step was run")
+        return CheckResult(state="not met" if case.whole else "not judged", reason="no such step was run")
     shown = [(step, rule, value_at(case, step, rule.of)) for step in steps for rule in rules]
     wrong = [(step, rule, value, text) for step, rule, value in shown if (text := _problem(case, rule, value))]
     first = {each[1]: each[3] for each in reversed(wrong)}
@@ -129,7 +129,7 @@ def by_rules(case: Case, requirement: Requirement) -> Answer:
     names = {each.of.removeprefix("system.") for each in rules if each.of.startswith("system.")}
     if wrong or len(names) < len(rules) or names & set(case.system.seen):
         return answer
-    return Answer(state="declared", reason="as declared", evidence=answer.evidence, value=answer.value)
+    return CheckResult(state="declared", reason="as declared", evidence=answer.evidence, value=answer.value)
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from methodology.compliance.case import Answer, Case, judged
+from methodology.compliance.case import Case, CheckResult, judged
 from methodology.measures.traffic import RANGES
 
 LEAST_OF_CLASS = 500
 SHA256 = "summary.json: workload.requests_sha256"
 
 
-def latency_adjustment(case: Case) -> Answer:
+def latency_adjustment(case: Case) -> CheckResult:
     results = case.findings.results if case.findings else {}
     adjusted = next((name for name in results if "adjusted" in name), "")
     is_stated = not adjusted or any("adjusted" in note for note in (case.findings.notes if case.findings else ()))
@@ -19,7 +19,7 @@ def latency_adjustment(case: Case) -> Answer:
     return judged(is_stated, "stated in the notes" if adjusted and is_stated else reason, "result.json: notes")
 
 
-def itl_excludes_ttft(case: Case) -> Answer:
+def itl_excludes_ttft(case: Case) -> CheckResult:
     known = sum(facts.gaps for _, facts in case.steps)
     results = case.findings.results if case.findings else {}
     counted = max((quantity.n or 0 for name, quantity in results.items() if name.startswith("itl_")), default=0)
@@ -27,7 +27,7 @@ def itl_excludes_ttft(case: Case) -> Answer:
     return judged(counted <= known, text, "result.json: results", counted)
 
 
-def fairness_workload(case: Case) -> Answer:
+def fairness_workload(case: Case) -> CheckResult:
     mixed = [(step, facts) for step, facts in case.measuring if len(facts.classes) > 1]
     if not mixed:
         return judged(False, "no step had requests of two classes", "requests.parquet: workload_class")
@@ -46,7 +46,7 @@ def fairness_workload(case: Case) -> Answer:
     return judged(not other, reason, f"{step.run}/manifest.json: workload.classes")
 
 
-def cache_two_configs(case: Case) -> Answer:
+def cache_two_configs(case: Case) -> CheckResult:
     if "prefix_caching" in case.system.contradictions:
         return judged(False, case.system.contradictions["prefix_caching"], "result.json: sut.prefix_caching")
     hashes: dict[bool | None, set[str | None]] = {}
@@ -59,7 +59,7 @@ def cache_two_configs(case: Case) -> Answer:
     return judged(same, "both had the same requests" if same else "their requests differ", SHA256)
 
 
-def compare_equivalence(case: Case) -> Answer:
+def compare_equivalence(case: Case) -> CheckResult:
     hashes: dict[int, set[str | None]] = {}
     for step, facts in case.measuring:
         hashes.setdefault(step.step.seed, set()).add(facts.requests_sha256)
@@ -77,7 +77,7 @@ def compare_equivalence(case: Case) -> Answer:
     return judged(True, "the same requests, boundary and comparable hardware", SHA256)
 
 
-CHECKS: dict[str, Callable[[Case], Answer]] = {
+CHECKS: dict[str, Callable[[Case], CheckResult]] = {
     "latency-adjustment": latency_adjustment,
     "itl-excludes-ttft": itl_excludes_ttft,
     "fairness-workload": fairness_workload,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from methodology.study.findings import Table, table
-from methodology.study.model import Asked, Finished
+from methodology.study.findings import ResultTable, table
+from methodology.study.model import Finished, StudySettings
 
 Facts = Mapping[str, Any]
 
@@ -16,14 +16,14 @@ _LOAD = ("rate", "concurrency", "arrival", "burstiness")
 _OURS = {"out", "formats", "quiet", "json", "verbose", "listen", "linger", "url", "seed", "tag", "config", "warmup"}
 
 
-def checklist(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Table:
+def checklist(asked: StudySettings, runs: Sequence[Finished], facts: Sequence[Facts]) -> ResultTable:
     """Return the checklist of a comparison from its runs [n] and their recorded `facts` [n]."""
     titles = {"line": "Line", "state": "State", "evidence": "Evidence"}
     lines = _lines(asked, runs, facts) if runs else _unjudged(asked)
     return table("fair-comparison-checklist", "Fair Comparison Checklist", titles, lines)
 
 
-def _unjudged(asked: Asked) -> Iterator[tuple[str, str, str]]:
+def _unjudged(asked: StudySettings) -> Iterator[tuple[str, str, str]]:
     """Yield the checklist where no run counts: what is declared stands, nothing else can be said."""
     for line, state, evidence in _lines(asked, (), ()):
         yield (line, state, evidence) if state == DECLARED else (line, NOT_JUDGED, "no run counts")
@@ -46,7 +46,7 @@ def refusals(runs: Sequence[Finished], facts: Sequence[Facts]) -> list[str]:
     return reasons
 
 
-def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[tuple[str, str, str]]:
+def _lines(asked: StudySettings, runs: Sequence[Finished], facts: Sequence[Facts]) -> Iterator[tuple[str, str, str]]:
     same, evidence = _same_requests(runs, facts)
     line = "Same workload: the same requests, in the same order, by the same seeds"
     yield line, CHECKED if same else NOT_MET, evidence
@@ -74,7 +74,7 @@ def _lines(asked: Asked, runs: Sequence[Finished], facts: Sequence[Facts]) -> It
     yield "Differences in configuration noted", CHECKED, differences or "no difference in what Sidelight recorded"
 
 
-def _in_whole_pairs(asked: Asked, runs: Sequence[Finished]) -> list[str]:
+def _in_whole_pairs(asked: StudySettings, runs: Sequence[Finished]) -> list[str]:
     """Return the configurations of whole pairs, in order. A pair may lack one, as void runs leave it."""
     seeds = {(each.step.seed, each.step.variant) for each in runs}
     whole = {seed for seed, _ in seeds if all((seed, name) in seeds for name in asked.variants)}

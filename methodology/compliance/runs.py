@@ -13,8 +13,8 @@ from exporter.summary.compliance import RunStatement
 from loadgen.plan.rates import pace_of
 from methodology.compliance.facts import StepFacts, facts_of
 from methodology.compliance.statement import comply
-from methodology.study.findings import Findings, Quantity
-from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
+from methodology.study.findings import ResultQuantity, StudyFindings
+from methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
 from recorded.system import read_system
 from rundir.stats import Statistics
 
@@ -40,16 +40,16 @@ def comply_run(facts: StepFacts, ttft_ms: Statistics, *, closed_loop: bool) -> R
         warm_up="none" if config.get("warmup") == 0 else "draft",
     )
     results = {
-        f"ttft_{name}_ms": Quantity(value=getattr(ttft_ms, name) if ttft_ms.count >= least else None, unit="ms",
+        f"ttft_{name}_ms": ResultQuantity(value=getattr(ttft_ms, name) if ttft_ms.count >= least else None, unit="ms",
                                     n=ttft_ms.count)
         for name, least in _STATISTICS.items()
     }  # fmt: skip
     statement = comply(
         TEST,
-        Asked(test=TEST, scale="letter", parameters=Parameters(), seed=step.seed),
+        StudySettings(test=TEST, scale="letter", parameters=Parameters(), seed=step.seed),
         read_system(config.get("sut")),
         [Finished(number=1, run="", step=step, outcome=Outcome(status="complete"))],
-        Findings(answer=(), results=results),
+        StudyFindings(answer=(), results=results),
         {"": facts},
     )
     return RunStatement(

@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from exporter.summary.compliance import DRAFT, State, Verdict
-from methodology.compliance.case import Answer, Case, by_rules
+from methodology.compliance.case import Case, CheckResult, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.observed import observed
 from methodology.compliance.requirements import Level, Requirement, applying, requirements
-from methodology.study.findings import Cell, Findings
-from methodology.study.model import Asked, Finished
+from methodology.study.findings import Cell, StudyFindings
+from methodology.study.model import Finished, StudySettings
 from methodology.study.planning import POPULATE, counting
 from recorded.system import System
 from rundir.fields import doc
@@ -62,10 +62,10 @@ class Compliance(Struct, frozen=True, kw_only=True):
 
 def comply(
     test: str,
-    asked: Asked,
+    asked: StudySettings,
     system: System,
     finished: Sequence[Finished],
-    findings: Findings | None,
+    findings: StudyFindings | None,
     facts: Mapping[str, StepFacts],
     *,
     whole: bool = True,
@@ -111,7 +111,7 @@ def satisfies(compliance: Compliance, required: Literal["conditional", "uncondit
 def _judged(requirement: Requirement, case: Case) -> Judgement:
     check = CHECKS.get(requirement.id)
     if not case.steps:
-        given = Answer(state="not judged", reason="no step counts")
+        given = CheckResult(state="not judged", reason="no step counts")
     else:
         given = check(case) if check else by_rules(case, requirement)
     if given.state == "not met" and requirement.scope == case.test and not case.whole:

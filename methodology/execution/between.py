@@ -28,12 +28,12 @@ from scraper.engines.catalogue import metrics_paths
 from scraper.engines.recognition import canonical, detect
 from scraper.exposition import MalformedPage, PageReader
 from scraper.series.resets import START_TIME
-from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import clock_of
 from scraper.window.aggregate import gauge_values
 from sidecar.options.load import RunOptions
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import Served, engine_version, probe
+from sidecar.run.target import TargetInfo, engine_version, probe
 
 READY_S = 30.0  # an engine that does not answer may be starting again
 IDLE_SCRAPES = 2
@@ -59,7 +59,7 @@ class Glance:
 
 async def look(options: RunOptions) -> Glance:
     """Read the metrics pages of a configuration once."""
-    access, limits = pages_access(options), Limits(timeout_s=options.scrape_timeout)
+    access, limits = pages_access(options), FetchLimits(timeout_s=options.scrape_timeout)
     places = with_pages(options.metrics, pages_of(options.url, contact_of(options)))
     clock, reader = anchor(), PageReader()
     totals: dict[str, float] = {}
@@ -107,7 +107,7 @@ async def drained(options: RunOptions) -> tuple[Glance, str]:
         await asyncio.sleep(options.scrape_interval)
 
 
-async def ready(options: RunOptions, *, limit_s: float = READY_S) -> tuple[Served, str | None]:
+async def ready(options: RunOptions, *, limit_s: float = READY_S) -> tuple[TargetInfo, str | None]:
     """Return the serving target and its version as soon as it answers. Raises TargetUnreachable after a time limit."""
     contact = contact_of(options)
     end_s = asyncio.get_running_loop().time() + limit_s

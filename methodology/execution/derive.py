@@ -17,7 +17,7 @@ from methodology.options import ALL
 from methodology.procedures import PROCEDURES
 from methodology.report import study_files
 from methodology.report.tables import joined
-from methodology.study.findings import Findings, Quantity
+from methodology.study.findings import ResultQuantity, StudyFindings
 from methodology.study.model import Done, Finished, Kind, Procedure
 from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
@@ -104,7 +104,7 @@ def procedure_named(name: str) -> Procedure:
 
 
 def study_result(
-    study: Study, procedure: Procedure, findings: Findings, facts: Mapping[str, StepFacts], system: System
+    study: Study, procedure: Procedure, findings: StudyFindings, facts: Mapping[str, StepFacts], system: System
 ) -> StudyResult:
     """Return `result.json` of a study."""
     asked = study.record.asked
@@ -191,10 +191,12 @@ def _drift(study: Study, procedure: Procedure) -> Drift | None:
     if again is None:
         return None
     first = repeated(procedure, study.finished)
-    ratios: dict[str, Quantity] = {}
+    ratios: dict[str, ResultQuantity] = {}
     apart = []
     for name, before, after in _pairs(first, again) if first is not None else ():
-        ratio = Quantity(value=after[0] / before[0], unit="ratio", ci95=(after[1] / before[2], after[2] / before[1]))
+        ratio = ResultQuantity(
+            value=after[0] / before[0], unit="ratio", ci95=(after[1] / before[2], after[2] / before[1])
+        )
         ratios[name] = msgspec.structs.replace(ratio, method="last over first, ends of both intervals apart")
         if after[1] > before[2] or after[2] < before[1]:
             apart.append(f"{name} went from {figure(before[0])} to {figure(after[0])}")

@@ -17,7 +17,7 @@ from loadgen.plan.workloads import catalogue as workloads
 from loadgen.requests.slo.results import SloResult
 from loadgen.requests.warmup import DRAFT_OUTPUT_TOKENS, DRAFT_REQUESTS, PROBES
 from methodology.execution.asking import options_of, with_values
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step
+from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StudySettings
 from methodology.study.planning import decide
 from recorded.errors import ConfigurationError
 from rundir.printable.numbers import count_of, figure, minutes
@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class SystemSpeed:
     """Speed of a system, and the mean lengths of its requests; `longest`: an output that a step waits for."""
 
     speed: float
@@ -97,7 +97,7 @@ class Served:
 
 def expected(
     procedure: Procedure,
-    asked: Asked,
+    asked: StudySettings,
     common: RunOptions,
     finished: Sequence[Finished] = (),
     *,
@@ -108,7 +108,7 @@ def expected(
     `speed` is the system's; None: what the closed loops so far show, else by the stated capacity, else 1.
     """
 
-    def served(step: Step, speed: float) -> Served:
+    def served(step: Step, speed: float) -> SystemSpeed:
         longest = asked.max_model_len or (None if "input_tokens" in step.options else MODEL_TOKENS)
         return served_at(speed, with_values(common, step.options), longest)
 
@@ -137,11 +137,11 @@ def speed_of(common: RunOptions, capacity: float | None, max_model_len: int | No
 
 
 @cache
-def served_at(speed: float, options: RunOptions, max_model_len: int | None = MODEL_TOKENS) -> Served:
+def served_at(speed: float, options: RunOptions, max_model_len: int | None = MODEL_TOKENS) -> SystemSpeed:
     """Return a system with the lengths of a workload's requests, cut to the model's."""
     if options.prompts is not None:
         output = float(options.output_tokens or 0)
-        return Served(speed=speed, prompt=0.0, output=output, longest=output)
+        return SystemSpeed(speed=speed, prompt=0.0, output=output, longest=output)
     workload = workloads.build(
         options.workload or "synthetic-uniform",
         seed=options.seed,
@@ -154,15 +154,15 @@ def served_at(speed: float, options: RunOptions, max_model_len: int | None = MOD
     sample = [clip(each.input_tokens, each.max_tokens, max_model_len) for each in islice(workload.requests, _SAMPLE)]
     prompt, output = (sum(tokens) / len(sample) for tokens in zip(*sample, strict=True))
     longest = sorted(tokens for _, tokens in sample)[int(_LONG * len(sample))]
-    return Served(speed=speed, prompt=prompt, output=output, longest=longest)
+    return SystemSpeed(speed=speed, prompt=prompt, output=output, longest=longest)
 
 
-def _length_s(step: Step, served: Served) -> float:
+def _length_s(step: Step, served: SystemSpeed) -> float:
     rate = step.level if step.load == "open" else served.of_step(step)
     return min(step.duration or math.inf, step.requests / rate if step.requests else math.inf)
 
 
-def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
+def _expected(step: Step, served: SystemSpeed, *, is_warm: bool) -> Expected:
     length_s, per_s = _length_s(step, served), served.of_step(step)
     requests = round(length_s * (step.level if step.load == "open" else per_s))
     left = requests - per_s * length_s if step.load == "open" else step.level if step.requests is None else 0.0
@@ -186,7 +186,7 @@ def _expected(step: Step, served: Served, *, is_warm: bool) -> Expected:
     )
 
 
-def _outcome(step: Step, served: Served) -> Outcome:
+def _outcome(step: Step, served: SystemSpeed) -> Outcome:
     """Return the expected outcome of a step, as far as later decisions read it."""
     length_s, per_s = _length_s(step, served), served.of_step(step)
     is_open = step.load == "open"
@@ -245,8 +245,8 @@ _SHORTENED = (
 
 
 def within(
-    procedure: Procedure, asked: Asked, common: RunOptions, budget_s: float, *, speed: float | None = None
-) -> tuple[Asked, list[str]]:
+    procedure: Procedure, asked: StudySettings, common: RunOptions, budget_s: float, *, speed: float | None = None
+) -> tuple[StudySettings, list[str]]:
     """Return a test shortened to a time limit, and each change's cost in a sentence.
 
     speed  the system's by what was stated; None: by the test's own number

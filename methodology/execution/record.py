@@ -19,13 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from methodology.options import StudyOptions
-from methodology.study.model import Asked, Finished, Outcome, Step
+from methodology.study.model import Finished, Outcome, Step, StudySettings
 from recorded.directory import MANIFEST, RAW, write_json
 from recorded.errors import CannotWrite, ConfigurationError, unusable_place
 from recorded.logs import one_line
 from rundir.clock import utc_now
 from rundir.fields import NO_UNIT, StampNs, doc
-from rundir.files import Held, lock, read_regular, require_directory, require_regular, sync
+from rundir.files import LockHeld, lock, read_regular, require_directory, require_regular, sync
 from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
@@ -37,7 +37,7 @@ TORN = ".torn"
 Status = Literal["complete", "partial", "interrupted"]
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class TargetSeen(Struct, frozen=True, kw_only=True):
     """The target at a configuration's address at the beginning of the study."""
 
     url: Annotated[str, doc("Its address.")]
@@ -54,9 +54,9 @@ class StudyRecord(Struct, frozen=True, kw_only=True):
     tool: Annotated[dict[str, str], doc("Name and version of the tool.")]
     command: Annotated[list[str], doc("The command line, secrets masked.")]
     started_at: Annotated[str, doc("When it began, ISO 8601.")]
-    asked: Annotated[Asked, doc("What was asked: the test decides by it.")]
+    asked: Annotated[StudySettings, doc("What was asked: the test decides by it.")]
     options: Annotated[dict[str, Any], doc("All options, secrets masked.")]
-    seen: Annotated[dict[str, Seen], doc("What answered, by configuration.")]
+    seen: Annotated[dict[str, TargetSeen], doc("What answered, by configuration.")]
     host: Annotated[dict[str, Any], doc("The machine that the load came from.")]
 
 
@@ -68,7 +68,7 @@ class Decided(Struct, frozen=True, kw_only=True, tag="decided"):
     step: Step
 
 
-class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
+class StepStarted(Struct, frozen=True, kw_only=True, tag="begun"):
     """Its run was started; `warmed_by` names the step that warmed the engine up, empty: this one."""
 
     at_ns: StampNs
@@ -79,7 +79,7 @@ class Begun(Struct, frozen=True, kw_only=True, tag="begun"):
     notes: tuple[str, ...] = ()
 
 
-class Ended(Struct, frozen=True, kw_only=True, tag="ended"):
+class StepEnded(Struct, frozen=True, kw_only=True, tag="ended"):
     """Its run came to an end, of that status."""
 
     at_ns: StampNs
@@ -110,7 +110,7 @@ class Stopped(Struct, frozen=True, kw_only=True, tag="stopped"):
     reason: str
 
 
-Frame = Decided | Begun | Ended | Judged | Retried | Stopped
+Frame = Decided | StepStarted | StepEnded | Judged | Retried | Stopped
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 
 
@@ -124,14 +124,14 @@ class Study:
     path: Path
     record: StudyRecord
     finished: tuple[Finished, ...] = ()
-    begun: Mapping[int, Begun] = field(default_factory=dict)
+    begun: Mapping[int, StepStarted] = field(default_factory=dict)
     ended_ns: Mapping[int, int] = field(default_factory=dict)
     pending: Decided | None = None
     stopped: Stopped | None = None
     damage: str = ""
 
 
-def new(options: StudyOptions, asked: Asked, command: list[str], seen: Mapping[str, Seen]) -> StudyRecord:
+def new(options: StudyOptions, asked: StudySettings, command: list[str], seen: Mapping[str, TargetSeen]) -> StudyRecord:
     """Return `study.json` of a study that begins now."""
     now = utc_now()
     return StudyRecord(
@@ -194,7 +194,7 @@ def held(path: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(lock(path / LOCK))
-        except Held as error:
+        except LockHeld as error:
             raise ConfigurationError(f"{path}: is not free, {error.strerror}; wait for its end, or stop it") from error
         except OSError as error:
             raise CannotWrite(f"{path / LOCK}: {error.strerror}") from error
@@ -263,7 +263,7 @@ def _damage(path: Path, extent: Extent, frames: Sequence[Frame]) -> str:
     """
     if extent.lost_frames:
         return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
-    begun = {frame.run for frame in frames if isinstance(frame, Begun)}  # which is written before a run is
+    begun = {frame.run for frame in frames if isinstance(frame, StepStarted)}  # which is written before a run is
     runs = sorted(f"{STEPS}/{each.parent.name}" for each in path.glob(f"{STEPS}/*/{MANIFEST}"))
     unnamed = [run for run in runs if run not in begun and TORN not in run]
     return f"{LOG} is damaged: it does not name {unnamed[0]}; restore it from a copy" if unnamed else ""
@@ -294,7 +294,7 @@ def step_directory(study: Path, run: str, *, outside: bool = False) -> Path:
 
 def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
     decided: dict[int, Decided] = {}
-    begun: dict[int, Begun] = {}
+    begun: dict[int, StepStarted] = {}
     ended_ns: dict[int, int] = {}
     finished: dict[int, Finished] = {}
     for frame in frames:
@@ -302,9 +302,9 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
             decided[frame.number] = frame  # anew where it was set aside
             finished.pop(frame.number, None)
             begun.pop(frame.number, None)
-        elif isinstance(frame, Begun):
+        elif isinstance(frame, StepStarted):
             begun[frame.number] = frame
-        elif isinstance(frame, Ended):
+        elif isinstance(frame, StepEnded):
             ended_ns[frame.number] = frame.at_ns
         elif isinstance(frame, Judged) and frame.number in decided and frame.number in begun:
             step, run = decided[frame.number].step, begun[frame.number].run

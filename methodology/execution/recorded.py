@@ -13,7 +13,7 @@ from methodology.compliance.fair_comparison import refusals
 from methodology.execution import record
 from methodology.execution.data import step_data
 from methodology.execution.derive import derive_study, procedure_named
-from methodology.execution.verb import Ended, asked_of, code_of
+from methodology.execution.verb import StudyEnd, asked_of, code_of
 from methodology.options import CompareOptions
 from methodology.procedures.compare import PAIR, RECORDED
 from methodology.study.model import Finished, Step, StepData
@@ -27,7 +27,7 @@ from rundir.printable.numbers import count_of
 from sidecar.options.fields import SYSTEMS, named_path
 
 
-def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
+def compare_recorded(options: CompareOptions, command: list[str]) -> StudyEnd:
     """Compare recorded runs: write a study with them as its steps. Their directories stay as they are.
 
     Raises ConfigurationError for a path without runs, one that is named twice, and runs that must not be compared.
@@ -60,12 +60,12 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> Ended:
         record.append(
             study.path,
             record.Decided(at_ns=data.start_ns, number=each.number, step=each.step),
-            record.Begun(at_ns=data.start_ns, number=each.number, run=each.run),
-            record.Ended(at_ns=data.end_ns, number=each.number, status=data.status),
+            record.StepStarted(at_ns=data.start_ns, number=each.number, run=each.run),
+            record.StepEnded(at_ns=data.end_ns, number=each.number, status=data.status),
             record.Judged(at_ns=data.end_ns, number=each.number, outcome=each.outcome),
         )
     derived = derive_study(study.path, outside=True)
-    return Ended(code=code_of(derived, options, None), derived=derived, path=study.path, error=None)
+    return StudyEnd(code=code_of(derived, options, None), derived=derived, path=study.path, error=None)
 
 
 def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:

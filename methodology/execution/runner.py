@@ -18,7 +18,7 @@ from methodology.execution import between, record
 from methodology.execution.asking import Variant, with_values
 from methodology.execution.data import data_of, step_data
 from methodology.execution.plan import MOST_STEPS
-from methodology.execution.record import Begun, Status, Stopped, Study, append
+from methodology.execution.record import Status, StepStarted, Stopped, Study, append
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide, given_up
@@ -105,7 +105,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
 
 
 def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[Status, str]:
-    warmed: dict[str, Begun] = {}  # by configuration, the step that warmed its engine up
+    warmed: dict[str, StepStarted] = {}  # by configuration, the step that warmed its engine up
     for each in finished:
         _note_warm(warmed, each, study.begun[each.number])
     last = None  # a study that goes on sets its configuration up again
@@ -130,7 +130,7 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
     return "complete" if decided.complete else "partial", decided.reason
 
 
-def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
+def _note_warm(warmed: dict[str, StepStarted], each: Finished, begun: StepStarted) -> None:
     """Record the step that warmed its configuration's engine up. Where the engine may have started again, the record is
     removed.
     """
@@ -141,8 +141,8 @@ def _note_warm(warmed: dict[str, Begun], each: Finished, begun: Begun) -> None:
 
 
 def _step(
-    study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: Begun | None
-) -> tuple[Begun, Outcome]:
+    study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: StepStarted | None
+) -> tuple[StepStarted, Outcome]:
     """Run one step, and return its outcome. The engine was warmed up by `warmed`, unless it has started since.
 
     Raises Interrupted where the user stopped it, SidelightError.
@@ -156,7 +156,7 @@ def _step(
         notes.append(problem)
     if warmed is not None and warmed.engine_start_ns != glance.start_ns:
         warmed = None
-    begun = Begun(
+    begun = StepStarted(
         at_ns=_now_ns(),
         number=number,
         run=record.run_name(number, step),
@@ -171,7 +171,7 @@ def _step(
     options = replace(options, requests=prepared, sut=declared)
     append(study.path, begun)
     data = how.measure(options, how.command, how.progress)
-    append(study.path, record.Ended(at_ns=_now_ns(), number=number, status=data.status))
+    append(study.path, record.StepEnded(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
         raise Interrupted("interrupted")
     came = outcome(step, data, how.procedure.rests_on)

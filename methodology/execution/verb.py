@@ -17,11 +17,11 @@ from methodology.execution import asking, between, record
 from methodology.execution.asking import common_options, options_of, targets, variants_of
 from methodology.execution.derive import DerivedStudy, derive_study, procedure_named
 from methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
-from methodology.execution.record import Seen, Study
+from methodology.execution.record import Study, TargetSeen
 from methodology.execution.runner import Conduct, conduct
 from methodology.options import ALL, TESTS, StudyOptions
 from methodology.search import bracket
-from methodology.study.model import Asked, Finished, Parameters, Procedure
+from methodology.study.model import Finished, Parameters, Procedure, StudySettings
 from methodology.study.result import StudyResult
 from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
 from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
@@ -41,7 +41,7 @@ TAKEN = {each.name: each.variants for each in map(procedure_named, TESTS) if eac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class StudyEnd:
     """End of a study: the command's exit code, the derived results, the directory."""
 
     code: int
@@ -54,7 +54,9 @@ class Ended:
         return self.derived.result
 
 
-def asked_of(options: StudyOptions, procedure: Procedure, speed: float | None = None) -> tuple[Asked, list[str]]:
+def asked_of(
+    options: StudyOptions, procedure: Procedure, speed: float | None = None
+) -> tuple[StudySettings, list[str]]:
     """Return the resolved request for a test, and the cost of --budget. Raises ConfigurationError."""
     variants = variants_of(options)
     common = common_options(options, procedure)
@@ -62,7 +64,7 @@ def asked_of(options: StudyOptions, procedure: Procedure, speed: float | None = 
     if options.capacity_from is not None and (shown := _stated(options)) is not None:
         parameters = replaced(parameters, capacity=shown.per_s, capacity_tokens=shown.tokens_per_s)
     system = asking.system_of(options, variants, procedure)
-    asked = Asked(
+    asked = StudySettings(
         test=procedure.name,
         scale=options.scale,
         parameters=parameters,
@@ -133,7 +135,7 @@ def plan(options: StudyOptions, name: str) -> Iterator[str]:
         )
 
 
-def _planned(procedure: Procedure, asked: Asked, common: RunOptions, speed: float | None = None) -> Plan:
+def _planned(procedure: Procedure, asked: StudySettings, common: RunOptions, speed: float | None = None) -> Plan:
     """Return the plan of a test. Raises ConfigurationError where it would refuse to begin, or has no such variant."""
     planned = expected(procedure, asked, common, speed=speed)
     if planned.end is not None and not planned.end.complete and not planned.steps:
@@ -159,7 +161,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
     return record.create(path, new)
 
 
-def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
+def _too_few(options: StudyOptions, asked: StudySettings) -> Iterator[str]:
     """Yield warnings of numbers that are too small to answer the test's question."""
     if options.requests is not None and options.requests < LEAST_FOR_P99:
         yield f"--requests {options.requests}: too few for a P99, which is that of the slowest of them alone"
@@ -168,7 +170,7 @@ def _too_few(options: StudyOptions, asked: Asked) -> Iterator[str]:
         yield f"--pairs {pairs}: too few for a verdict, which takes at least {LEAST_RUNS} runs of each configuration"
 
 
-def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float) -> dict[str, Seen]:
+def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float) -> dict[str, TargetSeen]:
     """Return the target at each configuration's address. Configurations that a command sets up are left out. Raises
     SidelightError.
     """
@@ -178,11 +180,11 @@ def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit
         if name not in later:
             served, version = asyncio.run(between.ready(each, limit_s=limit_s))
             url, longest = masked(served.url), served.max_model_len
-            seen[name] = Seen(url=url, model=served.model, max_model_len=longest, version=version)
+            seen[name] = TargetSeen(url=url, model=served.model, max_model_len=longest, version=version)
     return seen
 
 
-def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> Ended:
+def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> StudyEnd:
     """Run or resume one test, and derive its files. Raises SidelightError where it could not begin."""
     with ExitStack() as stack:
         if options.resume is not None:
@@ -195,7 +197,7 @@ def test(options: StudyOptions, name: str, command: list[str], progress: Progres
         return _conducted(study, options, command, progress)
 
 
-def _conducted(study: Study, options: StudyOptions, command: list[str], progress: Progress) -> Ended:
+def _conducted(study: Study, options: StudyOptions, command: list[str], progress: Progress) -> StudyEnd:
     """Run the remaining steps of a study, and derive its files."""
     procedure = procedure_named(study.record.asked.test)
     each = targets(options, procedure)
@@ -217,7 +219,7 @@ def _conducted(study: Study, options: StudyOptions, command: list[str], progress
     _, error = conduct(study, how)
     derived = derive_study(study.path)
     code = code_of(derived, options, error)
-    return Ended(code=code, derived=derived, path=study.path, error=error)
+    return StudyEnd(code=code, derived=derived, path=study.path, error=error)
 
 
 def code_of(derived: DerivedStudy, options: StudyOptions, error: SidelightError | None) -> int:

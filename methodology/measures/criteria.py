@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from methodology.study.findings import Quantity
+from methodology.study.findings import ResultQuantity
 from methodology.study.model import Finished
 from methodology.study.quantities import latency, number
 from methodology.study.saturation import Capacity, load_of
@@ -85,7 +85,7 @@ def accepts(each: Finished, p50_ms: float | None) -> bool | None:
     return None if reasons is None else not reasons
 
 
-def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
+def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> ResultQuantity:
     """Return the highest load that the draft's criteria call sustained."""
     p50_ms = lowest_p50_ms(levels, limit)
     accepted = [load_of(each, limit) for each in levels if accepts(each, p50_ms)]
@@ -95,7 +95,7 @@ def draft_sustainable(levels: Sequence[Finished], limit: Capacity) -> Quantity:
     )
 
 
-def acceptance(each: Finished, limit: Capacity, accepted: Quantity, p50_ms: float | None) -> Iterator[str]:
+def acceptance(each: Finished, limit: Capacity, accepted: ResultQuantity, p50_ms: float | None) -> Iterator[str]:
     """Yield sentences on the draft's acceptance: of this level, else why not, and the highest load that it accepts."""
     load, most, reasons = load_of(each, limit), accepted.value, refusals(each, p50_ms)
     if reasons:

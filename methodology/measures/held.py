@@ -13,7 +13,7 @@ from methodology.study.model import Finished, StepData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldTokens:
     """Tokens that a level held at once, and the TTFT P99 of the first wave.
 
     `tokens` are of the requests in flight, by stamps; `cached_tokens` are in the KV cache, by the page.
@@ -24,12 +24,12 @@ class Held:
     first_wave_ms: float | None
 
 
-def held_by(each: Finished, data: StepData) -> Held:
+def held_by(each: Finished, data: StepData) -> HeldTokens:
     log, window = data.requests, each.outcome.window
     first = np.argsort(log.submit_ns, kind="stable")[: round(each.step.level)]
     ttft_ms = request_metrics(log).ttft_ms[first]
     ttft_ms = ttft_ms[np.isfinite(ttft_ms)]
-    return Held(
+    return HeldTokens(
         tokens=_tokens_in_flight(data, window) if window else None,
         cached_tokens=_cached_tokens(data, window) if window else None,
         first_wave_ms=float(np.quantile(ttft_ms, 0.99)) if len(ttft_ms) else None,

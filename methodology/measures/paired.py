@@ -12,7 +12,7 @@ import numpy as np
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_rows
 from correlator.statistics.intervals import Ends
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.study.findings import Quantity
+from methodology.study.findings import ResultQuantity
 from methodology.study.model import Finished, StepData
 from methodology.study.outcome import submitted_within, trusted
 from methodology.study.quantities import in_percent, number
@@ -22,7 +22,7 @@ PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RESAMPLES = 500
 
 
-def of_ends(ends: Ends, unit: str, n: int) -> Quantity:
+def of_ends(ends: Ends, unit: str, n: int) -> ResultQuantity:
     """Return an estimate and its interval as a result; a value that is not finite is missing."""
     return number(ends[0], unit, ci95=ends[1:], n=n, method="circular block bootstrap", missing="too few values")
 
@@ -136,7 +136,7 @@ def paired(first: StepData, second: StepData) -> tuple[Indices, Indices]:
     return ended[0][at], ended[1][others]
 
 
-def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dict[str, Quantity]:
+def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dict[str, ResultQuantity]:
     """Return the output tokens/s of a saturated step, and their change against another; its interval is of both."""
     names = (f"max_output_tokens_per_s_{suffix}", f"throughput_change_ratio_{suffix}")
     served = step.outcome.output_tokens_per_s if step else None
@@ -160,7 +160,7 @@ def throughput(suffix: str, step: Finished | None, base: Finished | None) -> dic
     return results | {names[1]: number(change, "ratio", ci95=ends, n=count, method=method)}
 
 
-def throughput_sentence(change: Quantity, where: str) -> str:
+def throughput_sentence(change: ResultQuantity, where: str) -> str:
     """Return by how much a configuration changes the throughput of the saturated system."""
     if change.value is None:
         return f"How the throughput of the saturated system changes {where} is not known: {change.missing}."

@@ -8,7 +8,7 @@ import numpy as np
 
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.requests.metrics import input_tokens
-from methodology.study.findings import Quantity
+from methodology.study.findings import ResultQuantity
 from methodology.study.model import StepData
 from methodology.study.quantities import BOUNDS, number
 from methodology.study.server_side import reference
@@ -72,7 +72,7 @@ def several(bounds: Floats, counts: Floats, total: float) -> tuple[float, float]
     return more + max(0.0, at_least), more + min(float(counts[0]), max(0.0, at_most))
 
 
-def lost_tokens(data: StepData, preemptions: float) -> Quantity:
+def lost_tokens(data: StepData, preemptions: float) -> ResultQuantity:
     """Return the bounds of the tokens discarded per preemption.
 
     They are by the engine's counters where it has them. At least those that were computed again; at most the whole
@@ -102,7 +102,7 @@ def _increase(data: StepData, metric: str, mode: str = "") -> float | None:
     return total
 
 
-def recovered(times: Preempted, failed: int) -> Quantity:
+def recovered(times: Preempted, failed: int) -> ResultQuantity:
     """Return the share of the preempted requests that came to their end.
 
     Whether failed requests were preempted is not known.
@@ -115,9 +115,9 @@ def recovered(times: Preempted, failed: int) -> Quantity:
     return bounded(ended / (ended + failed), 1.0, round(times.high), times.source)
 
 
-def bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") -> Quantity:
+def bounded(low: float, high: float, n: int, source: str, unit: str = "ratio") -> ResultQuantity:
     """Return a number that is known, or the bounds of it."""
     if low == high:
         return number(low, unit, ci95=(low, high), n=n, method=source)
     reason = f"{source} says only that it is between {figure(low)} and {figure(high)}"
-    return Quantity(value=None, unit=unit, ci95=(low, high), n=n, method=BOUNDS, missing=reason)
+    return ResultQuantity(value=None, unit=unit, ci95=(low, high), n=n, method=BOUNDS, missing=reason)

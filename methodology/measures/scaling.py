@@ -33,7 +33,7 @@ _UNITS: dict[float, tuple[float, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ScalingModel:
     """A model of times, ms, by tokens n: the sum of `coefficients` times n to `powers`."""
 
     name: str
@@ -97,7 +97,7 @@ def exponent(measured: Sequence[AtLength]) -> Ends | Missing:
     return slope, slope - half, slope + half
 
 
-def models(measured: Sequence[AtLength]) -> list[Model] | Missing:
+def models(measured: Sequence[AtLength]) -> list[ScalingModel] | Missing:
     """Return the models with the best first: the simplest whose criterion is within 4 of the lowest.
 
     - A model has fewer numbers than there are lengths. Missing: below three lengths.
@@ -129,7 +129,7 @@ def _spreads(measured: Sequence[AtLength]) -> list[tuple[AtLength, float]]:
     ]
 
 
-def _fit(name: str, powers: Sequence[float], tokens: Floats, times_ms: Floats, scale: Floats) -> Model:
+def _fit(name: str, powers: Sequence[float], tokens: Floats, times_ms: Floats, scale: Floats) -> ScalingModel:
     from scipy.optimize import nnls  # noqa: PLC0415  150 ms, and a run without requests needs none of SciPy
 
     columns = np.column_stack([(tokens / tokens.max()) ** power for power in powers])
@@ -139,7 +139,7 @@ def _fit(name: str, powers: Sequence[float], tokens: Floats, times_ms: Floats, s
     mean_square = max(residual**2 / size, 1e-24)
     left = max(size - numbers - 1, 1)
     deviations = float(((times_ms - times_ms.mean()) ** 2).sum())
-    return Model(
+    return ScalingModel(
         name=name,
         coefficients=tuple(coefficients.tolist()),
         powers=tuple(powers),
@@ -148,7 +148,7 @@ def _fit(name: str, powers: Sequence[float], tokens: Floats, times_ms: Floats, s
     )
 
 
-def _power(tokens: Floats, times_ms: Floats, scale: Floats) -> Model:
+def _power(tokens: Floats, times_ms: Floats, scale: Floats) -> ScalingModel:
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  as above
 
     def criterion(power: float) -> float:

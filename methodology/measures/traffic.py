@@ -14,7 +14,7 @@ from loadgen.plan.fitting import TEMPLATE_TOKENS
 from loadgen.plan.workloads import custom
 from loadgen.plan.workloads.distributions import whole
 from loadgen.plan.workloads.fields import WorkloadError, read_yaml
-from methodology.study.model import Asked
+from methodology.study.model import StudySettings
 
 NAME = "synthetic-skewed"
 # By class: input and output ranges of the draft.
@@ -50,7 +50,7 @@ class Traffic:
         return mixed_per_s * self.mean_tokens / self.tokens[at]
 
 
-def traffic(asked: Asked) -> Traffic:
+def traffic(asked: StudySettings) -> Traffic:
     """Return the classes: those of a workload that has several, else the draft's, scaled to the model's length."""
     given = _classes(asked.options.get("workload", NAME))
     if given is not None:

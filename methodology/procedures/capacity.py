@@ -8,9 +8,20 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from methodology.measures import criteria
-from methodology.measures.held import Held, held_by
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Reader, Step
+from methodology.measures.held import HeldTokens, held_by
+from methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    evidence,
+    plot,
+    table,
+)
+from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import latency, latency_line, number, reported_times, served_tokens, unknown, wilson
 from rundir.printable.numbers import count_of, figure
@@ -36,7 +47,7 @@ _NOTES = (
 )
 
 
-def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     parameters = asked.parameters
     first, most = max(1, round(parameters.min or 8)), max(1, round(parameters.max or 512))
     levels = of_kind(finished, LEVEL)
@@ -59,7 +70,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return _level(asked, levels, (low + high) // 2)
 
 
-def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
+def _level(asked: StudySettings, levels: Sequence[Finished], concurrency: int) -> Step:
     """Return a level long enough for its completions per slot and its duration.
 
     Earlier levels tell how many completions the duration takes, as far as they can.
@@ -74,14 +85,14 @@ def _level(asked: Asked, levels: Sequence[Finished], concurrency: int) -> Step:
     return fresh(asked, levels, label, "closed", concurrency, requests=count, options=options)
 
 
-def _is_short(asked: Asked, each: Finished) -> bool:
+def _is_short(asked: StudySettings, each: Finished) -> bool:
     """Return whether a level must be run again: its requests ended before its duration had passed."""
     load_s = each.outcome.window.load_s if each.outcome.window else 0.0
     longer = _level(asked, [each], round(each.step.level)).requests or 0
     return load_s < 0.95 * (asked.parameters.duration or LEAST_S) and longer > (each.step.requests or 0)
 
 
-def _failures(asked: Asked, outcome: Outcome) -> list[str]:
+def _failures(asked: StudySettings, outcome: Outcome) -> list[str]:
     """Return the criteria that a level does not meet, in words."""
     failures = []
     completion = outcome.success or 0.0
@@ -98,7 +109,7 @@ def _failures(asked: Asked, outcome: Outcome) -> list[str]:
     return failures
 
 
-def bracket(asked: Asked, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
+def bracket(asked: StudySettings, levels: Sequence[Finished]) -> tuple[Finished | None, Finished | None]:
     """Return the highest level that passed below all that failed, and the lowest that failed; the last run counts."""
     latest = {each.step.level: each for each in levels}
     failed = min((each for each in latest.values() if _failures(asked, each.outcome)), key=_level_of, default=None)
@@ -110,15 +121,15 @@ def _level_of(each: Finished) -> float:
     return each.step.level
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     levels = of_kind(counting(finished), LEVEL)
     if not levels:
         results = unknown("no level counts", "requests", "max_concurrency") | reported_times(None)
-        return Findings(answer=("The capacity is not known: no level counts.",), results=results)
+        return StudyFindings(answer=("The capacity is not known: no level counts.",), results=results)
     held = {each.number: held_by(each, read(each)) for each in levels}
     passed, failed = bracket(asked, levels)
     results = _results(passed, held) | _reported(passed, levels)
-    return Findings(
+    return StudyFindings(
         answer=tuple(_answer(asked, levels, passed, failed)),
         results=results,
         evidence=tuple(_evidence(passed, failed)),
@@ -128,7 +139,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quantity]:
+def _results(passed: Finished | None, held: dict[int, HeldTokens]) -> dict[str, ResultQuantity]:
     least = "not even the lowest level meets the criteria"
     if passed is None:
         names = {"max_concurrency": "requests", "output_tokens_per_s": "tokens/s", "tokens_in_flight": "tokens"}
@@ -149,7 +160,7 @@ def _results(passed: Finished | None, held: dict[int, Held]) -> dict[str, Quanti
     }
 
 
-def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, Quantity]:
+def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, ResultQuantity]:
     """Return the values for the minimum report.
 
     They are the times of the level that passed, else of the lowest, and the throughput of the level that served most.
@@ -161,7 +172,7 @@ def _reported(passed: Finished | None, levels: Sequence[Finished]) -> dict[str, 
 
 
 def _answer(
-    asked: Asked, levels: Sequence[Finished], passed: Finished | None, failed: Finished | None
+    asked: StudySettings, levels: Sequence[Finished], passed: Finished | None, failed: Finished | None
 ) -> Iterator[str]:
     completion = f"completion of {100 * (asked.parameters.completion or LEAST_COMPLETION):g} %"
     text = ", ".join(filter(None, (asked.parameters.slo, completion, "never out of memory")))
@@ -179,7 +190,7 @@ def _answer(
     yield _binding(levels, failed, asked)
 
 
-def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
+def _binding(levels: Sequence[Finished], failed: Finished, asked: StudySettings) -> str:
     """Return the cause of a level's failure: memory, errors, a wait, or the running requests themselves.
 
     What they waited for shows best where most did: of all levels that failed.
@@ -206,8 +217,8 @@ def _binding(levels: Sequence[Finished], failed: Finished, asked: Asked) -> str:
     )
 
 
-def _evidence(passed: Finished | None, failed: Finished | None) -> list[Evidence]:
-    said: list[Evidence] = []
+def _evidence(passed: Finished | None, failed: Finished | None) -> list[SupportingNumber]:
+    said: list[SupportingNumber] = []
     if passed is not None:
         served = {"output_tokens_per_s": passed.outcome.output_tokens_per_s}
         said += evidence("the highest level that passes", passed.run, served)
@@ -217,7 +228,7 @@ def _evidence(passed: Finished | None, failed: Finished | None) -> list[Evidence
     return said
 
 
-def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> Table:
+def _table(asked: StudySettings, levels: Sequence[Finished], held: dict[int, HeldTokens]) -> ResultTable:
     columns = {
         "concurrency": "Concurrency", "completion_ratio": "Completion", "ttft_p99_ms": "TTFT P99 (ms)",
         "tpot_p99_ms": "TPOT P99 (ms)", "errors": "Errors", "status": "Status",
@@ -241,7 +252,7 @@ def _table(asked: Asked, levels: Sequence[Finished], held: dict[int, Held]) -> T
 
 def _plots(levels: Sequence[Finished]) -> tuple[Plot, ...]:
     ordered = sorted(levels, key=_level_of)
-    tried = Line(name="level", x=tuple(float(each.number) for each in levels), y=tuple(map(_level_of, levels)))
+    tried = PlotLine(name="level", x=tuple(float(each.number) for each in levels), y=tuple(map(_level_of, levels)))
     p99 = latency_line(ordered, list(map(_level_of, ordered)), "ttft", "p99")
     axes = ("Requests in flight", "TTFT P99 (ms)")
     return (
@@ -250,7 +261,7 @@ def _plots(levels: Sequence[Finished]) -> tuple[Plot, ...]:
     )
 
 
-def _deviations(asked: Asked, levels: Sequence[Finished]) -> Iterator[str]:
+def _deviations(asked: StudySettings, levels: Sequence[Finished]) -> Iterator[str]:
     if (asked.parameters.per_slot or 0) < 100:
         yield f"{asked.parameters.per_slot} completions a slot were asked for; the draft wants 100, or 60 s if longer."
     wanted = asked.parameters.completion or LEAST_COMPLETION

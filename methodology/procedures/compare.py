@@ -18,11 +18,21 @@ from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist
 from methodology.measures.paired import overloaded
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    plot,
+    table,
+)
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.planning import content_seed, counting, of_kind
 from methodology.study.quantities import number, slug
-from methodology.study.samples import FAMILY, RATES, TIMES, Metric, Sample, sample
+from methodology.study.samples import FAMILY, RATES, TIMES, ComparedMetric, RunSample, sample
 from methodology.study.saturation import Capacity, capacity
 from rundir.printable.numbers import figure
 from rundir.stats import finite, known
@@ -57,13 +67,13 @@ class Against:
 
     first: str
     other: str
-    before: Sequence[Sample]
-    after: Sequence[Sample]
+    before: Sequence[RunSample]
+    after: Sequence[RunSample]
     is_paired: bool  # the k-th runs of both
     concluded: Mapping[str, Comparison]
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next run: pair by pair, the configurations of each in an order by the study's seed."""
     parameters, variants = asked.parameters, asked.variants
     if parameters.pairs == RECORDED:
@@ -92,7 +102,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return Done(reason=f"{pairs} runs of each configuration were measured")
 
 
-def _load(asked: Asked, finished: Sequence[Finished]) -> dict[str, Any] | Step | Done:
+def _load(asked: StudySettings, finished: Sequence[Finished]) -> dict[str, Any] | Step | Done:
     """Return the requested load in numbers, else a share of the first configuration's capacity."""
     if rate := asked.parameters.rate:
         return {"load": "open", "level": rate}
@@ -104,7 +114,7 @@ def _load(asked: Asked, finished: Sequence[Finished]) -> dict[str, Any] | Step |
     return {"load": "open", "level": (asked.parameters.load or 1.0) * known.per_s}
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return each configuration's difference from the first, with its certainty and cause."""
     runs = of_kind(counting(finished), PAIR)
     samples, facts = [], []
@@ -115,7 +125,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     margin = asked.parameters.margin or MARGIN
     in_turn = asked.parameters.pairs != RECORDED
     comparisons = [against(samples, asked.variants[0], other, margin, in_turn=in_turn) for other in asked.variants[1:]]
-    return Findings(
+    return StudyFindings(
         answer=tuple(sentence for each in comparisons for sentence in _answer(each, asked)),
         results={name: quantity for each in comparisons for name, quantity in _results(each)},
         evidence=tuple(item for each in comparisons for item in _evidence(each)),
@@ -144,7 +154,7 @@ def _passed(comparisons: Sequence[Against]) -> bool | None:
     return True if all(known) else None
 
 
-def against(samples: Sequence[Sample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
+def against(samples: Sequence[RunSample], first: str, other: str, margin: float, *, in_turn: bool = False) -> Against:
     """Conclude on the differences between two configurations' runs, over all metrics.
 
     in_turn  they were measured in pairs of equal seeds: only whole pairs are compared, however few these are
@@ -175,10 +185,10 @@ def against(samples: Sequence[Sample], first: str, other: str, margin: float, *,
 
 
 def _compared(
-    metric: Metric,
+    metric: ComparedMetric,
     names: tuple[str, str],
-    before: Sequence[Sample],
-    after: Sequence[Sample],
+    before: Sequence[RunSample],
+    after: Sequence[RunSample],
     margin: float,
     is_paired: bool,
 ) -> Comparison:
@@ -202,12 +212,12 @@ def _compared(
     return compare(a, b, margin, LEVEL, lower_is_better=metric.lower_is_better)
 
 
-def _all_failed(runs: Sequence[Sample]) -> bool:
+def _all_failed(runs: Sequence[RunSample]) -> bool:
     """Return whether a run had no request that ended ok."""
     return any(each.success == 0 for each in runs)
 
 
-def _hides(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> str:
+def _hides(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> str:
     """Return a reason if a time's difference is within the load generator's error, else ""."""
     error_ms = _error_ms(metric, before, after)
     means = [known([each.metrics[metric.name] for each in group]) for group in (before, after)]
@@ -222,11 +232,11 @@ def _hides(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) ->
     )
 
 
-def _error_ms(metric: Metric, before: Sequence[Sample], after: Sequence[Sample]) -> float:
+def _error_ms(metric: ComparedMetric, before: Sequence[RunSample], after: Sequence[RunSample]) -> float:
     return max((each.error_ms.get(metric.kind, 0.0) for each in (*before, *after) if metric.kind), default=0.0)
 
 
-def _answer(comparison: Against, asked: Asked) -> Iterator[str]:
+def _answer(comparison: Against, asked: StudySettings) -> Iterator[str]:
     """Yield the conclusion, its certainty, and the part of the TTFT that makes the difference."""
     by_verdict: dict[str, list[str]] = {}
     without: dict[str, list[str]] = {}  # metrics by why they have no verdict
@@ -273,7 +283,7 @@ def _overloaded(comparison: Against) -> list[str]:
     return [name for name, runs in sides.items() if any(each.finished.outcome.verdict == "growing" for each in runs)]
 
 
-def _runs_in_words(comparison: Against, asked: Asked) -> str:
+def _runs_in_words(comparison: Against, asked: StudySettings) -> str:
     """Return the number of pairs in words, and their names if some are incomplete."""
     counts = [len(comparison.before), len(comparison.after)]
     if not comparison.is_paired:
@@ -301,7 +311,7 @@ def _part_means(comparison: Against) -> dict[str, tuple[float, float]]:
     return {name: (before[name], after[name]) for name in before if before[name] or after[name]}
 
 
-def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
+def _results(comparison: Against) -> Iterator[tuple[str, ResultQuantity]]:
     for metric in FAMILY:
         of = comparison.concluded[metric.name]
         ratio = number(of.ratio, "ratio", ci95=of.ci95, n=of.pairs, method=TESTED, missing=of.reason)
@@ -309,13 +319,13 @@ def _results(comparison: Against) -> Iterator[tuple[str, Quantity]]:
         yield f"{comparison.other}_over_{comparison.first}_{name}_ratio", ratio
 
 
-def _evidence(comparison: Against) -> Iterator[Evidence]:
+def _evidence(comparison: Against) -> Iterator[SupportingNumber]:
     claim, name = f"{comparison.other} against {comparison.first}", TIMES[0].name
     for each in (*comparison.before, *comparison.after):
-        yield Evidence(claim=claim, quantity=name, run=each.finished.run, value=finite(each.metrics[name]))
+        yield SupportingNumber(claim=claim, quantity=name, run=each.finished.run, value=finite(each.metrics[name]))
 
 
-def _verdict_table(comparison: Against, margin: float) -> Table:
+def _verdict_table(comparison: Against, margin: float) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for metric in FAMILY:
         concluded = comparison.concluded[metric.name]
@@ -338,7 +348,7 @@ def _verdict_table(comparison: Against, margin: float) -> Table:
     return table(f"comparison-{slug(comparison.other, 'run')}", title, titles, rows, note, digits)
 
 
-def _part_table(comparison: Against) -> Table:
+def _part_table(comparison: Against) -> ResultTable:
     means = _part_means(comparison)
     whole = sum(after - before for before, after in means.values())
     rows = []
@@ -355,7 +365,7 @@ def _part_table(comparison: Against) -> Table:
     return table(f"ttft-parts-{slug(comparison.other, 'run')}", title, titles, rows, note)
 
 
-def _run_table(samples: Sequence[Sample]) -> Table:
+def _run_table(samples: Sequence[RunSample]) -> ResultTable:
     rows = (
         (each.finished.run, each.finished.step.variant, each.finished.outcome.sent, each.success,
          *(finite(each.metrics[metric.name]) for metric in FAMILY)) for each in samples
@@ -365,11 +375,11 @@ def _run_table(samples: Sequence[Sample]) -> Table:
     return table("runs", "Runs, in the order in which they were measured", titles, rows, digits={"requests": None})
 
 
-def _plot(samples: Sequence[Sample], metric: Metric) -> Plot:
+def _plot(samples: Sequence[RunSample], metric: ComparedMetric) -> Plot:
     lines = []
     for name in dict.fromkeys(each.finished.step.variant for each in samples):
         values = [finite(each.metrics[metric.name]) for each in samples if each.finished.step.variant == name]
-        lines.append(Line(name=name, x=tuple(float(place) for place in range(1, len(values) + 1)), y=tuple(values)))
+        lines.append(PlotLine(name=name, x=tuple(float(place) for place in range(1, len(values) + 1)), y=tuple(values)))
     axes = ("pair", f"{metric.title}, {metric.unit}")
     return plot(f"runs-{slug(metric.name, 'run')}", f"{metric.title} of each run", axes, lines, kind="marks")
 

@@ -11,8 +11,8 @@ from loadgen.plan.workloads.fields import WorkloadError
 from methodology.measures.fairness import STARVED, Scheduling, jain, scheduling, starved
 from methodology.measures.paired import PERCENTILES, Times, bootstrapped, clipped, measured, of_ends, overloaded, times
 from methodology.measures.traffic import NAME, Traffic, traffic
-from methodology.study.findings import Evidence, Findings, Quantity, Table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import ResultQuantity, ResultTable, StudyFindings, SupportingNumber
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.planning import counting, fresh, of_kind
 from methodology.study.quantities import (
     grid,
@@ -51,7 +51,7 @@ NOTES = (
 )
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the saturated step of the mixed load, then each class alone, then all together."""
     try:
         classes = traffic(asked)
@@ -96,7 +96,7 @@ def _served(finished: Finished, read: Reader) -> Times:
     return take(times(data), (data.requests.status == "ok") & (data.requests.first_token_ns >= 0))
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return the effect of the classes on each other; what has not been measured is missing."""
     names = traffic(asked).names
     steps = [each for each in counting(finished) if each.step.kind in (ALONE, MIXED)]
@@ -107,11 +107,13 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     rule = _scheduling(names, mixed)
     curves = {f"{name}, mixed": mixed.of(name).ttft_ms for name in names if mixed}
     curves |= {f"{name}, alone": served.ttft_ms for name, served in alone.items()}
-    return Findings(
+    return StudyFindings(
         answer=_answer(asked, names, results, rule),
         results=results,
         evidence=tuple(
-            Evidence(claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[-1].run, value=quantity.value)
+            SupportingNumber(
+                claim=rule.reason, quantity=f"queue_mean_ms_{name}", run=steps[-1].run, value=quantity.value
+            )
             for name in names
             if mixed and (quantity := results.get(f"queue_mean_ms_{name}")) is not None
         ),
@@ -121,8 +123,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     )
 
 
-def _class_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, Quantity]:
-    results: dict[str, Quantity] = {}
+def _class_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, ResultQuantity]:
+    results: dict[str, ResultQuantity] = {}
     for name in names:
         both = {name: mixed.of(name) if mixed else None, f"alone_{name}": alone.get(name)}
         for suffix, served in both.items():
@@ -143,7 +145,7 @@ def _class_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Time
     return results
 
 
-def _index_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, Quantity]:
+def _index_results(names: Sequence[str], alone: Mapping[str, Times], mixed: Times | None) -> dict[str, ResultQuantity]:
     """Return inflation, Jain's index and starvation, with intervals over blocks of all steps."""
     if mixed is None or any(not len(mixed.of(name).ttft_ms) or not len(alone[name].ttft_ms) for name in names):
         reason = "needs each class alone and the mixed load"
@@ -195,7 +197,7 @@ def _scheduling(names: Sequence[str], mixed: Times | None) -> Scheduling:
     return scheduling(arrived_s, begun_s, mixed.tokens[rows], class_of, names)
 
 
-def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str) -> str:
+def _rule_sentence(rule: Scheduling, results: Mapping[str, ResultQuantity], first: str) -> str:
     queue, before = (results.get(f"queue_mean_ms_{prefix}{first}") for prefix in ("", "alone_"))
     if rule.policy == "fcfs" and queue and before and queue.value is not None and before.value is not None:
         blocked = queue.value > 1.5 * before.value
@@ -211,7 +213,7 @@ def _rule_sentence(rule: Scheduling, results: Mapping[str, Quantity], first: str
     return f"{words[rule.policy]}: {rule.reason}."
 
 
-def _cure(asked: Asked, rule: Scheduling) -> Iterator[str]:
+def _cure(asked: StudySettings, rule: Scheduling) -> Iterator[str]:
     """Yield advice where too few requests waited together to show the rule."""
     load = asked.parameters.load or 0.8
     longer = f"longer steps (--duration, now {asked.parameters.duration or 300.0:g} s)"
@@ -220,7 +222,9 @@ def _cure(asked: Asked, rule: Scheduling) -> Iterator[str]:
         yield f"To see the rule, run the test again with {nearer}{longer}: more requests then wait at the same time."
 
 
-def _answer(asked: Asked, names: Sequence[str], results: Mapping[str, Quantity], rule: Scheduling) -> tuple[str, ...]:
+def _answer(
+    asked: StudySettings, names: Sequence[str], results: Mapping[str, ResultQuantity], rule: Scheduling
+) -> tuple[str, ...]:
     index = results["jain_index"]
     if index.value is None:
         return (f"Fairness is not known: it {index.missing}.",)
@@ -236,7 +240,7 @@ def _answer(asked: Asked, names: Sequence[str], results: Mapping[str, Quantity],
     )
 
 
-def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Table, ...]:
+def _tables(names: Sequence[str], results: Mapping[str, ResultQuantity]) -> tuple[ResultTable, ...]:
     percentiles = {f"ttft_{q}_ms": f"TTFT {q.upper()} (ms)" for q in PERCENTILES}
     columns = {"class": "Class", "requests": "Count", **percentiles}
     columns |= {f"tpot_{q}_ms": f"TPOT {q.upper()} (ms)" for q in ("p50", "p99")}
@@ -253,7 +257,7 @@ def _tables(names: Sequence[str], results: Mapping[str, Quantity]) -> tuple[Tabl
     )
 
 
-def _notes(asked: Asked, names: Sequence[str], steps: Sequence[Finished], mixed: Times | None) -> list[str]:
+def _notes(asked: StudySettings, names: Sequence[str], steps: Sequence[Finished], mixed: Times | None) -> list[str]:
     notes = []
     if (scale := traffic(asked).scale) < 1:
         lengths = f"the lengths of both classes are {scale:.2f} times the draft's"

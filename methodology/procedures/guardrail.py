@@ -19,8 +19,8 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import Findings, Quantity
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import ResultQuantity, StudyFindings
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.planning import LEVEL, content_seed, counting, level_label, percents
 from methodology.study.quantities import grid, number, percentiles, plot_cumulative, reported_times, unknown, wilson
 from methodology.study.saturation import fullest, saturated
@@ -51,7 +51,7 @@ NOTES = (
 )
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the baseline's saturated step and levels, then the same of each other configuration.
 
     The saturated step comes first, since what warms a configuration up takes less time the more is in flight.
@@ -91,13 +91,13 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return next((step for step in steps if step.label not in ended), done)
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return latency, overhead and throughput by configuration; what has not been measured is missing."""
     steps = counting(finished)
     levels = {(each.step.variant, each.step.share): each for each in steps if each.step.kind == LEVEL}
     names = [name for name in asked.variants if name == BASELINE] + [n for n in asked.variants if n != BASELINE]
     shares = sorted({share for _, share in levels if share is not None})
-    results: dict[str, Quantity] = {}
+    results: dict[str, ResultQuantity] = {}
     times: dict[str, Floats] = {}
     differences: dict[str, list[Floats]] = {name: [] for name in names}
     sent: dict[str, list[Bools]] = {name: [] for name in names}  # which of the requests were refused
@@ -138,7 +138,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     impact |= {"refused": "Refused", "refused_ratio": "Refused (ratio)"}
     by_name = {name: VARIANTS.get(name, name) for name in names}
     heading = {"configuration": "Configuration"}
-    return Findings(
+    return StudyFindings(
         answer=_answer(names, results),
         results=results,
         tables=(
@@ -151,8 +151,8 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
 
 
 def _reported(
-    names: Sequence[str], levels: Mapping[tuple[str, float | None], Finished], results: Mapping[str, Quantity]
-) -> dict[str, Quantity]:
+    names: Sequence[str], levels: Mapping[tuple[str, float | None], Finished], results: Mapping[str, ResultQuantity]
+) -> dict[str, ResultQuantity]:
     """Return the minimum report's values for the answer's configuration: at its highest level."""
     last = _last(names, results) or BASELINE
     step = max((each for (name, _), each in levels.items() if name == last), key=lambda e: e.step.level, default=None)
@@ -163,19 +163,19 @@ def _reported(
     return reported
 
 
-def _last(names: Sequence[str], results: Mapping[str, Quantity]) -> str:
+def _last(names: Sequence[str], results: Mapping[str, ResultQuantity]) -> str:
     """Return the answer's configuration, empty if none was measured beside the baseline."""
     last = "full" if "full" in names else names[-1] if len(names) > 1 else ""
     return last if f"overhead_e2e_ms_{last}" in results else ""
 
 
-def _refusals(name: str, refused: Bools) -> dict[str, Quantity]:
+def _refusals(name: str, refused: Bools) -> dict[str, ResultQuantity]:
     count, sent = int(refused.sum()), len(refused)
     ratio = number(count / sent if sent else None, "ratio", ci95=wilson(count, sent), n=sent, method="Wilson")
     return {f"refused_{name}": number(count, "requests"), f"refused_ratio_{name}": ratio}
 
 
-def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity]:
+def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, ResultQuantity]:
     """Return the medians over pairs of requests, ms; the pairs of each level are drawn by themselves."""
     known = [each for each in differences if len(each)]
     keys = (f"overhead_ttft_ms_{suffix}", f"overhead_e2e_ms_{suffix}")
@@ -185,7 +185,7 @@ def _overheads(suffix: str, differences: Sequence[Floats]) -> dict[str, Quantity
     return {key: of_ends(each, "ms", sum(map(len, known))) for key, each in zip(keys, ends, strict=True)}
 
 
-def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ...]:
+def _answer(names: Sequence[str], results: dict[str, ResultQuantity]) -> tuple[str, ...]:
     def sentence(what: str, key: str, verb: str) -> str:
         quantity = results[key]
         if quantity.value is None:
@@ -202,7 +202,7 @@ def _answer(names: Sequence[str], results: dict[str, Quantity]) -> tuple[str, ..
     return (*sentences, throughput_sentence(change, f"with the {last} configuration"))
 
 
-def _notes(asked: Asked, results: dict[str, Quantity], names: Sequence[str]) -> list[str]:
+def _notes(asked: StudySettings, results: dict[str, ResultQuantity], names: Sequence[str]) -> list[str]:
     notes = []
     if tokens := asked.parameters.output_tokens:
         notes.append(f"All outputs have {tokens} tokens: those of the workload, of which some are long, take longer.")

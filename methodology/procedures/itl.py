@@ -13,8 +13,8 @@ from loadgen.requests.delivery import STATEMENTS, itl_option
 from loadgen.requests.metrics import request_metrics
 from methodology.measures.gaps import Modes, TailShape, foreign_prefill, modes, tail, with_prefill
 from methodology.measures.paired import measured
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import LABELS, mean, number, percentiles, plot_cumulative, reported_times, unknown
@@ -36,7 +36,7 @@ _NOTES = (
 )
 
 
-def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     known = capacity(asked, finished)
     if not isinstance(known, Capacity):
         return known
@@ -109,20 +109,20 @@ def _level(finished: Finished, read: Reader) -> _Level:
     )
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     steps = sorted(of_kind(counting(finished), LEVEL), key=lambda each: each.step.level)
     levels = [level for level in (_level(each, read) for each in steps) if len(level.gaps_ms)]
     if not levels:
         results = unknown("no level has a reply of 50 tokens that came in chunks", "ms", "itl_p50_ms")
         results |= reported_times(steps[-1] if steps else None)
-        return Findings(answer=("Inter-token latency is not known: no level has gaps.",), results=results)
+        return StudyFindings(answer=("Inter-token latency is not known: no level has gaps.",), results=results)
     name = "itl" if all(level.is_single for level in levels) else "time_between_chunks"
     results = {key + level.suffix: quantity for level in levels for key, quantity in _results(name, level).items()}
     results |= reported_times(levels[-1].finished, f"{levels[-1].title} of the capacity")
     suffix = levels[-1].suffix
     shown = {each: results[each].value for each in (f"{name}_modes{suffix}", f"{name}_with_prefill_ratio{suffix}")}
     by_level = {level.title: level.gaps_ms[level.gaps_ms > 0] for level in levels}
-    return Findings(
+    return StudyFindings(
         answer=_answer(name, levels, results),
         results=results,
         evidence=tuple(evidence("what makes long gaps", levels[-1].finished.run, shown)),
@@ -132,7 +132,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _results(name: str, level: _Level) -> dict[str, Quantity]:
+def _results(name: str, level: _Level) -> dict[str, ResultQuantity]:
     """Return the results of a level."""
     gaps_ms = level.gaps_ms
     results = percentiles(gaps_ms, f"{name}_{{}}_ms", least=1)
@@ -152,7 +152,7 @@ def _results(name: str, level: _Level) -> dict[str, Quantity]:
     return results | _shape_results(name, level)
 
 
-def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
+def _shape_results(name: str, level: _Level) -> dict[str, ResultQuantity]:
     shape, tailed = level.modes, level.tail
     results = {
         f"{name}_modes": number(None, "modes", missing=shape.reason)
@@ -169,7 +169,7 @@ def _shape_results(name: str, level: _Level) -> dict[str, Quantity]:
     return results
 
 
-def _answer(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[str, ...]:
+def _answer(name: str, levels: Sequence[_Level], results: dict[str, ResultQuantity]) -> tuple[str, ...]:
     most, title = levels[-1], "inter-token latency" if name == "itl" else "time between chunks"
     p50, p99 = (results[f"{name}_{each}_ms{most.suffix}"] for each in ("p50", "p99"))
     said = [
@@ -196,10 +196,10 @@ def _whose(level: _Level) -> str:
     return f"The gaps have {len(kinds)} modes: {', '.join(kinds)}."
 
 
-def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> tuple[Table, ...]:
+def _tables(name: str, levels: Sequence[_Level], results: dict[str, ResultQuantity]) -> tuple[ResultTable, ...]:
     title = _TITLES[name]
 
-    def by_level(file: str, heading: str, rows: Mapping[str, str]) -> Table:
+    def by_level(file: str, heading: str, rows: Mapping[str, str]) -> ResultTable:
         """Return results as rows, by their names, and the levels as columns."""
         titles = {"metric": "Metric", **{f"value{level.suffix}": level.title for level in levels}}
         cells = ((text, *(results[key + level.suffix].shown for level in levels)) for key, text in rows.items())
@@ -223,7 +223,7 @@ def _tables(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -
     )
 
 
-def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]) -> Table:
+def _intervals(name: str, levels: Sequence[_Level], results: dict[str, ResultQuantity]) -> ResultTable:
     rows = (
         (level.title, LABELS.get(each, "Mean"), of.shown, *of.ends, of.tau)
         for level in levels for each in (*QUANTILES, "mean") for of in [results[f"{name}_{each}_ms{level.suffix}"]]
@@ -233,7 +233,7 @@ def _intervals(name: str, levels: Sequence[_Level], results: dict[str, Quantity]
     return table("itl-intervals", "95 % Intervals", titles, rows)
 
 
-def _shape_table(levels: Sequence[_Level]) -> Table:
+def _shape_table(levels: Sequence[_Level]) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for level in levels:
         shape, tailed = level.modes, level.tail
@@ -252,7 +252,7 @@ def _shape_table(levels: Sequence[_Level]) -> Table:
     return table("itl-shape", "Distribution Shape", titles, rows, "; ".join(sorted(reasons)))
 
 
-def _deviations(asked: Asked, levels: Sequence[_Level]) -> list[str]:
+def _deviations(asked: StudySettings, levels: Sequence[_Level]) -> list[str]:
     notes = [f"Measurement method: {statement}." for statement in dict.fromkeys(level.statement for level in levels)]
     least = asked.parameters.requests or 100
     for level in levels:

@@ -10,9 +10,19 @@ from msgspec.structs import replace
 
 from correlator.statistics.intervals import Ends
 from loadgen.requests.metrics import input_tokens, request_metrics
-from methodology.measures.scaling import AtLength, Model, exponent, models
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.measures.scaling import AtLength, ScalingModel, exponent, models
+from methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    plot,
+    table,
+)
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.planning import LEVEL, counting, fresh, of_kind
 from methodology.study.quantities import cells, mean, number, percentiles, reported_times
 from rundir.columns import Floats
@@ -35,7 +45,7 @@ _NOTES = (
 )
 
 
-def _lengths(asked: Asked) -> tuple[list[int], list[int]]:
+def _lengths(asked: StudySettings) -> tuple[list[int], list[int]]:
     """Return the lengths that the model takes, ascending, and those that it does not."""
     output = asked.parameters.output_tokens or OUTPUT_TOKENS
     lengths = sorted(set(asked.parameters.lengths or LENGTHS))
@@ -43,7 +53,7 @@ def _lengths(asked: Asked) -> tuple[list[int], list[int]]:
     return fits, lengths[len(fits) :]
 
 
-def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     lengths, skipped = _lengths(asked)
     ended = {each.step.options["input_tokens"] for each in of_kind(finished, LEVEL)}
     length = next((each for each in lengths if str(each) not in ended), None)
@@ -65,7 +75,7 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return fresh(asked, finished, label, "closed", in_flight, requests=parameters.requests or REQUESTS, options=options)
 
 
-def _skipped(asked: Asked, lengths: Sequence[int]) -> str:
+def _skipped(asked: StudySettings, lengths: Sequence[int]) -> str:
     output = asked.parameters.output_tokens or OUTPUT_TOKENS
     return (
         f"{', '.join(map(str, lengths))} tokens and {output} of output are longer than the model takes "
@@ -104,12 +114,12 @@ def _length(finished: Finished, data: StepData) -> _Length:
     )
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     steps = of_kind(counting(finished), LEVEL)
     lengths = [length for each in steps if np.isfinite((length := _length(each, read(each))).ttft_ms).any()]
     if not lengths:
         missing = number(None, "1", missing="no length has a request with a TTFT")
-        return Findings(answer=("How the TTFT grows with the input is not known: no length counts.",),
+        return StudyFindings(answer=("How the TTFT grows with the input is not known: no length counts.",),
                         results={"scaling_exponent": missing} | reported_times(None), notes=_NOTES)  # fmt: skip
     whole = [length.of(length.ttft_ms) for length in lengths]
     prefill = [at for length in lengths if len((at := length.of(length.prefill_ms)).times_ms)]
@@ -123,7 +133,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if not isinstance(fitted, Missing):
         results["best_fit_r2"] = number(fitted[0].r2, "ratio", n=sum(len(at.times_ms) for at in whole))
     answer = _answer(lengths, results, fitted)
-    return Findings(
+    return StudyFindings(
         answer=answer,
         results=results,
         evidence=tuple(_evidence(answer[0], length, results) for length in (lengths[0], lengths[-1])),
@@ -133,12 +143,12 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _evidence(claim: str, length: _Length, results: dict[str, Quantity]) -> Evidence:
+def _evidence(claim: str, length: _Length, results: dict[str, ResultQuantity]) -> SupportingNumber:
     name = f"ttft_mean_ms_{length.target}"
-    return Evidence(claim=claim, quantity=name, run=length.finished.run, value=results[name].value)
+    return SupportingNumber(claim=claim, quantity=name, run=length.finished.run, value=results[name].value)
 
 
-def _at_length(length: _Length) -> dict[str, Quantity]:
+def _at_length(length: _Length) -> dict[str, ResultQuantity]:
     """Return the results at a length, by name and length."""
     outcome, per_token = length.finished.outcome, length.of(length.ttft_ms)
     results = {
@@ -152,7 +162,7 @@ def _at_length(length: _Length) -> dict[str, Quantity]:
     return {f"{name}_{length.target}": quantity for name, quantity in results.items()}
 
 
-def _exponent(measured: Sequence[AtLength]) -> Quantity:
+def _exponent(measured: Sequence[AtLength]) -> ResultQuantity:
     ends: Ends | Missing = exponent(measured)
     if isinstance(ends, Missing):
         return number(None, "1", missing=ends.reason)
@@ -160,7 +170,9 @@ def _exponent(measured: Sequence[AtLength]) -> Quantity:
     return number(ends[0], "1", ci95=ends[1:], n=sum(len(at.times_ms) for at in measured), method=method)
 
 
-def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing) -> tuple[str, ...]:
+def _answer(
+    lengths: Sequence[_Length], results: dict[str, ResultQuantity], fitted: list[ScalingModel] | Missing
+) -> tuple[str, ...]:
     first, last = lengths[0].target, lengths[-1].target
     at_ends = [results[f"ttft_mean_ms_{each}"].value or 0 for each in (first, last)]
     what = f"The mean TTFT is {figure(at_ends[0])} ms at {first:,} input tokens"
@@ -178,8 +190,11 @@ def _answer(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: li
 
 
 def _table(
-    asked: Asked, lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing
-) -> Table:
+    asked: StudySettings,
+    lengths: Sequence[_Length],
+    results: dict[str, ResultQuantity],
+    fitted: list[ScalingModel] | Missing,
+) -> ResultTable:
     shown = {
         "ttft_mean_ms": "TTFT Mean (ms)", "ttft_p50_ms": "TTFT P50 (ms)", "ttft_p95_ms": "TTFT P95 (ms)",
         "ttft_ms_per_1k_tokens": "ms/1K tokens", "prefill_mean_ms": "Prefill Mean (ms)",
@@ -198,7 +213,7 @@ def _table(
     return table("long-context", "Long Context Scaling", titles, rows, note, whole)
 
 
-def _model_table(fitted: list[Model] | Missing) -> tuple[Table, ...]:
+def _model_table(fitted: list[ScalingModel] | Missing) -> tuple[ResultTable, ...]:
     if isinstance(fitted, Missing):
         return ()
     least = min(model.aicc for model in fitted)
@@ -208,20 +223,20 @@ def _model_table(fitted: list[Model] | Missing) -> tuple[Table, ...]:
     return (table("scaling-models", "Scaling Models", titles, rows, note),)
 
 
-def _plot(lengths: Sequence[_Length], results: dict[str, Quantity], fitted: list[Model] | Missing) -> Plot:
+def _plot(lengths: Sequence[_Length], results: dict[str, ResultQuantity], fitted: list[ScalingModel] | Missing) -> Plot:
     means = [results[f"ttft_mean_ms_{length.target}"] for length in lengths]
     at = tuple(float(length.target) for length in lengths)
     lows, highs = zip(*(mean_ms.ends for mean_ms in means), strict=True)
-    lines = [Line(name="TTFT mean", x=at, y=tuple(each.value for each in means), low=lows, high=highs)]
+    lines = [PlotLine(name="TTFT mean", x=at, y=tuple(each.value for each in means), low=lows, high=highs)]
     if not isinstance(fitted, Missing):
         curve = np.geomspace(at[0], at[-1], _POINTS)
         fit_ms = tuple(fitted[0].at(curve).tolist())
-        lines.append(Line(name=f"fit: {fitted[0].name}", x=tuple(curve.tolist()), y=fit_ms))
+        lines.append(PlotLine(name=f"fit: {fitted[0].name}", x=tuple(curve.tolist()), y=fit_ms))
     axes = ("Context (tokens)", "TTFT (ms)")
     return plot("long-context-scaling", "TTFT by Context Length", axes, lines, log_x=True, log_y=True)
 
 
-def _deviations(asked: Asked, lengths: Sequence[_Length]) -> list[str]:
+def _deviations(asked: StudySettings, lengths: Sequence[_Length]) -> list[str]:
     skipped = _lengths(asked)[1]
     notes = [f"Skipped: {_skipped(asked, skipped)}."] if skipped else []
     if len(lengths) < len(LENGTHS):

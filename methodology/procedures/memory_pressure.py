@@ -8,8 +8,16 @@ from msgspec.structs import replace
 
 from methodology.measures.preemption import bounded, lost_tokens, preempted, recovered
 from methodology.procedures.capacity import CAPACITY, bracket
-from methodology.study.findings import Evidence, Findings, Line, Plot, Quantity, Table, plot
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import (
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    plot,
+)
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind, percents
 from methodology.study.quantities import grid, in_percent, latency, number, percentile, reported_times, wilson
 from methodology.study.saturation import fullest, saturated
@@ -33,7 +41,7 @@ REFUSED = (
 )
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step: those that show the capacity, then a closed loop at each level of it, ascending."""
     if not asked.isolated:
         return Done(reason=REFUSED, complete=False)
@@ -50,7 +58,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return fresh(asked, finished, label, "closed", in_flight, share=share, duration=duration_s)
 
 
-def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
+def capacity(asked: StudySettings, finished: Sequence[Finished]) -> int | Step | Done:
     """Return the number of requests in flight that is 100 %, or the next step.
 
     What was stated; with objectives what the capacity test finds by them; else as many as the full engine ran at once.
@@ -71,22 +79,22 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> int | Step | Done:
     return round(best.outcome.running_max or best.step.level) if best else round(limit.step.level)
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return completion, preemption and latency of each level; what no page tells is missing, or has bounds."""
     # A level that made the engine fail counts for nothing but that it did.
     last = {each.step.share or 1.0: each for each in of_kind([*finished, *counting(finished)], LEVEL)}
     levels = [last[share] for share in sorted(last)]
-    results: dict[str, Quantity] = {}
+    results: dict[str, ResultQuantity] = {}
     for each in levels:
         results |= {f"{name}_{_percents(each)}": quantity for name, quantity in _level(each, read(each)).items()}
     highest = levels[-1] if levels else None
     results |= reported_times(highest, f"{_percents(highest)} % of the capacity" if highest else "")
     pressure = _pressure(levels)
-    return Findings(
+    return StudyFindings(
         answer=_answer(levels, results, pressure),
         results=results,
         evidence=tuple(
-            Evidence(claim=pressure, quantity="kv_cache_max", run=each.run, value=each.outcome.kv_cache_max)
+            SupportingNumber(claim=pressure, quantity="kv_cache_max", run=each.run, value=each.outcome.kv_cache_max)
             for each in levels
         ),
         tables=(_table(levels, results),),
@@ -108,7 +116,7 @@ def _percents(each: Finished) -> str:
     return percents(each.step.share or 1)
 
 
-def _level(each: Finished, data: StepData) -> dict[str, Quantity]:
+def _level(each: Finished, data: StepData) -> dict[str, ResultQuantity]:
     came, sent, (low, high) = each.outcome, each.outcome.sent, wilson(each.outcome.ok, each.outcome.sent)
     complete, ttft = came.ok / max(1, sent), latency(came, "ttft", "p99")
     results = {
@@ -158,7 +166,7 @@ def _pressure(levels: Sequence[Finished]) -> str:
     return f"KV cache usage never passed {100 * usage:.0f} %: {queued}; memory was not under pressure"
 
 
-def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressure: str) -> tuple[str, ...]:
+def _answer(levels: Sequence[Finished], results: Mapping[str, ResultQuantity], pressure: str) -> tuple[str, ...]:
     if not levels:
         return ("Nothing is known of memory pressure: no level counts.",)
     share, first = _percents(levels[-1]), _percents(levels[0])
@@ -181,7 +189,7 @@ def _answer(levels: Sequence[Finished], results: Mapping[str, Quantity], pressur
     )
 
 
-def _table(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> Table:
+def _table(levels: Sequence[Finished], results: Mapping[str, ResultQuantity]) -> ResultTable:
     columns = {
         "level": "Oversub Level", "in_flight": "In flight", "completion_ratio": "Complete (ratio)",
         "preempted_ratio": "Preempt (ratio)", "failure_ratio": "Fail Rate (ratio)", "ttft_p99_ms": "TTFT P99 (ms)",
@@ -192,10 +200,10 @@ def _table(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> Table
     return grid("memory-pressure-degradation", "Memory Pressure Degradation", rows, columns, results)
 
 
-def _plots(levels: Sequence[Finished], results: Mapping[str, Quantity]) -> tuple[Plot, ...]:
+def _plots(levels: Sequence[Finished], results: Mapping[str, ResultQuantity]) -> tuple[Plot, ...]:
     shares = tuple(100 * (each.step.share or 1) for each in levels)
     lines = (
-        Line(name=name, x=shares, y=tuple(results[f"{key}_{_percents(each)}"].value for each in levels))
+        PlotLine(name=name, x=shares, y=tuple(results[f"{key}_{_percents(each)}"].value for each in levels))
         for name, key in (("completed", "completion_ratio"), ("preempted", "preempted_ratio"))
     )
     axes = ("requests in flight (% of the capacity)", "share of the requests")

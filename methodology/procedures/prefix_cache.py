@@ -24,8 +24,8 @@ from methodology.measures.paired import (
     throughput,
     throughput_sentence,
 )
-from methodology.study.findings import Evidence, Findings, Quantity
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import ResultQuantity, StudyFindings, SupportingNumber
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.planning import POPULATE, content_seed, counting
 from methodology.study.quantities import grid, in_percent, number, percentiles, plot_cumulative, reported_times
 from methodology.study.saturation import SATURATE, fullest, saturated
@@ -66,7 +66,7 @@ NOTES = (
 )
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step: saturated without cache, then the same requests off, cold and warm, and saturated steps."""
     shared = _shared(asked)
     if shared is None:
@@ -97,7 +97,7 @@ def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return steps[ended] if ended < len(steps) else Done(reason="the cache has been measured off, cold and warm")
 
 
-def _configured(asked: Asked, step: Step, state: str, *, resets: bool = False) -> Step:
+def _configured(asked: StudySettings, step: Step, state: str, *, resets: bool = False) -> Step:
     """Return a step of the configuration with the cache off or on.
 
     It may emulate the cache; `resets`: empty at first. Requests see what those of the same `cache_salt` left in the
@@ -111,7 +111,7 @@ def _configured(asked: Asked, step: Step, state: str, *, resets: bool = False) -
     return replace(step, options=step.options | {"extra_body": json.dumps(body | {"cache_salt": salt})})
 
 
-def _shared(asked: Asked) -> dict[str, Any] | None:
+def _shared(asked: StudySettings) -> dict[str, Any] | None:
     """Return the workload that sends only the study's shared pieces; None without any."""
     given = asked.options.get("workload", NAME)
     if isinstance(given, str) and given.lstrip().startswith("{"):
@@ -129,13 +129,13 @@ def _shared(asked: Asked) -> dict[str, Any] | None:
     return {"name": f"{name}: shared pieces alone", **fields, **pieces, "input": 1, "output": 1} if pieces else None
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return TTFT, reduction, hit rates and throughput with the cache off, cold and warm."""
     steps = {each.step.kind: each for each in counting(finished)}
     whole = {name: read(steps[name]) for name in CONFIGURATIONS if name in steps}
     data = {name: measured(steps[name], step) for name, step in whole.items()}
     ttft = {name: request_metrics(each.requests).ttft_ms for name, each in data.items()}
-    results: dict[str, Quantity] = {}
+    results: dict[str, ResultQuantity] = {}
     for name, step in data.items():
         of_step = percentiles(ttft[name][step.requests.status == "ok"], "ttft_{}_ms", tuple(PERCENTILES), least=1)
         of_step |= _hits(asked, steps[name], whole[name])
@@ -151,11 +151,13 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     columns |= {f"ttft_reduction_{q}_ratio": f"Reduction {q.upper()} (ratio)" for q in PERCENTILES}
     columns |= {"prefix_hit_ratio": "Hits / prefix tokens", "prompt_hit_ratio": "Hits / prompt tokens"}
     columns |= {"max_output_tokens_per_s": "Max Throughput (tok/s)", "throughput_change_ratio": "Improvement (ratio)"}
-    return Findings(
+    return StudyFindings(
         answer=_answer(results),
         results=results,
         evidence=tuple(
-            Evidence(claim="tokens found in the cache", quantity="prefix_cache_hits", run=steps[name].run, value=value)
+            SupportingNumber(
+                claim="tokens found in the cache", quantity="prefix_cache_hits", run=steps[name].run, value=value
+            )
             for name in data
             if (value := increase(leading_endpoints(data[name].endpoints), "prefix_cache_hits", data[name].start_ns))
         ),
@@ -165,7 +167,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     )
 
 
-def _reported(steps: Mapping[str, Finished], results: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _reported(steps: Mapping[str, Finished], results: Mapping[str, ResultQuantity]) -> dict[str, ResultQuantity]:
     """Return the minimum report's values for the last measured configuration.
 
     In a whole study it is the one with a warm cache.
@@ -178,7 +180,7 @@ def _reported(steps: Mapping[str, Finished], results: Mapping[str, Quantity]) ->
     return reported
 
 
-def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
+def _reductions(off: StepData, on: StepData) -> dict[str, ResultQuantity]:
     """Return the reductions of the TTFT's percentiles over the pairs that ended in both."""
     rows, others = paired(off, on)
     ttft_ms = [request_metrics(each.requests).ttft_ms[at] for each, at in ((off, rows), (on, others))]
@@ -203,7 +205,7 @@ def _reductions(off: StepData, on: StepData) -> dict[str, Quantity]:
     return results
 
 
-def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
+def _hits(asked: StudySettings, step: Finished, data: StepData) -> dict[str, ResultQuantity]:
     """Return the shares of prefix and prompt tokens from the cache, in the whole step."""
     requests = data.requests
     engines = leading_endpoints(data.endpoints)
@@ -211,7 +213,7 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
     cached, prompt = counts(requests.cached_tokens), input_tokens(requests)
     stated = np.isfinite(cached) & np.isfinite(prompt)
     prefixes = _prefix_tokens(asked, step, requests.index)
-    results: dict[str, Quantity] = {}
+    results: dict[str, ResultQuantity] = {}
     if hits is not None and queries is not None:
         method = "the page: hits over queries" if queries else "the page: nothing was looked up"
         results["prompt_hit_ratio"] = number(hits / (queries or 1), "ratio", method=method)
@@ -235,7 +237,7 @@ def _hits(asked: Asked, step: Finished, data: StepData) -> dict[str, Quantity]:
     return results
 
 
-def _prefix_tokens(asked: Asked, step: Finished, index: Any) -> Floats | None:
+def _prefix_tokens(asked: StudySettings, step: Finished, index: Any) -> Floats | None:
     """Return the tokens of each request's shared pieces. They are drawn by its workload again from the step's seed."""
     given = step.step.options.get("workload", asked.options.get("workload", NAME))
     name = given if isinstance(given, str) else msgspec.json.encode(given).decode()
@@ -248,7 +250,7 @@ def _prefix_tokens(asked: Asked, step: Finished, index: Any) -> Floats | None:
     return prefixes
 
 
-def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
+def _answer(results: Mapping[str, ResultQuantity]) -> tuple[str, ...]:
     reduced, before = results.get(f"ttft_reduction_p50_ratio_{WARM}"), results.get(f"ttft_p50_ms_{OFF}")
     after = results.get(f"ttft_p50_ms_{WARM}")
     if not (reduced and before and after) or None in (reduced.value, before.value, after.value):
@@ -264,7 +266,7 @@ def _answer(results: Mapping[str, Quantity]) -> tuple[str, ...]:
     )
 
 
-def _notes(asked: Asked, results: Mapping[str, Quantity]) -> list[str]:
+def _notes(asked: StudySettings, results: Mapping[str, ResultQuantity]) -> list[str]:
     notes = [] if asked.variants else [EMULATED]
     if (hit := results.get(f"prompt_hit_ratio_{OFF}")) and (hit.value or 0) > 0:
         notes.append(

@@ -21,11 +21,11 @@ from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, s
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
 from loadgen.requests.table import RequestLog
-from methodology.study.findings import Cell, Findings, Line, Plot, Quantity, Table, plot, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, StudyFindings, plot, table
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.planning import content_seed, counting
 from methodology.study.quantities import number, slug
-from methodology.study.samples import FAMILY, RATES, TIMES, Sample, sample
+from methodology.study.samples import FAMILY, RATES, TIMES, RunSample, sample
 from rundir.columns import Floats, take
 from rundir.printable.numbers import count_of, figure
 from rundir.stats import Missing, finite, known
@@ -58,20 +58,20 @@ class _Measured:
 
     cell: tuple[str, ...]
     repeat: int
-    sample: Sample
+    sample: RunSample
     siclait: Siclait
     speed: float
     exo: Sequence[Mapping[str, Any]]
     power_watts: float
 
 
-def cells(asked: Asked) -> list[dict[str, int | float | str]]:
+def cells(asked: StudySettings) -> list[dict[str, int | float | str]]:
     """Return the combinations of the values that are varied, the last option's fastest."""
     vary = asked.parameters.vary or {}
     return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
 
 
-def next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next run: each repeat has all cells, in seeded or written order."""
     every, repeats = cells(asked), asked.parameters.repeat or 1
     if not (asked.parameters.vary or {}):
@@ -105,7 +105,7 @@ def _number(varied: float | str | None, stated: float | None) -> float | None:
     return stated if varied is None else float(varied)
 
 
-def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Return one row a run, and the tables of siclait, asiai and exo."""
     names = tuple(asked.parameters.vary or {})
     counts: dict[tuple[str, ...], int] = {}
@@ -122,7 +122,7 @@ def findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findin
     if best is not None and not math.isnan(peak := best.sample.metrics[RATES[0].name]):
         where = ", ".join(f"{name} {value}" for name, value in zip(names, best.cell, strict=True))
         answer.append(f"Most output tokens/s ({figure(peak)}) came at {where}.")
-    return Findings(
+    return StudyFindings(
         answer=tuple(answer),
         results={"std_dev_tok_s": spread},
         tables=(
@@ -150,7 +150,7 @@ def _measured(finished: Finished, data: StepData, cell: tuple[str, ...], repeat:
     )
 
 
-def _long_table(names: Sequence[str], runs: Sequence[_Measured]) -> Table:
+def _long_table(names: Sequence[str], runs: Sequence[_Measured]) -> ResultTable:
     rows = []
     for run in runs:
         outcome = run.sample.finished.outcome
@@ -162,17 +162,19 @@ def _long_table(names: Sequence[str], runs: Sequence[_Measured]) -> Table:
     return table("sweep", "Runs", titles, rows, digits=dict.fromkeys(("repeat", "sent", "ok")))
 
 
-def _spread(runs: Sequence[_Measured]) -> Quantity:
+def _spread(runs: Sequence[_Measured]) -> ResultQuantity:
     """Return M8 of asiai: the root of the mean, over cells, of the variance of their runs' speeds."""
     groups = np.array(["\0".join(run.cell) for run in runs], dtype=object)
     value = pooled_std(np.array([run.speed for run in runs]), groups) if runs else Missing("no run has ended")
     method = "asiai's M8: pooled over the runs of the same combination; the speed of a run is the median of its replies"
     if isinstance(value, Missing):
-        return Quantity(value=None, unit="tokens/s", missing="no combination has two runs that count", method=method)
+        return ResultQuantity(
+            value=None, unit="tokens/s", missing="no combination has two runs that count", method=method
+        )
     return number(value, "tokens/s", n=len(runs), method=method)
 
 
-def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quantity) -> Table:
+def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: ResultQuantity) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for cell in dict.fromkeys(run.cell for run in runs):
         of_cell = [run for run in runs if run.cell == cell]
@@ -197,7 +199,7 @@ def _asiai_table(names: Sequence[str], runs: Sequence[_Measured], spread: Quanti
     return table("asiai", title, titles, rows, note, {"runs": None})
 
 
-def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_Measured]) -> Table:
+def _siclait_table(names: Sequence[str], cell: tuple[str, ...], runs: Sequence[_Measured]) -> ResultTable:
     """Return the table of eight metrics from the combination's run of median throughput."""
     of_cell = sorted((run for run in runs if run.cell == cell), key=lambda run: run.siclait.output_tps or 0.0)
     metrics = of_cell[len(of_cell) // 2].siclait
@@ -268,7 +270,7 @@ def _plot(names: Sequence[str], runs: Sequence[_Measured], metric: str, title: s
         lines.setdefault(others or title, []).append((x, finite(run.sample.metrics[metric])))
     over = names[-1] if names else ""
     ordered = {name: sorted(points, key=lambda point: point[0]) for name, points in lines.items()}
-    drawn = (Line(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
+    drawn = (PlotLine(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
              for name, points in ordered.items())  # fmt: skip
     heading = f"{title} over {over}" if over else title
     return plot(f"sweep-{metric.replace('_', '-')}", heading, (over, title), drawn, kind="marks")

@@ -10,8 +10,19 @@ from msgspec.structs import replace
 
 from methodology.measures import criteria
 from methodology.search import AT_SLO, LONG_S, Bracket, at_objective, bracket, contradiction, next_step
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, evidence, plot, table
-from methodology.study.model import Asked, Finished, Parameters, Procedure, Reader
+from methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    evidence,
+    plot,
+    table,
+)
+from methodology.study.model import Finished, Parameters, Procedure, Reader, StudySettings
 from methodology.study.planning import LEVEL, counting, valid
 from methodology.study.quantities import LABELS, latency_line, latency_result, metric_table, number, scaled
 from methodology.study.saturation import Capacity, fullest, load_of, measured_capacity
@@ -48,15 +59,15 @@ _NOTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Study:
+class _ThroughputStudy:
     """Counted steps and their conclusions; `best` is the step with the maximum throughput."""
 
-    asked: Asked
+    asked: StudySettings
     steps: Sequence[Finished]
     limit: Capacity
     verdicts: Bracket
     best: Finished
-    objective: Quantity
+    objective: ResultQuantity
 
     @property
     def levels(self) -> list[Finished]:
@@ -73,7 +84,7 @@ class _Study:
         return load_of(each, self.limit)
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:  # noqa: ARG001  outcomes suffice
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:  # noqa: ARG001  outcomes suffice
     steps = valid(finished)  # with the saturated step that was repeated
     limit = measured_capacity(steps)
     if limit is None:
@@ -81,10 +92,10 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         reason = f"no step counts, since {void.removesuffix('.')}" if void else "no closed loop completed a request"
         units = {"max_output_tokens": "tokens/s", "max_requests": "requests/s", "limit_requests": "requests/s"}
         missing = {f"{name}_per_s": number(None, unit, missing=reason) for name, unit in units.items()}
-        return Findings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
+        return StudyFindings(answer=(f"The maximum throughput is not known: {reason}.",), results=missing)
     verdicts = bracket(_open_loops(steps), limit)
     closed = [each for each in steps if each.run == limit.run]
-    study = _Study(
+    study = _ThroughputStudy(
         asked=asked,
         steps=steps,
         limit=limit,
@@ -93,7 +104,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
         objective=at_objective(asked, steps, limit),
     )
     results = _results(study)
-    return Findings(
+    return StudyFindings(
         answer=tuple(_answer(study, results)),
         results=results,
         evidence=tuple(_evidence(study)),
@@ -107,7 +118,7 @@ def _open_loops(steps: Sequence[Finished]) -> list[Finished]:
     return [each for each in counting(steps) if each.step.load == "open"]
 
 
-def _results(study: _Study) -> dict[str, Quantity]:
+def _results(study: _ThroughputStudy) -> dict[str, ResultQuantity]:
     limit, came, objective, stable = study.limit, study.best.outcome, study.objective, study.verdicts.stable
     at_slo = number(None, "tokens/s", missing=objective.missing or "the output tokens of requests are not known")
     if tokens := study.mean_tokens:
@@ -140,7 +151,7 @@ def _results(study: _Study) -> dict[str, Quantity]:
     return {name: replace(of, at=at) if name.startswith(AT_BEST) else of for name, of in results.items()}
 
 
-def _efficiency(study: _Study) -> dict[str, Quantity]:
+def _efficiency(study: _ThroughputStudy) -> dict[str, ResultQuantity]:
     outcome, system = study.best.outcome, study.asked.system
     count, largest = system.get("accelerator_count"), system.get("largest_batch")
     ran = max((each.outcome.running_max or 0 for each in study.steps), default=0)
@@ -155,7 +166,7 @@ def _efficiency(study: _Study) -> dict[str, Quantity]:
     }
 
 
-def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
+def _answer(study: _ThroughputStudy, results: dict[str, ResultQuantity]) -> Iterator[str]:
     limit, stable = study.limit, study.verdicts.stable
     served = _tokens(results["max_output_tokens_per_s"])
     binds = f"{criteria.WORDS[limit.limit or 'unknown']}: {limit.reason or 'there is no evidence'}."
@@ -175,18 +186,18 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
         yield from criteria.acceptance(stable, limit, accepted, criteria.lowest_p50_ms(study.levels, limit))
 
 
-def _unsustained(study: _Study) -> str:
+def _unsustained(study: _ThroughputStudy) -> str:
     """Return a sentence for a study where no load was shown stable."""
     if study.levels and all(each.outcome.verdict == "growing" for each in study.levels):
         return "Every level tried was above what it serves; try lower (--min)."
     return "No load was shown to be sustained."
 
 
-def _tokens(quantity: Quantity) -> str:
+def _tokens(quantity: ResultQuantity) -> str:
     return f"{figure(quantity.value or 0)} output tokens/s{quantity.interval()}"
 
 
-def _highest(study: _Study, stable: Finished, served: str) -> str:
+def _highest(study: _ThroughputStudy, stable: Finished, served: str) -> str:
     """Return a sentence on the highest load shown stable, and on those above it."""
     load, tokens = study.load(stable), study.mean_tokens
     size = f" of mean size ({tokens:.0f} output tokens)" if tokens else ""
@@ -200,7 +211,7 @@ def _highest(study: _Study, stable: Finished, served: str) -> str:
     return f"{said}."
 
 
-def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
+def _saturated(study: _ThroughputStudy, results: dict[str, ResultQuantity]) -> str:
     """Return a sentence on the saturated system's throughput, and on piled-up requests at lower loads."""
     full, tokens = results["limit_requests_per_s"], results["limit_output_tokens_per_s"]
     rate = f", {_tokens(tokens)}" if tokens.value else ""
@@ -211,7 +222,7 @@ def _saturated(study: _Study, results: dict[str, Quantity]) -> str:
     return f"Saturated, it completes {figure(full.value or 0)} requests/s{full.interval()}{rate}; {rest}."
 
 
-def _objective(study: _Study) -> str:
+def _objective(study: _ThroughputStudy) -> str:
     text, objective = study.asked.parameters.slo, study.objective
     if objective.value is None:
         return f"SLO, not determined: {objective.missing}."
@@ -224,7 +235,7 @@ def _objective(study: _Study) -> str:
     return f"SLO: {text} holds up to {figure(objective.value)} requests/s{objective.interval()}{doubt}."
 
 
-def _evidence(study: _Study) -> list[Evidence]:
+def _evidence(study: _ThroughputStudy) -> list[SupportingNumber]:
     limit, best, growing = study.limit, study.best, study.verdicts.growing
     saturated = next(each.outcome for each in study.steps if each.run == limit.run)
     shown = {name: getattr(saturated, name) for name in ("queued_ratio", "running_max", "kv_cache_max", "preemptions")}
@@ -241,7 +252,7 @@ def _evidence(study: _Study) -> list[Evidence]:
     return said
 
 
-def _summary_table(study: _Study, results: dict[str, Quantity]) -> Table:
+def _summary_table(study: _ThroughputStudy, results: dict[str, ResultQuantity]) -> ResultTable:
     step = "highest shown stable" if study.verdicts.stable else "saturated" if study.limit.filled else "in flight"
     titles = {
         "max_output_tokens_per_s": f"Max Output Throughput ({step})", "max_requests_per_s": "Max Request Throughput",
@@ -256,7 +267,7 @@ def _summary_table(study: _Study, results: dict[str, Quantity]) -> Table:
     return metric_table("throughput-summary", "Throughput Summary", titles, results, note)
 
 
-def _latency_table(study: _Study, results: dict[str, Quantity]) -> Table:
+def _latency_table(study: _ThroughputStudy, results: dict[str, ResultQuantity]) -> ResultTable:
     rows = ((title, *(results[f"{metric}_{name}_ms"].shown for name in NAMES)) for metric, title in METRICS.items())
     titles = {"metric": "Metric", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in NAMES}}
     note = f"Of step {study.best.number}, {study.best.step.label}."
@@ -272,7 +283,7 @@ def _latency_table(study: _Study, results: dict[str, Quantity]) -> Table:
     return table("latency-at-maximum-throughput", "Latency at Maximum Throughput", titles, rows, note)
 
 
-def _search_table(study: _Study) -> Table:
+def _search_table(study: _ThroughputStudy) -> ResultTable:
     p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
         "step": "Step", "level": "Level", "target_per_s": "Offered (req/s)", "sent_per_s": "Sent (req/s)",
@@ -301,7 +312,7 @@ def _search_table(study: _Study) -> Table:
     return table("throughput-search", "Throughput Search", titles, map(row, study.steps), note, digits)
 
 
-def _legend(study: _Study) -> Iterator[str]:
+def _legend(study: _ThroughputStudy) -> Iterator[str]:
     """Yield a legend of the table's limits, and the agreement with the engine's token count."""
     limits = dict.fromkeys(each.outcome.limit for each in study.steps if each.outcome.limit in criteria.LIMITS)
     if limits:
@@ -312,7 +323,7 @@ def _legend(study: _Study) -> Iterator[str]:
         yield f"The engine's own counters of output tokens agree with ours within {100 * max(apart):.2g} %."
 
 
-def _path(study: _Study) -> Plot:
+def _path(study: _ThroughputStudy) -> Plot:
     """Return the search: load served or realised by each step, marked by its verdict."""
     groups: dict[str, dict[float, float]] = {}
     for each in study.steps:
@@ -320,18 +331,18 @@ def _path(study: _Study) -> Plot:
             groups.setdefault("closed loop, completed", {})[each.number] = each.outcome.completed_per_s or 0.0
         elif each.outcome.verdict:
             groups.setdefault(f"open loop, {each.outcome.verdict}", {})[each.number] = study.load(each)
-    lines = (Line(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items())
+    lines = (PlotLine(name=name, x=tuple(at), y=tuple(at.values())) for name, at in groups.items())
     return plot("search-path", "Search path", ("Step", "requests/s"), lines, kind="marks")
 
 
-def _latency_plot(study: _Study) -> Plot:
+def _latency_plot(study: _ThroughputStudy) -> Plot:
     levels = sorted(study.levels, key=study.load)
     loads = [study.load(each) for each in levels]
     lines = (latency_line(levels, loads, "ttft", name) for name in NAMES)
     return plot("throughput-latency", "TTFT over load", ("Load (requests/s)", "TTFT (ms)"), lines, log_y=True)
 
 
-def _deviations(study: _Study) -> Iterator[str]:
+def _deviations(study: _ThroughputStudy) -> Iterator[str]:
     if study.verdicts.contradictions:
         yield (
             "Verdicts contradicted each other: a load was stable above one that grew. The bracket was opened again "

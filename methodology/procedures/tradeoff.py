@@ -14,8 +14,18 @@ from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
 from methodology.search import bracket
-from methodology.study.findings import Cell, Evidence, Findings, Line, Plot, Quantity, Table, plot, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step
+from methodology.study.findings import (
+    Cell,
+    Plot,
+    PlotLine,
+    ResultQuantity,
+    ResultTable,
+    StudyFindings,
+    SupportingNumber,
+    plot,
+    table,
+)
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StudySettings
 from methodology.study.outcome import submitted_within
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import (
@@ -52,7 +62,7 @@ _NOTES = (
 )
 
 
-def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     parameters = asked.parameters
     lasting = replace(parameters, duration=max(parameters.duration or 0.0, LEAST_SATURATED_S))
     known = capacity(replace(asked, parameters=lasting), finished)
@@ -69,15 +79,15 @@ def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Study:
+class _TradeoffStudy:
     """The levels in ascending order, and the capacity that they are shares of."""
 
-    asked: Asked
+    asked: StudySettings
     levels: Sequence[Finished]
     limit: Capacity
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     steps = counting(finished)
     levels = sorted(of_kind(steps, LEVEL), key=lambda each: each.step.level)
     stated = capacity(asked, ()) if asked.parameters.capacity else None
@@ -85,10 +95,10 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     if not levels or limit is None:
         results = unknown("no level counts", "requests/s", *(f"{name}_requests_per_s" for name in _DERIVED))
         results |= reported_times(None)
-        return Findings(answer=("There is no curve: no level counts.",), results=results)
-    study = _Study(asked=asked, levels=levels, limit=limit)
+        return StudyFindings(answer=("There is no curve: no level counts.",), results=results)
+    study = _TradeoffStudy(asked=asked, levels=levels, limit=limit)
     results = _results(study)
-    return Findings(
+    return StudyFindings(
         answer=tuple(_answer(study, results)),
         results=results,
         evidence=tuple(_evidence(study, results)),
@@ -105,7 +115,7 @@ _DERIVED = {
 }  # fmt: skip
 
 
-def _results(study: _Study) -> dict[str, Quantity]:
+def _results(study: _TradeoffStudy) -> dict[str, ResultQuantity]:
     levels, slo = study.levels, study.asked.parameters.slo
     met = [each for each in levels if each.outcome.slo_met]
     optimal = max(met, key=lambda each: each.outcome.output_tokens_per_s or 0, default=None)
@@ -159,7 +169,7 @@ _FIT = (
 )
 
 
-def _knee_fit(study: _Study) -> Quantity:
+def _knee_fit(study: _TradeoffStudy) -> ResultQuantity:
     """Return where the monotone fit of TTFT P99 passes twice its least value."""
     points = [
         (load_of(each, study.limit), math.log(value), _log_deviation(each))
@@ -183,7 +193,7 @@ def _log_deviation(each: Finished) -> float:
     return max(math.log(interval.high / interval.low) / (2 * 1.96), 0.01)
 
 
-def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
+def _answer(study: _TradeoffStudy, results: dict[str, ResultQuantity]) -> Iterator[str]:
     optimal, knee = results["optimal_requests_per_s"], results["knee_fit_requests_per_s"]
     slo, tokens = study.asked.parameters.slo, results["optimal_output_tokens_per_s"]
     if optimal.value is not None and tokens.value is not None:
@@ -209,15 +219,15 @@ def _answer(study: _Study, results: dict[str, Quantity]) -> Iterator[str]:
         yield f"{criteria.WORDS['unknown']}: {last.blame or 'no page of an engine shows what ran and waited'}."
 
 
-def _evidence(study: _Study, results: dict[str, Quantity]) -> Iterator[Evidence]:
+def _evidence(study: _TradeoffStudy, results: dict[str, ResultQuantity]) -> Iterator[SupportingNumber]:
     for name, title in _DERIVED.items():
         value = results[f"{name}_requests_per_s"].value
         run = next((each.run for each in study.levels if load_of(each, study.limit) == value), "")
         if run:
-            yield Evidence(claim=title, quantity="load in requests of mean size", run=run, value=value)
+            yield SupportingNumber(claim=title, quantity="load in requests of mean size", run=run, value=value)
 
 
-def _table(study: _Study) -> Table:
+def _table(study: _TradeoffStudy) -> ResultTable:
     times = [(metric, name) for metric in METRICS for name in NAMES]
     p50_ms = criteria.lowest_p50_ms(study.levels, study.limit)
     titles = {
@@ -244,7 +254,7 @@ def _table(study: _Study) -> Table:
     return table("throughput-latency", "Throughput-Latency Table", titles, map(row, study.levels), note)
 
 
-def _derived_table(results: dict[str, Quantity]) -> Table:
+def _derived_table(results: dict[str, ResultQuantity]) -> ResultTable:
     points = {title: results[f"{name}_requests_per_s"] for name, title in _DERIVED.items()}
     rows = ((title, of.value, *of.ends, of.missing or of.method) for title, of in points.items())
     titles = {
@@ -254,7 +264,7 @@ def _derived_table(results: dict[str, Quantity]) -> Table:
     return table("operating-points", "Operating Points", titles, rows)
 
 
-def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
+def _plots(study: _TradeoffStudy, read: Reader) -> Iterator[Plot]:
     served = tuple(each.outcome.output_tokens_per_s or 0.0 for each in study.levels)
     for metric, title in METRICS.items():
         name = "throughput-latency" if metric == "ttft" else f"throughput-{metric}"
@@ -264,7 +274,7 @@ def _plots(study: _Study, read: Reader) -> Iterator[Plot]:
     yield from _server_plots(study, read)
 
 
-def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
+def _server_plots(study: _TradeoffStudy, read: Reader) -> Iterator[Plot]:
     """Yield plots over the load of the engine's data: TTFT parts, places and KV cache."""
     levels = sorted(study.levels, key=lambda each: load_of(each, study.limit))
     loads, outcomes = tuple(load_of(each, study.limit) for each in levels), [each.outcome for each in levels]
@@ -279,7 +289,7 @@ def _server_plots(study: _Study, read: Reader) -> Iterator[Plot]:
     }
     for (name, title, unit), values in shown.items():
         known = {label: y for label, y in values.items() if any(value is not None for value in y)}
-        lines = [Line(name=label, x=loads, y=tuple(y)) for label, y in known.items()]
+        lines = [PlotLine(name=label, x=loads, y=tuple(y)) for label, y in known.items()]
         if lines:
             axes = ("Load (requests/s)", unit)
             yield plot(name, title, axes, lines, kind="stack" if values is parts else "line")
@@ -296,7 +306,7 @@ def _part_means(each: Finished, read: Reader) -> dict[str, float]:
     return {name: float(values.mean()) for name, values in known.items() if len(values)}
 
 
-def _deviations(study: _Study) -> Iterator[str]:
+def _deviations(study: _TradeoffStudy) -> Iterator[str]:
     if len(study.levels) < len(study.asked.parameters.levels or ()):
         yield f"Only {len(study.levels)} of {len(study.asked.parameters.levels or ())} levels were run."
     if not study.limit.run:

@@ -14,8 +14,8 @@ from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
 from methodology.measures.looks import LOOK_LEVEL, LOOKS, parse_until, tau_of, width_of
 from methodology.measures.paired import Times, measured, overloaded, times
-from methodology.study.findings import Cell, Findings, Quantity, Table, evidence, table
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import Cell, ResultQuantity, ResultTable, StudyFindings, evidence, table
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.outcome import QUANTILES
 from methodology.study.planning import LEVEL, counting, fresh, level_label, of_kind
 from methodology.study.quantities import (
@@ -42,7 +42,7 @@ _NOTES = (
 )
 
 
-def _next_step(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     try:
         until = parse_until(asked.parameters.until) if asked.parameters.until else None
     except ValueError as error:
@@ -84,12 +84,12 @@ def _requests(data: StepData) -> tuple[Times, Parts, Floats]:
     return times(data), data.parts, unknown if isinstance(waiting, Missing) else waiting
 
 
-def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def _findings(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     levels = [each for each in of_kind(counting(finished), LEVEL) if each.outcome.ttft_counts]
     if not levels:
         missing = number(None, "ms", missing="no step at the stated load counts")
         results = {f"ttft_{name}_ms": missing for name in (*QUANTILES, "mean", "min", "max")}
-        return Findings(answer=("The TTFT is not known: no step at the stated load counts.",), results=results)
+        return StudyFindings(answer=("The TTFT is not known: no step at the stated load counts.",), results=results)
     logs, parts_of, waiting = zip(*(_requests(measured(each, read(each))) for each in levels), strict=True)
     requests, parts = concat(logs), concat(parts_of)
     known = requests.ok & np.isfinite(requests.ttft_ms)
@@ -100,7 +100,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     blamed = _blame(tail)
     shares = [name for name in results if name.startswith("ttft_p99_") and name.endswith("_ratio")]
     shown = {name: value for name in (*shares, "ttft_queue_from_waiting") if (value := results[name].value) is not None}
-    return Findings(
+    return StudyFindings(
         answer=(_what(levels, results), _how_sure(asked, levels, results), blamed),
         results=results,
         evidence=tuple(evidence(blamed, levels[-1].run, shown)),
@@ -110,7 +110,7 @@ def _findings(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findi
     )
 
 
-def _results(timed: Times, levels: Sequence[Finished], level: float) -> dict[str, Quantity]:
+def _results(timed: Times, levels: Sequence[Finished], level: float) -> dict[str, ResultQuantity]:
     ascending = np.sort(timed.ttft_ms)
     results = {
         f"ttft_{name}_ms": percentile(
@@ -130,8 +130,8 @@ def _results(timed: Times, levels: Sequence[Finished], level: float) -> dict[str
     }
 
 
-def _part_results(parts: Parts) -> dict[str, Quantity]:
-    results: dict[str, Quantity] = {}
+def _part_results(parts: Parts) -> dict[str, ResultQuantity]:
+    results: dict[str, ResultQuantity] = {}
     for part in TTFT_PARTS:
         values = 1e3 * part.of(parts)[parts.covered]
         values = values[np.isfinite(values)]
@@ -142,7 +142,7 @@ def _part_results(parts: Parts) -> dict[str, Quantity]:
     return results
 
 
-def _tail_results(tail: TailShares | Missing) -> dict[str, Quantity]:
+def _tail_results(tail: TailShares | Missing) -> dict[str, ResultQuantity]:
     if isinstance(tail, Missing):
         return {"ttft_queue_from_waiting": number(None, "requests", missing=tail.reason)}
     shares = {
@@ -155,7 +155,7 @@ def _tail_results(tail: TailShares | Missing) -> dict[str, Quantity]:
     return {**shares, "ttft_queue_from_waiting": waiting}
 
 
-def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
+def _what(levels: Sequence[Finished], results: dict[str, ResultQuantity]) -> str:
     step = levels[0].step
     said = [
         f"{LABELS[name]} {figure(value)} ms"
@@ -166,7 +166,7 @@ def _what(levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
     return f"{head} the TTFT has {' and '.join(said) or 'no percentile: too few requests were measured'}."
 
 
-def _how_sure(asked: Asked, levels: Sequence[Finished], results: dict[str, Quantity]) -> str:
+def _how_sure(asked: StudySettings, levels: Sequence[Finished], results: dict[str, ResultQuantity]) -> str:
     p99, extreme = results["ttft_p99_ms"], results["ttft_p99_9_ms"]
     low, high = p99.ends
     requests = f"{p99.n:,} requests"
@@ -204,7 +204,7 @@ def _blame(tail: TailShares | Missing) -> str:
     return f"{said}."
 
 
-def _results_table(results: dict[str, Quantity]) -> Table:
+def _results_table(results: dict[str, ResultQuantity]) -> ResultTable:
     titles = {"ttft_requests": "Requests", **{f"ttft_{name}_ms": f"TTFT {LABELS[name]}" for name in QUANTILES}}
     titles |= {f"ttft_{name}_ms": f"TTFT {name.capitalize()}" for name in ("mean", "min", "max")}
     reasons = [results[f"ttft_{name}_ms"].missing for name in QUANTILES]
@@ -212,7 +212,7 @@ def _results_table(results: dict[str, Quantity]) -> Table:
     return metric_table("ttft-results", "TTFT Results", titles, results, note)
 
 
-def _length_table(timed: Times) -> Table:
+def _length_table(timed: Times) -> ResultTable:
     rows: list[tuple[Cell, ...]] = []
     for low, high in itertools.pairwise(_EDGES):
         inside = timed.ttft_ms[(timed.tokens >= low) & (timed.tokens < high)]
@@ -229,7 +229,7 @@ def _length_table(timed: Times) -> Table:
     return table("ttft-by-length", "TTFT by Input Length", titles, rows, note, {"requests": None})
 
 
-def _parts_tables(parts: Parts, results: dict[str, Quantity]) -> tuple[Table, ...]:
+def _parts_tables(parts: Parts, results: dict[str, ResultQuantity]) -> tuple[ResultTable, ...]:
     covered = parts.covered
     labels = {part.name: part.label for part in TTFT_PARTS} | {NETWORK: network_label(parts, covered)}
     titles = {"mean_ms": "Mean (ms)", **{f"{name}_ms": f"{LABELS[name]} (ms)" for name in _SHOWN}}

@@ -12,21 +12,21 @@ import msgspec
 from exporter.document import BLANK, Block, Prose, without_controls
 from exporter.text import without_padding
 from methodology.compliance.statement import Compliance
-from methodology.report.content import Study, answer, heading, sections
+from methodology.report.content import StudyContent, answer, heading, sections
 from methodology.report.minimum import minimum
 from methodology.report.page import study_page
 from methodology.report.tables import as_csv, results_table, steps_table
-from methodology.study.findings import Findings
+from methodology.study.findings import StudyFindings
 from methodology.study.result import StudyResult
 from rundir.printable.text import printable_json
 
 
-def study_files(result: StudyResult, findings: Findings, compliance: Compliance) -> Iterator[tuple[str, str]]:
+def study_files(result: StudyResult, findings: StudyFindings, compliance: Compliance) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each file.
 
     report.txt, report-minimum.txt, report.html, tables/NAME.csv, and the test's documents as tables/NAME.json
     """
-    study = Study(
+    study = StudyContent(
         result=without_controls(result), findings=without_controls(findings), compliance=without_controls(compliance)
     )
     yield "report.txt", without_padding(_report(study))
@@ -39,7 +39,7 @@ def study_files(result: StudyResult, findings: Findings, compliance: Compliance)
         yield f"tables/{name}.json", f"{printable_json(text)}\n"
 
 
-def _report(study: Study) -> Iterator[Block]:
+def _report(study: StudyContent) -> Iterator[Block]:
     yield from heading(study)
     yield BLANK
     yield from answer(study)

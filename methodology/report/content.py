@@ -18,7 +18,7 @@ from methodology.compliance.requirements import Level
 from methodology.compliance.statement import Compliance
 from methodology.report.system import system_in_words, system_rows
 from methodology.report.tables import TAU, joined, number, requests_table, shown, steps_table
-from methodology.study.findings import Findings, Quantity, table
+from methodology.study.findings import ResultQuantity, StudyFindings, table
 from methodology.study.model import Parameters
 from methodology.study.result import StepRecord, StudyResult
 from rundir.printable.numbers import count_of, duration, setting
@@ -32,15 +32,15 @@ SENSITIVE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class StudyContent:
     """All that is reported, without controls."""
 
     result: StudyResult
-    findings: Findings
+    findings: StudyFindings
     compliance: Compliance
 
 
-def heading(study: Study) -> Heading:
+def heading(study: StudyContent) -> Heading:
     """Return the first lines: which study of what, when, and what it took."""
     result, origin = study.result, study.result.reproduction
     cost, version = result.cost, origin.versions.get("sidelight", "")
@@ -58,7 +58,7 @@ def heading(study: Study) -> Heading:
     return title, *map(Prose, lines)
 
 
-def answer(study: Study) -> Iterator[Block]:
+def answer(study: StudyContent) -> Iterator[Block]:
     """Yield the summary of a study: the result, how sure, what limits it, and whether the draft accepts it."""
     result = study.result
     if result.status != "complete":
@@ -78,7 +78,7 @@ def answer(study: Study) -> Iterator[Block]:
     yield Prose(study.compliance.sentence, "strong")
 
 
-def sections(study: Study) -> Iterator[Section]:
+def sections(study: StudyContent) -> Iterator[Section]:
     """Yield the draft's six sections."""
     contents = {
         ("system", "System Identification"): _system,
@@ -92,7 +92,7 @@ def sections(study: Study) -> Iterator[Section]:
         yield Section(name=name, title=f"{place}. {title}", content=tuple(content(study)))
 
 
-def _system(study: Study) -> Iterator[Block]:
+def _system(study: StudyContent) -> Iterator[Block]:
     rows = list(system_rows(study.compliance.system))
     yield from _table("System under test", ("Fact", "Value", "Known from"), [row for row in rows if row[2]])
     missed = " ".join(f"{each.reason} {each.cure}" for level in LEVELS for each in study.compliance.failing(level))
@@ -100,7 +100,7 @@ def _system(study: Study) -> Iterator[Block]:
         yield Prose(f"Neither declared nor seen, though requirements ask for them: {names}. Declare them for `--sut`.")
 
 
-def _configuration(study: Study) -> Iterator[Block]:
+def _configuration(study: StudyContent) -> Iterator[Block]:
     result, origin = study.result, study.result.reproduction
     system = system_in_words(study.compliance.system, origin)
     facts = {
@@ -140,7 +140,7 @@ def _in_words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else setting("", value)
 
 
-def _results(study: Study) -> Iterator[Block]:
+def _results(study: StudyContent) -> Iterator[Block]:
     """Yield the tables of the test, how many requests succeeded, and whether the system drifted."""
     for each in study.findings.tables:
         yield from shown(each)
@@ -156,7 +156,7 @@ def _results(study: Study) -> Iterator[Block]:
     yield Prose(f"Drift: {drift.sentence if drift else 'not measured, since no level was repeated at the end.'}")
 
 
-def _details(study: Study) -> Iterator[Block]:
+def _details(study: StudyContent) -> Iterator[Block]:
     yield from _quantities(study)
     yield BLANK
     yield from shown(steps_table(study.result.steps))
@@ -173,7 +173,7 @@ def _details(study: Study) -> Iterator[Block]:
     yield from _table("Evidence", ("Statement", "Rests on", "Value", "Step"), evidence)
 
 
-def _quantities(study: Study) -> Iterator[Block]:
+def _quantities(study: StudyContent) -> Iterator[Block]:
     """Yield every result with its interval, how these were computed, and why results are missing."""
     results = study.result.results
     methods = list(dict.fromkeys(quantity.method for quantity in results.values() if quantity.method))
@@ -203,7 +203,7 @@ def _quantities(study: Study) -> Iterator[Block]:
     yield from (Prose(f"Missing: {', '.join(names)} ({reason}).") for reason, names in missing.items())
 
 
-def _interval(quantity: Quantity) -> str:
+def _interval(quantity: ResultQuantity) -> str:
     """Return an interval in words; empty of a result that has none."""
     if quantity.ci95 is None:
         return ""
@@ -213,7 +213,7 @@ def _interval(quantity: Quantity) -> str:
     return f"{low} to {high}" if high else f"{low} or more"
 
 
-def _compliance(study: Study) -> Iterator[Block]:
+def _compliance(study: StudyContent) -> Iterator[Block]:
     """Yield the verdict, the unmet requirements with their cures, and the met ones. How the draft was read comes
     last.
     """
@@ -249,7 +249,7 @@ def _counts(compliance: Compliance) -> str:
     )
 
 
-def _reproduction(study: Study) -> Iterator[Block]:
+def _reproduction(study: StudyContent) -> Iterator[Block]:
     result, origin = study.result, study.result.reproduction
     command = shlex.join(origin.command) or f"sidelight test {result.test} --scale {result.scale} --seed {result.seed}"
     facts = {"run it again": command, "derive this report again": "sidelight report DIRECTORY", **origin.versions}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from methodology.report.content import LEVELS, Study, load_model
+from methodology.report.content import LEVELS, StudyContent, load_model
 from methodology.report.system import system_in_words
 from methodology.study.result import StudyResult
 from rundir.printable.numbers import ms
@@ -45,7 +45,7 @@ RATES = (
 DRAFT_SLO = "ttft_p99<500ms"
 
 
-def minimum(study: Study) -> str:
+def minimum(study: StudyContent) -> str:
     """Return the report; what was not measured says so."""
     result = study.result
     system = system_in_words(study.compliance.system, result.reproduction)

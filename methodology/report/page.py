@@ -14,8 +14,8 @@ from exporter.document import Section
 from exporter.html import as_page
 from exporter.html.markup import escape, page_header, section
 from exporter.html.sections import NO_SCRIPT
-from methodology.report.content import Study, answer, heading, sections
-from methodology.study.findings import Line
+from methodology.report.content import StudyContent, answer, heading, sections
+from methodology.study.findings import PlotLine
 from methodology.study.result import StepRecord
 
 STYLES = ("page.css", "study.css")
@@ -23,7 +23,7 @@ SCRIPTS = ("plot.js", "hues.js", "study.js")
 MOST_POINTS = 1000  # of a line: more are not seen as such
 
 
-def study_page(study: Study) -> str:
+def study_page(study: StudyContent) -> str:
     """Return the page: one file that connects to nothing, whose tables stand without its script."""
     plots = study.findings.plots
     data = {"plots": [msgspec.structs.asdict(plot) | {"lines": [*map(_line, plot.lines)]} for plot in plots]}
@@ -31,7 +31,7 @@ def study_page(study: Study) -> str:
     return as_page(title, _sections(study), data, styles=STYLES, scripts=SCRIPTS)
 
 
-def _sections(study: Study) -> Iterator[str]:
+def _sections(study: StudyContent) -> Iterator[str]:
     yield page_header(heading(study)) + NO_SCRIPT
     yield section(Section(name="answer", content=tuple(answer(study))))
     for each in sections(study):
@@ -46,7 +46,7 @@ def _links(steps: Sequence[StepRecord]) -> str:
     return f"<p>Reports of the single steps: {', '.join(links)}.</p>" if steps else ""
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: PlotLine) -> dict[str, Any]:
     """Return a line as JSON has it: without places that are not numbers, and thinned where points are many."""
     count = len(line.x)
     places = [

@@ -13,7 +13,7 @@ from itertools import count
 
 from exporter import document
 from exporter.document import BLANK, Block, Prose
-from methodology.study.findings import Cell, Column, Table
+from methodology.study.findings import Cell, ResultColumn, ResultTable
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
 from rundir.printable.numbers import figure
@@ -24,7 +24,7 @@ TAU = "tau: number of consecutive values that carry as much information as one i
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?")
 
 
-def as_csv(table: Table) -> str:
+def as_csv(table: ResultTable) -> str:
     """Return a table as a CSV file: numbers in full, an empty cell where missing.
 
     A text that a spreadsheet would compute begins with an apostrophe.
@@ -43,7 +43,7 @@ def _known(value: Cell) -> Cell:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def shown(content: Table) -> Iterator[Block]:
+def shown(content: ResultTable) -> Iterator[Block]:
     """Yield a table for people and its note; of a long one the first rows."""
     if content.rows:
         yield document.Table(
@@ -62,7 +62,7 @@ def shown(content: Table) -> Iterator[Block]:
         yield from (Prose(content.note, "note"), BLANK)
 
 
-def _column(column: Column, values: Sequence[Cell], place: int) -> document.Column:
+def _column(column: ResultColumn, values: Sequence[Cell], place: int) -> document.Column:
     """Return a column with a heading hardly wider than the cells below it."""
     show, is_text = partial(number, digits=column.digits), any(isinstance(value, str) for value in values)
     least = 20 if is_text or column.digits is None else 8
@@ -85,7 +85,7 @@ def number(value: Cell, digits: int | None = 3) -> str:
     return figure(value, digits)
 
 
-def results_table(result: StudyResult) -> Table:
+def results_table(result: StudyResult) -> ResultTable:
     """Return every result with its interval; its method, or why it is missing."""
     titles = {
         "result": "Result", "value": "Value", "unit": "Unit", "ci95_low": "95 % interval from", "ci95_high": "to",
@@ -99,7 +99,7 @@ def results_table(result: StudyResult) -> Table:
     return new_table("results", "Results with their 95 % intervals", titles, rows, note)
 
 
-def steps_table(steps: Sequence[StepRecord]) -> Table:
+def steps_table(steps: Sequence[StepRecord]) -> ResultTable:
     """Return the steps in order: the load asked for, the result, and the verdict."""
     titles = {
         "number": "Step", "run": "Directory", "kind": "Kind", "variant": "Variant", "load": "Load", "level": "Level",
@@ -135,7 +135,7 @@ def _range(numbers: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def requests_table(steps: Sequence[StepRecord]) -> Table:
+def requests_table(steps: Sequence[StepRecord]) -> ResultTable:
     """Return a table of the requests of each step by seed and hash."""
     titles = {"number": "Step", "seed": "Seed", "requests_sha256": "SHA-256 of the requests as sent"}
     rows = ((step.number, step.seed, step.requests_sha256 or "not known") for step in steps)

@@ -14,7 +14,7 @@ Cell = float | int | str | bool | None
 COUNTS = frozenset({"requests", "gaps", "modes"})  # units of what is counted: such numbers are whole
 
 
-class Quantity(Struct, frozen=True, kw_only=True):
+class ResultQuantity(Struct, frozen=True, kw_only=True):
     """One result: a number, how sure it is, and how it was come by."""
 
     value: Annotated[float | None, doc("The number; null where missing.", "its unit")]
@@ -62,7 +62,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
         return f" ({known[0]}, 95 %)" if known else ""
 
 
-class Column(Struct, frozen=True, kw_only=True):
+class ResultColumn(Struct, frozen=True, kw_only=True):
     """A column of a table."""
 
     name: Annotated[str, doc("Its name in the CSV file, with the unit.")]
@@ -70,17 +70,17 @@ class Column(Struct, frozen=True, kw_only=True):
     digits: Annotated[int | None, doc("Significant digits for people; null: as it is.", NO_UNIT)] = 3
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class ResultTable(Struct, frozen=True, kw_only=True):
     """A table of the report, named as the draft names it; also written as tables/NAME.csv."""
 
     name: Annotated[str, Meta(pattern="^[a-z0-9-]+$"), doc("Its file's name.")]
     title: Annotated[str, doc("Its heading.")]
-    columns: tuple[Column, ...]
+    columns: tuple[ResultColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: Annotated[str, doc("What a reader must know of it.")] = ""
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class PlotLine(Struct, frozen=True, kw_only=True):
     """A line, a set of marks or a layer of a plot."""
 
     name: str
@@ -98,12 +98,12 @@ class Plot(Struct, frozen=True, kw_only=True):
     kind: Annotated[Literal["line", "steps", "marks", "stack"], doc("How it is drawn.")]
     x_title: str
     y_title: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     log_x: bool = False
     log_y: bool = False
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class SupportingNumber(Struct, frozen=True, kw_only=True):
     """A number that a sentence of the report rests on."""
 
     claim: Annotated[str, doc("The sentence.")]
@@ -112,13 +112,13 @@ class Evidence(Struct, frozen=True, kw_only=True):
     value: Annotated[float | None, doc("The number.")]
 
 
-class Findings(Struct, frozen=True, kw_only=True):
+class StudyFindings(Struct, frozen=True, kw_only=True):
     """Findings from the steps of a study."""
 
     answer: Annotated[tuple[str, ...], doc("The result in a few sentences: what, how sure, what limits it.")]
-    results: Annotated[dict[str, Quantity], doc("Results by name.")]
-    evidence: Annotated[tuple[Evidence, ...], doc("What the sentences rest on.")] = ()
-    tables: tuple[Table, ...] = ()
+    results: Annotated[dict[str, ResultQuantity], doc("Results by name.")]
+    evidence: Annotated[tuple[SupportingNumber, ...], doc("What the sentences rest on.")] = ()
+    tables: tuple[ResultTable, ...] = ()
     plots: tuple[Plot, ...] = ()
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
     passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated, or it is unknown.")] = (
@@ -127,9 +127,9 @@ class Findings(Struct, frozen=True, kw_only=True):
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 
-def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[Evidence]:
+def evidence(claim: str, run: str, values: Mapping[str, float | None]) -> list[SupportingNumber]:
     """Return the evidence for a sentence in a run, by the names of the quantities."""
-    return [Evidence(claim=claim, quantity=name, run=run, value=value) for name, value in values.items()]
+    return [SupportingNumber(claim=claim, quantity=name, run=run, value=value) for name, value in values.items()]
 
 
 def table(
@@ -139,18 +139,18 @@ def table(
     rows: Iterable[Sequence[Cell]],
     note: str = "",
     digits: Mapping[str, int | None] | None = None,
-) -> Table:
+) -> ResultTable:
     """Return a table by the names and headings of its columns; their digits where these are not 3."""
     digits = digits or {}
-    columns = tuple(Column(name=each, title=head, digits=digits.get(each, 3)) for each, head in titles.items())
-    return Table(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)), note=note)
+    columns = tuple(ResultColumn(name=each, title=head, digits=digits.get(each, 3)) for each, head in titles.items())
+    return ResultTable(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)), note=note)
 
 
 def plot(
     name: str,
     title: str,
     axes: tuple[str, str],
-    lines: Iterable[Line],
+    lines: Iterable[PlotLine],
     *,
     kind: Literal["line", "steps", "marks", "stack"] = "line",
     **scales: bool,

@@ -18,7 +18,7 @@ from correlator.load.steady import SteadyWindow
 from correlator.statistics.intervals import QuantileInterval
 from loadgen.requests.slo.results import SloResult
 from loadgen.requests.table import RequestLog
-from methodology.study.findings import Findings
+from methodology.study.findings import StudyFindings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from rundir.printable.numbers import figure
 from scraper.series.table import EndpointSeries
@@ -71,7 +71,7 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class StudySettings(Struct, frozen=True, kw_only=True):
     """Settings of a study, as resolved; a test decides by them and by the finished steps alone."""
 
     test: str
@@ -236,8 +236,8 @@ class Procedure:
     # Its parameters by scale; an option that is null in both is not one of this test, unless it is `optional`.
     presets: Mapping[Scale, Parameters]
     of_draft: bool = True  # whether its numbers, of the scale letter, are the draft's
-    next_step: Callable[[Asked, Sequence[Finished]], Step | Done]
-    findings: Callable[[Asked, Sequence[Finished], Reader], Findings]
+    next_step: Callable[[StudySettings, Sequence[Finished]], Step | Done]
+    findings: Callable[[StudySettings, Sequence[Finished], Reader], StudyFindings]
     optional: tuple[str, ...] = ()
     # Which step its sentinel repeats; None: its first level.
     sentinel: Callable[[Sequence[Finished]], Finished | None] | None = None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec.structs import replace
 
-from methodology.study.model import Asked, Done, Finished, Procedure, Step
+from methodology.study.model import Done, Finished, Procedure, Step, StudySettings
 
 LEVEL = "level"  # of a step that results are of
 SENTINEL = "sentinel"
@@ -21,7 +21,7 @@ DRAFT_WARMED_S = 30.0  # of a step: one that is shorter would take less than the
 REPEATS = 10_000  # contents from this number on are those of repeated steps
 
 
-def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def decide(procedure: Procedure, asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Return the next step of a study.
 
     It is a pure function of what was asked and of the steps so far.
@@ -38,7 +38,7 @@ def decide(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> 
     return replace(step, warm_up="short")
 
 
-def _decided(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def _decided(procedure: Procedure, asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     last = finished[-1] if finished else None
     if last is not None and last.outcome.void and not last.again:
         if not last.step.repeat:
@@ -59,7 +59,7 @@ def _decided(procedure: Procedure, asked: Asked, finished: Sequence[Finished]) -
     return replace(first.step, kind=SENTINEL, label=f"{SENTINEL}-{first.step.label}", seed=seed, repeat=0)
 
 
-def _with_new_contents(asked: Asked, finished: Sequence[Finished], step: Step) -> Step:
+def _with_new_contents(asked: StudySettings, finished: Sequence[Finished], step: Step) -> Step:
     """Return a step without prefix cache hits from an earlier try.
 
     It sends other requests, or the cache is emptied where another step sends the same.
@@ -105,7 +105,12 @@ def of_kind(finished: Sequence[Finished], kind: str) -> list[Finished]:
 
 
 def fresh(
-    asked: Asked, finished: Sequence[Finished], label: str, load: Literal["open", "closed"], level: float, **given: Any
+    asked: StudySettings,
+    finished: Sequence[Finished],
+    label: str,
+    load: Literal["open", "closed"],
+    level: float,
+    **given: Any,
 ) -> Step:
     """Return a step, by default a level, with requests that no other step sends."""
     seed = content_seed(asked, len(finished) + 1)
@@ -125,7 +130,7 @@ def level_label(level: float, share: float | None = None) -> str:
     return text if share is None else f"{text}{_PERCENT}"
 
 
-def content_seed(asked: Asked, number: int) -> int:
+def content_seed(asked: StudySettings, number: int) -> int:
     """Return the seed of a study's `number`-th content: each differs, so that no step warms another."""
     return _seed(asked.seed, number)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from correlator.statistics import intervals
 from correlator.statistics.intervals import QuantileInterval
-from methodology.study.findings import Cell, Line, Plot, Quantity, Table, plot, table
+from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, plot, table
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import KIND_OF, QUANTILES
 from rundir.columns import Floats
@@ -26,7 +26,7 @@ LEAST_BEYOND = 10  # values beyond a percentile, from which on it is stated: the
 
 def percentile(
     interval: QuantileInterval, name: str, n: int, *, level: float = 0.95, least: int = LEAST_BEYOND
-) -> Quantity:
+) -> ResultQuantity:
     """Return a percentile of n times; of too few only the end of its interval that they know, and the sample's.
 
     least  values that must lie beyond it: 10, unless the draft asks for percentiles of fewer
@@ -36,7 +36,7 @@ def percentile(
     if n and round(beyond, 6) < least:
         needed = math.ceil(round(least / (beyond / n), 6))
         missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
-    return Quantity(
+    return ResultQuantity(
         value=None if missing else interval.estimate,
         unit="ms",
         ci95=(interval.low, interval.high),
@@ -55,7 +55,7 @@ def percentiles(
     *,
     least: int = LEAST_BEYOND,
     of_itself: bool = False,
-) -> dict[str, Quantity]:
+) -> dict[str, ResultQuantity]:
     """Return percentiles of times [n] in order, NaN left out, by result name: of `of`, with {} for the percentile."""
     values = values[np.isfinite(values)]
     estimates = intervals.quantiles(values, [QUANTILES[name] for name in names], of_itself=of_itself)
@@ -65,13 +65,15 @@ def percentiles(
     }
 
 
-def mean(values: Floats, *, unit: str = "ms") -> Quantity:
+def mean(values: Floats, *, unit: str = "ms") -> ResultQuantity:
     """Return the mean of values [n] in order, those that are not finite left out."""
     values = values[np.isfinite(values)]
     if not len(values):
-        return Quantity(value=None, unit=unit, n=0, missing="there is no value")
+        return ResultQuantity(value=None, unit=unit, n=0, missing="there is no value")
     middle, low, high = intervals.mean(values)
-    return Quantity(value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values")
+    return ResultQuantity(
+        value=middle, unit=unit, ci95=(low, high), n=len(values), method="Student's t, n / tau values"
+    )
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -90,12 +92,12 @@ def latency(outcome: Outcome, metric: str, name: str) -> QuantileInterval:
     return outcome.percentiles.get(f"{metric}_ms", {}).get(name, UNKNOWN)
 
 
-def latency_result(outcome: Outcome, metric: str, name: str) -> Quantity:
+def latency_result(outcome: Outcome, metric: str, name: str) -> ResultQuantity:
     """Return a latency percentile as a result; of a time that is missing or cannot be trusted, why."""
     interval = latency(outcome, metric, name)
     if interval.estimate is None:
         reason = outcome.doubts.get(KIND_OF.get(metric, "load"), "no request has it")
-        return Quantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
+        return ResultQuantity(value=None, unit="ms", ci95=(None, None), missing=reason.rstrip("."))
     window_s = outcome.window.duration_s if outcome.window else 0
     of = percentile(interval, name, round((outcome.realised_per_s or 0) * window_s))
     median_ms, (low, high) = latency(outcome, metric, "p50").estimate, of.ends
@@ -103,7 +105,7 @@ def latency_result(outcome: Outcome, metric: str, name: str) -> Quantity:
     return replace(of, ci95=(None, high)) if is_empty and name != "p50" else of  # a bound that the median exceeds
 
 
-def reported_times(each: Finished | None, of: str = "", missing: str = "no level counts") -> dict[str, Quantity]:
+def reported_times(each: Finished | None, of: str = "", missing: str = "no level counts") -> dict[str, ResultQuantity]:
     """Return a step's TTFT and TPOT for the minimum report, with its load and number.
 
     of  which of the levels that is, in words
@@ -115,10 +117,10 @@ def reported_times(each: Finished | None, of: str = "", missing: str = "no level
     return {key: replace(latency_result(each.outcome, *time), at=at) for key, time in keys.items()}
 
 
-def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> Line:
+def latency_line(steps: Sequence[Finished], x: Sequence[float], metric: str, name: str) -> PlotLine:
     """Return a percentile of several steps, with its intervals, over x."""
     known = [latency(each.outcome, metric, name) for each in steps]
-    return Line(
+    return PlotLine(
         name=LABELS[name],
         x=tuple(x),
         y=tuple(each.estimate for each in known),
@@ -135,32 +137,32 @@ def number(
     n: int | None = None,
     missing: str = "",
     method: str = "",
-) -> Quantity:
+) -> ResultQuantity:
     """Return a result; `missing` where it is None or not finite."""
     if value is None or not np.isfinite(value):
-        return Quantity(value=None, unit=unit, n=n, missing=missing or "not known")
-    return Quantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
+        return ResultQuantity(value=None, unit=unit, n=n, missing=missing or "not known")
+    return ResultQuantity(value=float(value), unit=unit, ci95=ci95, n=n, method=method)
 
 
-def unknown(reason: str, unit: str, *names: str) -> dict[str, Quantity]:
+def unknown(reason: str, unit: str, *names: str) -> dict[str, ResultQuantity]:
     """Return missing results by their names."""
     return dict.fromkeys(names, number(None, unit, missing=reason))
 
 
-def served_tokens(outcome: Outcome, at: str = "") -> Quantity:
+def served_tokens(outcome: Outcome, at: str = "") -> ResultQuantity:
     """Return the output tokens/s of a step's window."""
     ci95 = outcome.output_tokens_ci95
     return replace(number(outcome.output_tokens_per_s, "tokens/s", ci95=ci95, method="batch means"), at=at)
 
 
-def scaled(quantity: Quantity, factor: float, unit: str) -> Quantity:
+def scaled(quantity: ResultQuantity, factor: float, unit: str) -> ResultQuantity:
     """Return a result, and its interval, in another unit."""
     low, high = (None if end is None else factor * end for end in quantity.ends)
     value = None if quantity.value is None else factor * quantity.value
     return replace(quantity, value=value, unit=unit, ci95=(low, high) if quantity.ci95 else None)
 
 
-def in_percent(share: Quantity) -> str:
+def in_percent(share: ResultQuantity) -> str:
     """Return a share in percent with its interval, or only its bounds if unknown."""
     percent = scaled(share, 100, "%")
     if percent.value is not None:
@@ -175,27 +177,27 @@ def slug(name: str, otherwise: str) -> str:
 
 
 def metric_table(
-    name: str, title: str, titles: Mapping[str, str], results: Mapping[str, Quantity], note: str = ""
-) -> Table:
+    name: str, title: str, titles: Mapping[str, str], results: Mapping[str, ResultQuantity], note: str = ""
+) -> ResultTable:
     """Return a table with one row for each existing result. `titles` are the headings by the results' names."""
     heads = {"metric": "Metric", "value": "Value", "unit": "", "ci95_low": "95 % from", "ci95_high": "to"}
     rows = [(head, (of := results[key]).shown, of.unit, *of.ends) for key, head in titles.items() if key in results]
     return table(name, title, heads, rows, note)
 
 
-def cells(quantities: Mapping[str, Quantity], *names: str) -> tuple[Cell, ...]:
+def cells(quantities: Mapping[str, ResultQuantity], *names: str) -> tuple[Cell, ...]:
     """Return the values of results, None for one that is not there."""
     return tuple(quantities[name].shown if name in quantities else None for name in names)
 
 
-def cumulative(name: str, values: Floats) -> Line:
+def cumulative(name: str, values: Floats) -> PlotLine:
     """Return the cumulative distribution of values as a line, in at most 250 points."""
     known = np.sort(values[np.isfinite(values)])
     last = max(0, len(known) - 1)
     # Evenly, and in the tail the closer the nearer to its end.
     places = [*np.linspace(0, last, _POINTS), *(last - np.geomspace(1, 0.1 * last + 1, _POINTS // 4) + 1)]
     at = np.unique(np.clip(places, 0, last).astype(np.int64))
-    return Line(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
+    return PlotLine(name=name, x=tuple(known[at].tolist()), y=tuple(((at + 1) / len(known)).tolist()))
 
 
 def grid(
@@ -203,9 +205,9 @@ def grid(
     title: str,
     rows: Mapping[str, str],
     columns: Mapping[str, str],
-    results: Mapping[str, Quantity],
+    results: Mapping[str, ResultQuantity],
     note: str = "",
-) -> Table:
+) -> ResultTable:
     """Return results as a table: of the row `suffix: title` and the column `key: title` that of the name key_suffix.
 
     The first of the columns is the rows' own.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from correlator.load.stability import Verdict
 from correlator.load.steady import SteadyWindow
 from exporter.summary.result import DIALECT
-from methodology.study.findings import Evidence, Quantity
+from methodology.study.findings import ResultQuantity, SupportingNumber
 from methodology.study.model import Kind, Limit, Parameters, Scale
 from rundir.fields import NO_UNIT, Amount, Count, doc
 
@@ -48,7 +48,7 @@ class Drift(Struct, frozen=True, kw_only=True):
 
     verdict: Annotated[Literal["none", "drifted", "unknown"], doc("Whether it did.")]
     sentence: Annotated[str, doc("The same in words, with the numbers.")]
-    results: Annotated[dict[str, Quantity], doc("Ratio of the last to the first, by metric.")] = {}
+    results: Annotated[dict[str, ResultQuantity], doc("Ratio of the last to the first, by metric.")] = {}
 
 
 class Cost(Struct, frozen=True, kw_only=True):
@@ -97,8 +97,8 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, doc("Its seed.", NO_UNIT)]
     steps: Annotated[list[StepRecord], doc("Its steps, in order.")]
     answer: Annotated[list[str], doc("The result in a few sentences.")]
-    results: Annotated[dict[str, Quantity], doc("Results by name.")]
-    evidence: Annotated[list[Evidence], doc("What the sentences rest on.")]
+    results: Annotated[dict[str, ResultQuantity], doc("Results by name.")]
+    evidence: Annotated[list[SupportingNumber], doc("What the sentences rest on.")]
     drift: Annotated[Drift | None, doc("Whether the system drifted; null without a sentinel.")]
     cost: Annotated[Cost, doc("What the study took.")]
     notes: Annotated[list[str], doc("How the draft was read where it is open, and deviations.")]

@@ -15,7 +15,7 @@ from methodology.study.outcome import KIND_OF, trusted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class ComparedMetric:
     """A number of each run that is compared; `kind` is what of the load generator it rests on, beside the load."""
 
     name: str
@@ -27,7 +27,7 @@ class Metric:
 
 _TIMES = {"ttft_ms": (50, 90, 99), "tpot_ms": (50, 99), "e2e_ms": (50, 99)}
 TIMES = tuple(
-    Metric(
+    ComparedMetric(
         name=f"{time[:-3]}_p{percent}_ms",
         title=f"{time[:-3].upper()} P{percent}",
         unit="ms",
@@ -37,14 +37,16 @@ TIMES = tuple(
     for percent in percents
 )
 RATES = (
-    Metric(name="output_tokens_per_s", title="Output tokens/s", unit="tokens/s", lower_is_better=False),
-    Metric(name="completed_requests_per_s", title="Completed requests/s", unit="requests/s", lower_is_better=False),
+    ComparedMetric(name="output_tokens_per_s", title="Output tokens/s", unit="tokens/s", lower_is_better=False),
+    ComparedMetric(
+        name="completed_requests_per_s", title="Completed requests/s", unit="requests/s", lower_is_better=False
+    ),
 )
 FAMILY = (*TIMES, *RATES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class RunSample:
     """Sample of a run: a value a metric, the mean of each part of its TTFT, and its success rate; NaN where unknown.
 
     A request that failed took for ever: a percentile that falls on one is infinite. `error_ms`: as of StepData.
@@ -57,7 +59,7 @@ class Sample:
     error_ms: Mapping[Kind, float] = field(default_factory=dict)
 
 
-def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> Sample:
+def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> RunSample:
     """Return the sample of one run, without the times that rest on doubted data."""
     outcome, requests = finished.outcome, request_metrics(data.requests)
     ok = data.requests.status == "ok"
@@ -74,7 +76,7 @@ def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> Samp
             values[f"{name.removesuffix('_ms')}_p{percent}_ms"] = value
     covered = data.parts.covered
     means_ms = {part.name: 1e3 * np.nan_to_num(part.of(data.parts)[covered]) for part in TTFT_PARTS}
-    return Sample(
+    return RunSample(
         finished=finished,
         metrics=values,
         parts_ms={name: float(values_ms.mean()) for name, values_ms in means_ms.items()} if covered.any() else {},

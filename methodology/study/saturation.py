@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from methodology.study.model import Asked, Done, Finished, Limit, Outcome, Step
+from methodology.study.model import Done, Finished, Limit, Outcome, Step, StudySettings
 from methodology.study.planning import SENTINEL, counting, fresh, level_label, of_kind, valid
 from rundir.columns import Floats
 from rundir.printable.numbers import count_of
@@ -62,7 +62,7 @@ def load_of(each: Finished, capacity: Capacity) -> float:
     return outcome.realised_per_s or each.step.level
 
 
-def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Done:
+def capacity(asked: StudySettings, finished: Sequence[Finished]) -> Capacity | Step | Done:
     """Return the stated capacity, else that of a saturated closed loop, else the next step.
 
     Concurrency doubles until requests wait in 95 % of the scrapes, or a doubling gains under 3 %. No later step moves
@@ -84,7 +84,7 @@ def capacity(asked: Asked, finished: Sequence[Finished]) -> Capacity | Step | Do
     return known
 
 
-def capacity_shown(asked: Asked, finished: Sequence[Finished]) -> Capacity | None:
+def capacity_shown(asked: StudySettings, finished: Sequence[Finished]) -> Capacity | None:
     """Return the capacity that a study shows in the end, as its result has it; None where it shows none.
 
     Its levels are shares of what its first steps showed; later ones that were saturated, too, are in this.
@@ -95,7 +95,7 @@ def capacity_shown(asked: Asked, finished: Sequence[Finished]) -> Capacity | Non
     return known if asked.parameters.capacity else measured_capacity(valid(finished))
 
 
-def saturation(asked: Asked, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:
+def saturation(asked: StudySettings, finished: Sequence[Finished], *, confirm: bool) -> Step | Done | None:
     """Return the next closed loop towards saturation, None if it is reached or unreachable.
 
     confirm  a step that saturates is not enough: a doubling must have gained nothing
@@ -129,7 +129,7 @@ def _is_full(outcome: Outcome) -> bool:
     return outcome.queued_ratio is not None and outcome.queued_ratio >= ALWAYS
 
 
-def _closed(asked: Asked, finished: Sequence[Finished], level: int) -> Step:
+def _closed(asked: StudySettings, finished: Sequence[Finished], level: int) -> Step:
     duration_s = asked.parameters.duration or DEFAULT_S
     return fresh(asked, finished, f"closed-{level_label(level)}", "closed", level, kind=SATURATE, duration=duration_s)
 
@@ -145,7 +145,7 @@ class Saturated:
     step: Step
 
 
-def saturated(asked: Asked, finished: Sequence[Finished]) -> Saturated | Step | Done:
+def saturated(asked: StudySettings, finished: Sequence[Finished]) -> Saturated | Step | Done:
     """Return the first configuration's throughput when it is full, or the next step.
 
     Its throughput is what others are compared with: it is measured where the capacity is stated, too.

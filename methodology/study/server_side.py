@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from correlator.load.steady import SteadyWindow
-from correlator.statistics.server_load import Samples, Sources, gauge_samples, leading_endpoints
+from correlator.statistics.server_load import EngineSamples, Sources, gauge_samples, leading_endpoints
 from loadgen.requests.table import RequestLog
 from methodology.study.model import Limit, Step, StepData
 from rundir.columns import Bools, Floats
@@ -71,7 +71,7 @@ def server_side(
     )
 
 
-def _within(samples: Samples, window: SteadyWindow) -> Floats:
+def _within(samples: EngineSamples, window: SteadyWindow) -> Floats:
     """Return the known amounts inside the window."""
     inside = (samples.at_ns >= window.start_ns) & (samples.at_ns <= window.end_ns) & np.isfinite(samples.amount)
     return samples.amount[inside]

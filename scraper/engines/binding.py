@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from scraper.engines.catalogue import Entry, Kind, Labels, Names, Quantity
+from scraper.engines.catalogue import CatalogueQuantity, Entry, Kind, Labels, Names
 from scraper.exposition import HistogramColumns, Series, histograms
 
 Item = TypeVar("Item")
@@ -27,7 +27,7 @@ class CanonicalSource:
     - A counter without columns is one that the engine creates with its first increment: it has counted nothing yet.
     """
 
-    quantity: Quantity
+    quantity: CatalogueQuantity
     metric: str
     columns: tuple[int, ...] = ()
     histograms: tuple[HistogramColumns, ...] = ()
@@ -54,7 +54,7 @@ class PageNames:
             self.exposed.setdefault(family, group.family)
             self.groups.setdefault(family, []).append(group)
 
-    def find(self, entry: Entry, quantity: Quantity) -> CanonicalSource | None:
+    def find(self, entry: Entry, quantity: CatalogueQuantity) -> CanonicalSource | None:
         """Return the source of a quantity on this page by an entry, None if incomplete."""
         if entry.beside and entry.beside not in self.exposed:
             return None

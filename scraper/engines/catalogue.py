@@ -65,7 +65,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class CatalogueQuantity:
     """One canonical quantity of one engine: `metrics` are the ways to it in the order in which they are tried.
 
     `observed` is the moment at which the engine records a value, `across` how label sets and endpoints combine.
@@ -128,7 +128,7 @@ class SpanTime(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in (*self.begin, self.end, self.after, self.until) if name)
 
 
-class Spans(msgspec.Struct, frozen=True, kw_only=True):
+class EngineSpanRules(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's spans of requests: any of `match` is the request's span, `times` are tried in their order.
 
     `request_id` is the attribute with the engine's id; `ids` are the forms it takes of the client's ids: {response} is
@@ -156,7 +156,7 @@ def _steps(form: str) -> re.Pattern[str]:
     return re.compile("".join(parts.get(text, re.escape(text)) for text in re.split(r"(\{\w+\})", form)))
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's options that bound its running requests and its KV cache's memory."""
 
     running: str = ""
@@ -175,7 +175,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     totals: tuple[str, ...] = ()
-    quantities: dict[str, Quantity]
+    quantities: dict[str, CatalogueQuantity]
 
     def normalised(self, name: str) -> str:
         """Return an exposed name with the server's own prefix in place of an alias."""
@@ -208,12 +208,12 @@ class Catalogue(Names, frozen=True, kw_only=True):
     seen: Seen
     seen_as: str
     enable: str
-    limits: Limits = Limits()
+    limits: EngineLimits = EngineLimits()
     notes: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     end_tokens: dict[Tokens, str] = {}
     timing: tuple[Timing, ...]
-    spans: Spans | None = None
+    spans: EngineSpanRules | None = None
     frontend: bool = False
 
     def ways(self, version: str | None) -> tuple[Timing, ...]:
@@ -287,7 +287,7 @@ def read_yaml(
     # libyaml's loader takes a millisecond a file, the one in Python ten.
     table: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
     table["quantities"] = {
-        name: Quantity(
+        name: CatalogueQuantity(
             name=name, **{**common.get(name, {}), **fields, "metrics": tuple(map(_entry, fields.get("metrics", ())))}
         )
         for name, fields in table["quantities"].items()

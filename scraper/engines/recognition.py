@@ -9,9 +9,9 @@ from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource, PageNames
 from scraper.engines.catalogue import (
     Catalogue,
+    CatalogueQuantity,
+    EngineLimits,
     Entry,
-    Limits,
-    Quantity,
     catalogue,
     engine_names,
     metrics_paths,
@@ -24,10 +24,10 @@ __all__ = [
     "QUANTITIES",
     "CanonicalSource",
     "Catalogue",
-    "Engine",
+    "CatalogueQuantity",
+    "EngineLimits",
     "Entry",
-    "Limits",
-    "Quantity",
+    "RecognisedEngine",
     "canonical",
     "catalogue",
     "detect",
@@ -61,7 +61,7 @@ QUANTITIES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class RecognisedEngine:
     """An engine that a page was recognised as; `version` only where something states it."""
 
     name: str
@@ -69,7 +69,7 @@ class Engine:
     detected_by: str
 
 
-def detect(series: Iterable[Series]) -> Engine | None:
+def detect(series: Iterable[Series]) -> RecognisedEngine | None:
     """Return the engine of a page, by a canonical metric of its own, else None.
 
     - Its name's prefix alone would not do: an engine's sidecars use it too.
@@ -84,7 +84,7 @@ def detect(series: Iterable[Series]) -> Engine | None:
         if metric is not None:
             page = identifying[known.normalised(metric)]
             by = f"metric {metric} ({page})" if page else f"metric {metric}"
-            return Engine(name=engine, version=_version(shown, known), detected_by=by)
+            return RecognisedEngine(name=engine, version=_version(shown, known), detected_by=by)
     return None
 
 
@@ -98,7 +98,9 @@ def canonical(series: tuple[Series, ...], engine: str) -> dict[str, CanonicalSou
     return {name: _source(known.quantities[name], page) for name in QUANTITIES}
 
 
-def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSource | Missing]]]) -> Engine | None:
+def leading_engine(
+    recognised: Iterable[tuple[RecognisedEngine, Mapping[str, CanonicalSource | Missing]]],
+) -> RecognisedEngine | None:
     """Return the engine of a run, by its pages' engines and their `QUANTITIES`.
 
     It is the first that shows queue times, else the first that shows how many requests wait, else the first. A frontend
@@ -112,7 +114,7 @@ def leading_engine(recognised: Iterable[tuple[Engine, Mapping[str, CanonicalSour
     return pages[0][0] if pages else None
 
 
-def _source(quantity: Quantity, page: PageNames) -> CanonicalSource | Missing:
+def _source(quantity: CatalogueQuantity, page: PageNames) -> CanonicalSource | Missing:
     for entry in quantity.metrics:
         source = page.find(entry, quantity)
         if source is not None:

@@ -58,7 +58,7 @@ class FirstOutput(msgspec.Struct, frozen=True, kw_only=True):
             return None
 
 
-class Spans(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySpanRules(msgspec.Struct, frozen=True, kw_only=True):
     """Conditions for a gateway's own spans and for its calls of the next server.
 
     Its own are those `serving` the request. They are for gateways that kinds and attributes do not show by convention.
@@ -124,7 +124,7 @@ class SeenBy(msgspec.Struct, frozen=True, kw_only=True):
     settings: Seen
 
 
-class Recent(msgspec.Struct, frozen=True, kw_only=True):
+class RecentMean(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of `recent_queue_time`: an exponential mean over `requests` requests.
 
     It is rounded up to a multiple of `step_s`.
@@ -134,7 +134,7 @@ class Recent(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
 
 
-class Gateway(Names, frozen=True, kw_only=True):
+class GatewayEntry(Names, frozen=True, kw_only=True):
     """The catalogue entry of one gateway.
 
     - `order`: a page or a span is tried for gateways of a lower one first.
@@ -151,7 +151,7 @@ class Gateway(Names, frozen=True, kw_only=True):
     generic: bool = False
     signs: tuple[str, ...] = ()
     rounded: float = 0.0
-    recent: Recent | None = None
+    recent: RecentMean | None = None
     seen: SeenBy
     versions: str
     pages: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ class Gateway(Names, frozen=True, kw_only=True):
     switches: Switches = Switches()
     not_ttft: tuple[NotTtft, ...] = ()
     absent: str = "its page does not tell"
-    spans: Spans | None = None
+    spans: GatewaySpanRules | None = None
     spans_note: str = ""
 
 
@@ -184,9 +184,9 @@ def gateway_names() -> tuple[str, ...]:
 
 
 @cache
-def gateway(name: str) -> Gateway:
+def gateway(name: str) -> GatewayEntry:
     """Return the catalogue entry of a gateway, from its YAML."""
-    return read_yaml("scraper.gateways", name, Gateway, QUANTITIES)
+    return read_yaml("scraper.gateways", name, GatewayEntry, QUANTITIES)
 
 
 def can_state_more(name: str | None) -> bool:
@@ -235,7 +235,7 @@ def canonical(series: tuple[Series, ...], name: str) -> dict[str, CanonicalSourc
     return {quantity: _source(known, page, quantity) for quantity in QUANTITIES}
 
 
-def _source(known: Gateway, page: PageNames, name: str) -> CanonicalSource | Missing:
+def _source(known: GatewayEntry, page: PageNames, name: str) -> CanonicalSource | Missing:
     quantity = known.quantities.get(name)
     if quantity is None:
         return Missing(known.absent)

@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class PowerSample:
     """Means over the `elapsed_s` before it. `power_w` by part: gpu, cpu, dram, ane, or package where no part is known.
 
     `gpu_busy_ratio` is NaN where unknown.
@@ -51,7 +51,7 @@ def split_plists(data: bytes) -> tuple[list[bytes], bytes]:
     return [(part + _END).lstrip(b"\0\r\n\t ") for part in whole], rest
 
 
-def parse_plist(document: bytes) -> Sample:
+def parse_plist(document: bytes) -> PowerSample:
     """Read one plist. Raises ValueError when it is none, or does not tell its interval."""
     try:
         root = _dictionary(plistlib.loads(document))
@@ -70,7 +70,7 @@ def parse_plist(document: bytes) -> Sample:
         for part in ("gpu", "cpu", "dram", "ane")
     }
     package_w = _first(_number(processor.get("combined_power")) / 1e3, _number(processor.get("package_watts")))
-    return Sample(
+    return PowerSample(
         elapsed_s=elapsed_s,
         power_w=_parts(watts, package_w),
         gpu_busy_ratio=1 - _number(gpu.get("idle_ratio")),
@@ -127,7 +127,7 @@ class Powermetrics:
             if pipe is not None:
                 pipe.close()
 
-    def _records(self, sample: Sample, at_ns: int) -> Iterable[HardwareRecord]:
+    def _records(self, sample: PowerSample, at_ns: int) -> Iterable[HardwareRecord]:
         for part, power_w in sample.power_w.items():
             self._energy_j[part] = self._energy_j.get(part, 0.0) + power_w * sample.elapsed_s
             yield HardwareRecord(

@@ -30,7 +30,7 @@ from scraper.hardware.records import (
 Append = Callable[[HardwareLogRecord], object]
 
 
-class Source(Protocol):
+class HardwareSource(Protocol):
     """Something that can be asked for readings, from one thread at a time.
 
     `read` raises SourceLostError when it has nothing to say any more. One that `paces_itself` waits in `read` until
@@ -44,14 +44,14 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def open_sources() -> tuple[tuple[Source, ...], dict[str, Missing]]:
+def open_sources() -> tuple[tuple[HardwareSource, ...], dict[str, Missing]]:
     """Open this machine's sources, and return them with the reasons of absent ones.
 
     The reasons are by source. `sample` closes what is opened.
 
     May take a second where a driver has to be started: call it in a thread.
     """
-    opened: dict[str, Source | Missing] = {
+    opened: dict[str, HardwareSource | Missing] = {
         "nvml": open_nvml(),
         "rapl": open_rapl(),
         "powermetrics": open_powermetrics(),
@@ -87,7 +87,7 @@ async def record(
 
 
 async def sample(
-    sources: Sequence[Source],
+    sources: Sequence[HardwareSource],
     append: Append,
     *,
     clock_offset_ns: int,
@@ -114,7 +114,7 @@ async def sample(
 
 
 async def _sample(
-    source: Source, append: Append, clock_offset_ns: int, stopping: asyncio.Event, interval_ns: int
+    source: HardwareSource, append: Append, clock_offset_ns: int, stopping: asyncio.Event, interval_ns: int
 ) -> None:
     due_ns = 0
     while True:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rundir.columns import Bools, Floats, Indices
 from scraper.quantiles.intervals import Rows, segments
-from scraper.quantiles.prior import Prior, prior
+from scraper.quantiles.prior import BucketPrior, prior
 
 ROUNDS = 5
 BOUND_ROUNDS = 8
@@ -74,7 +74,7 @@ def fit_rows(rows: Rows) -> Fit:
     )
     held = np.flatnonzero(totals.any(axis=0))
     lower, upper, counts, totals = rows.lower[held], rows.upper[held], rows.counts[:, held], totals[:, held]
-    guess = Prior(**{name: getattr(guess, name)[:, held] for name in Prior.__slots__})
+    guess = BucketPrior(**{name: getattr(guess, name)[:, held] for name in BucketPrior.__slots__})
     stack = _stacked(counts, rows.sums, first, sizes)
     mean, variance, error = _regress(stack, lower, upper, totals > 0, guess)
     shares = _shares(lower, upper, counts, rows.sums, mean[segment], variance[segment])
@@ -131,7 +131,9 @@ def _stacked(counts: Floats, sums: Floats, first: Indices, sizes: Indices) -> _S
     return _Stack(counts=counts, sums=sums, effect=effect)
 
 
-def _regress(rows: _Stack, lower: Floats, upper: Floats, held: Bools, guess: Prior) -> tuple[Floats, Floats, Floats]:
+def _regress(
+    rows: _Stack, lower: Floats, upper: Floats, held: Bools, guess: BucketPrior
+) -> tuple[Floats, Floats, Floats]:
     """Estimate bucket means from sums and variances from squared errors, in turns: [S, J] each.
 
     Both are regressed on counts.

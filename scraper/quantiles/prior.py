@@ -17,7 +17,7 @@ NARROWEST = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prior:
+class BucketPrior:
     """A first estimate of the mean, variance and width of each bucket.
 
     Also of the standard deviation of the mean; all for each segment and bucket, [S, B].
@@ -32,7 +32,7 @@ class Prior:
     blank: Bools
 
 
-def prior(lower: Floats, upper: Floats, counts: Floats, known: Floats, sums: Floats) -> Prior:
+def prior(lower: Floats, upper: Floats, counts: Floats, known: Floats, sums: Floats) -> BucketPrior:
     """Return a first estimate of each bucket's mean, variance and width.
 
     From counts[S, B] of whole segments, and known[S, B], sums[S] of their rows with a known sum.
@@ -60,7 +60,7 @@ def prior(lower: Floats, upper: Floats, counts: Floats, known: Floats, sums: Flo
             variance[segment, bucket] = excess * excess
             width[segment, bucket] = excess
             spread[segment, bucket] = OPEN_SPREAD * excess
-    return Prior(mean=mean, variance=variance, width=width, spread=spread, blank=blank)
+    return BucketPrior(mean=mean, variance=variance, width=width, spread=spread, blank=blank)
 
 
 def _closed(lower: Floats, upper: Floats, counts: Floats) -> tuple[Floats, Floats, Floats]:

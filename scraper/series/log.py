@@ -72,7 +72,7 @@ _series_decoder = msgspec.msgpack.Decoder(tuple[Series, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ScrapeRow:
     """One page read back: `values` (float64[N]) belong to `series`; rows of one layout share that tuple.
 
     `changed`: some value, or the layout, differs from the target's page before. `is_cut`: the page had more series,
@@ -193,7 +193,7 @@ class SeriesLimit:
         self._taken: set[int] = set()  # by hash: the labels themselves take ten times as much
         self._last: dict[str, tuple[Series, ...]] = {}
 
-    def take(self, url: str, series: tuple[Series, ...]) -> _Layout:
+    def take(self, url: str, series: tuple[Series, ...]) -> _LoggedLayout:
         """Return the layout of a page of these series: with all of them, or with those that are taken."""
         keys = [hash((url, item.name, item.labels)) for item in series]
         places = []
@@ -204,15 +204,15 @@ class SeriesLimit:
                 self._taken.add(key)
             places.append(place)
         if len(places) == len(series):
-            return _Layout(url, series, len(series), None)
+            return _LoggedLayout(url, series, len(series), None)
         taken = tuple(series[place] for place in places)
         if taken == self._last.get(url):
             taken = self._last[url]  # rows of one layout share it
         self._last[url] = taken
-        return _Layout(url, taken, len(series), np.array(places, np.intp))
+        return _LoggedLayout(url, taken, len(series), np.array(places, np.intp))
 
 
-class _Layout(msgspec.Struct, frozen=True, eq=False, gc=False):
+class _LoggedLayout(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The series of pages: `size` of them, of which those at `places` are kept; None: all."""
 
     url: str
@@ -226,12 +226,12 @@ class LogReader:
 
     def __init__(self, limit: SeriesLimit | None = None) -> None:
         self._limit = limit or SeriesLimit()
-        self._layouts: dict[int, _Layout] = {}
+        self._layouts: dict[int, _LoggedLayout] = {}
         self._last: dict[str, tuple[int, Floats]] = {}
         self._lost: set[str] = set()  # targets whose last row is not known
         self._series: dict[str, dict[Series, Series]] = {}  # of each target's last layouts
 
-    def take(self, payload: bytes) -> Row | FailureRecord | None:
+    def take(self, payload: bytes) -> ScrapeRow | FailureRecord | None:
         """Return the record of one payload; None for a layout, which the rows after it use, and for a GAP. A row that
         builds on one that is lost is a failed scrape.
 
@@ -269,7 +269,7 @@ class LogReader:
             before = _with_delta(before, record.delta)
         changed = changed or (record.delta != b"" if not record.whole else before.tobytes() != values.tobytes())
         self._last[url] = record.layout, before
-        return Row(
+        return ScrapeRow(
             url=url,
             tick_ns=record.tick_ns,
             request_ns=record.request_ns,
@@ -291,7 +291,7 @@ class LogReader:
         return shared
 
 
-def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:
+def read_log(path: str | os.PathLike[str]) -> Iterator[ScrapeRow | FailureRecord]:
     """Yield the scrapes of a log up to its end or its tear. Raises msgspec.DecodeError as `LogReader.take` does."""
     reader = LogReader()
     for payload in read_frames(path, gaps=True):
@@ -300,7 +300,7 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[Row | FailureRecord]:
             yield scrape
 
 
-def rows(scrapes: Iterable[Scrape]) -> Iterator[Row | FailureRecord]:
+def rows(scrapes: Iterable[Scrape]) -> Iterator[ScrapeRow | FailureRecord]:
     """Return scrapes as a log of them would give them back."""
     encoder, reader = Encoder(), LogReader()
     for scrape in scrapes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rundir.columns import Bools, Floats, Indices, Ints
 from scraper.exposition import Series, bound, without_le
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 
 Float64 = Floats  # as the exporter calls them
 Int64 = Ints
@@ -56,17 +56,17 @@ class SeriesTable:
     def __init__(self, url: str, *, keep_ns: int | None = None) -> None:
         self._url = url
         self._keep_ns = keep_ns
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_RowBlock] = []
         self._failures: list[tuple[int, str]] = []
         self._is_cut = False
 
-    def append(self, scrape: Row | FailureRecord) -> None:
+    def append(self, scrape: ScrapeRow | FailureRecord) -> None:
         """Add one scrape, in the order of the log."""
         if isinstance(scrape, FailureRecord):
             self._failures.append((scrape.request_ns, scrape.error))
         else:
             if not self._chunks or self._chunks[-1].full or self._chunks[-1].series is not scrape.series:
-                self._chunks.append(_Chunk(scrape.series))
+                self._chunks.append(_RowBlock(scrape.series))
             self._chunks[-1].append(scrape)
             self._is_cut = self._is_cut or scrape.is_cut
         if self._keep_ns is not None:
@@ -133,7 +133,7 @@ class SeriesTable:
         del self._failures[:old]
 
 
-class _Chunk:
+class _RowBlock:
     """Up to 64 rows of one layout, room for which is made as they come: an engine that starts again and again has few
     of each.
     """
@@ -148,7 +148,7 @@ class _Chunk:
     def full(self) -> bool:
         return len(self.response_ns) == _CHUNK_ROWS
 
-    def append(self, row: Row) -> None:
+    def append(self, row: ScrapeRow) -> None:
         if len(self.response_ns) == len(self.values):
             self.values = np.concatenate((self.values, np.empty_like(self.values)))
         self.values[len(self.response_ns)] = row.values
@@ -158,7 +158,7 @@ class _Chunk:
         self.changed.append(row.changed)
 
 
-def build(scrapes: Iterable[Row | FailureRecord]) -> tuple[EndpointSeries, ...]:
+def build(scrapes: Iterable[ScrapeRow | FailureRecord]) -> tuple[EndpointSeries, ...]:
     """Return scrapes as one `EndpointSeries` a URL, in order of the URLs' first appearance.
 
     An endpoint whose scrapes all failed has T = 0 and its failures.

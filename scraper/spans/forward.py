@@ -82,7 +82,7 @@ async def again_while_away(
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-class Wire:
+class CollectorConnection:
     """Connection to a collector; an async context manager that owns it.
 
     `url`: grpc://HOST:PORT and grpcs:// speak gRPC, as http(s)://HOST:4317 does (what engines call their endpoint);

@@ -14,7 +14,7 @@ from typing import Self
 
 from rundir.access import Access, masked
 from rundir.framing import inflate
-from scraper.spans.forward import Rejected, Unavailable, Wire
+from scraper.spans.forward import CollectorConnection, Rejected, Unavailable
 from scraper.spans.log import BODY_BYTES, ForwardQueue
 from scraper.spans.spec import SIGNALS, TRACES
 
@@ -36,7 +36,7 @@ class Forwarder:
         self.sent: Counter[str] = Counter()  # exports by signal
         self.dropped: Counter[str] = Counter()
         self._url, self._say, self._most_bytes = url, say, queue_bytes
-        self._wire = Wire(url, access)
+        self._wire = CollectorConnection(url, access)
         self._queues: dict[str, asyncio.Queue[bytes]] = {signal: asyncio.Queue() for signal in SIGNALS}
         self._exports: Counter[str] = Counter()  # those that wait, and the one of each signal that is on its way
         self._sizes: Counter[str] = Counter()  # bytes of them

@@ -25,7 +25,7 @@ _COMPRESSION_LEVEL = 1
 BODY_BYTES = 64 * 1024 * 1024  # a receiver takes 4 MiB
 
 
-class Counts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class ReceiverCounts(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Counts of a receiver since its start.
 
     exports, spans  taken in and logged; `bad_spans` of them break OTLP's rules, the end of `off_clock` lies so far from
@@ -103,7 +103,7 @@ class StateRecord(msgspec.Struct, tag="receiver", array_like=True, frozen=True, 
 
     at_ns: int
     state: str
-    counts: Counts
+    counts: ReceiverCounts
     queue: ForwardQueue = ForwardQueue()
 
 
@@ -163,7 +163,7 @@ class ReceiverLife:
     state: StateRecord
     exports: int = 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> ReceiverCounts:
         """Return the receiver's counts, with all exports that are logged.
 
         Of a receiver that died, the number of exports that may have been forwarded is among them.
@@ -190,10 +190,10 @@ def follow(lives: list[ReceiverLife], record: SpanLogRecord) -> None:
         lives[-1] = ReceiverLife(record)
 
 
-def added_up(lives: Sequence[ReceiverLife]) -> tuple[Counts | None, int]:
+def added_up(lives: Sequence[ReceiverLife]) -> tuple[ReceiverCounts | None, int]:
     """Return the counts of all receivers of a log added up, None without one; and how many died without an `ended`."""
     if not lives:
         return None, 0
     counts = [life.counts() for life in lives]
-    whole = {name: sum(getattr(each, name) for each in counts) for name in Counts.__struct_fields__}
-    return Counts(**whole), sum(life.state.state != "ended" for life in lives)
+    whole = {name: sum(getattr(each, name) for each in counts) for name in ReceiverCounts.__struct_fields__}
+    return ReceiverCounts(**whole), sum(life.state.state != "ended" for life in lives)

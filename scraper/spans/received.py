@@ -17,7 +17,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from scraper.engines.catalogue import SpanMatch, Spans, catalogue, engine_names
+from scraper.engines.catalogue import EngineSpanRules, SpanMatch, catalogue, engine_names
 from scraper.gateways.catalogue import FirstOutput, gateway, gateway_names
 
 MAX_ATTRIBUTES = 1024  # OpenTelemetry's own limit is 128
@@ -53,7 +53,7 @@ class SpanKind:
 
     role: Literal["request", "gateway", "gateway_call", "stage", "call", "probe", "other"]
     engine: str = ""
-    spans: Spans | None = None
+    spans: EngineSpanRules | None = None
     is_call: bool = False
     tells_all: bool = False
     ends_prefill: bool = False
@@ -265,7 +265,7 @@ def _matches(span: Span, scope: str, match: SpanMatch) -> bool:
     )
 
 
-def _is_probe(span: Span, spans: Spans) -> bool:
+def _is_probe(span: Span, spans: EngineSpanRules) -> bool:
     return bool(spans.probe_ids) and any(
         attribute.key == spans.request_id and attribute.value.string_value.startswith(spans.probe_ids)
         for attribute in span.attributes

@@ -28,7 +28,7 @@ from scraper.spans.intake.export import turned_away
 from scraper.spans.intake.over_grpc import over_grpc
 from scraper.spans.intake.over_http import over_http
 from scraper.spans.intake.scan import AwaitedTraces, ExportScan, scan
-from scraper.spans.log import Counts, ExportRecord, ForwardQueue, SpanLog, StateRecord, compressed
+from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, SpanLog, StateRecord, compressed
 from scraper.spans.received import OFF_CLOCK, OFF_CLOCK_S, classify
 from scraper.spans.spec import LOGS, METRICS, SETTLE_S, TRACES, ReceiverSpec, host_and_port, most_connections
 
@@ -96,14 +96,14 @@ class Receiver:
             with suppress(OSError):  # as in _count_on; it then counts as one that died
                 self._write_state("ended")
 
-    def counts(self) -> Counts:
+    def counts(self) -> ReceiverCounts:
         """Return the receiver's counts so far."""
         counts = self._totals + self._admission.refused
         forwarder, dropped = self._forwarder, self._forwarder.dropped if self._forwarder else self._totals
         others = {f"{signal}_dropped": dropped[signal] for signal in (LOGS, METRICS)}
         if forwarder:
             others |= {"forwarded": forwarder.sent[TRACES], "forward_dropped": dropped[TRACES]}
-        return Counts(**counts, **others, cut_connections=self._connections.cut)
+        return ReceiverCounts(**counts, **others, cut_connections=self._connections.cut)
 
     async def settle(self, seconds: float = SETTLE_S, trace_ids: Collection[str] = ()) -> int:
         """Wait for late spans, `seconds` at most; return how many of the wanted traces have none by then.

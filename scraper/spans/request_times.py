@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scraper.engines.catalogue import Spans, SpanTime
+from scraper.engines.catalogue import EngineSpanRules, SpanTime
 
 # One may be what is left of another before it.
 TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
@@ -28,7 +28,7 @@ class SpanRequest:
     begin_ns: int
     end_ns: int
     engine: str
-    spans: Spans
+    spans: EngineSpanRules
     attributes: Mapping[str, str | float]
     clock: str
     fault: str = ""

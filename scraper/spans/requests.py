@@ -14,7 +14,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from rundir.columns import Floats, Ints, Texts
-from scraper.engines.catalogue import Spans
+from scraper.engines.catalogue import EngineSpanRules
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
 from scraper.spans.request_times import TIMES, UNKNOWN, SpanRequest, Stage, times_of
@@ -153,7 +153,7 @@ def request_spans(spans: Iterable[ReceivedSpan]) -> EngineSpans:
     return requests.table()
 
 
-def _request(received: ReceivedSpan, spans: Spans) -> SpanRequest:
+def _request(received: ReceivedSpan, spans: EngineSpanRules) -> SpanRequest:
     span, times = received.span, spans.times.values()
     wanted = {spans.request_id, *(way.attribute for ways in times for way in ways), *_INPUT_TOKENS, *_OUTPUT_TOKENS}
     return SpanRequest(

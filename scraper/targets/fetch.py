@@ -36,18 +36,18 @@ _WEB_PAGE = (b"<!doctype html", b"<html")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class FetchLimits:
     """Limits of one scrape: seconds until its body is complete, and bytes after decompression."""
 
     timeout_s: float = 5.0
     body_bytes: int = LIMIT_BYTES
 
 
-LIMITS = Limits()
+LIMITS = FetchLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
+class _HttpReply:
     status: int
     content_type: str
     body: bytes
@@ -76,7 +76,7 @@ async def scrape(
     *,
     tick_ns: int,
     clock_offset_ns: int,
-    limits: Limits,
+    limits: FetchLimits,
     access: Access = ANONYMOUS,
     any_json: bool = False,
 ) -> Scrape:
@@ -105,7 +105,7 @@ async def scrape(
 
 
 async def discover(
-    base_url: str, paths: Sequence[str], *, access: Access = ANONYMOUS, limits: Limits = LIMITS
+    base_url: str, paths: Sequence[str], *, access: Access = ANONYMOUS, limits: FetchLimits = LIMITS
 ) -> str | Missing:
     """Find the metrics page that belongs to a server's base URL: return its URL, or why there is none.
 
@@ -185,7 +185,9 @@ def _headers(url: str, access: Access) -> dict[str, str]:
     return {"Accept-Encoding": encoding, **headers_for(access, url)}
 
 
-async def _problem(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits, *, asked_for: bool) -> str:
+async def _problem(
+    session: aiohttp.ClientSession, url: str, access: Access, limits: FetchLimits, *, asked_for: bool
+) -> str:
     """Return the reason for a missing metrics page at a URL, or "". Only one that was asked for by its whole URL may be
     JSON.
     """
@@ -205,7 +207,7 @@ async def _problem(session: aiohttp.ClientSession, url: str, access: Access, lim
     return ""
 
 
-async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access, limits: Limits) -> bool:
+async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Access, limits: FetchLimits) -> bool:
     """Return whether a URL is TensorRT-LLM's iterations, without reading it.
 
     It is known by the model list beside it.
@@ -220,8 +222,8 @@ async def _hands_out_once(session: aiohttp.ClientSession, url: str, access: Acce
 
 
 async def _attempt(
-    session: aiohttp.ClientSession, url: str, access: Access, limits: Limits
-) -> tuple[_Reply | None, str]:
+    session: aiohttp.ClientSession, url: str, access: Access, limits: FetchLimits
+) -> tuple[_HttpReply | None, str]:
     """Map every foreign exception to one line, here and nowhere else."""
     try:
         return await _fetch(session, bare(url), _headers(url, access), limits), ""
@@ -243,7 +245,9 @@ async def _attempt(
         return None, f"protocol: {' '.join(str(error).split())[:_LONGEST_REASON] or type(error).__name__}"
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: Limits) -> _Reply:
+async def _fetch(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], limits: FetchLimits
+) -> _HttpReply:
     timeout = aiohttp.ClientTimeout(total=limits.timeout_s)
     for _ in range(MAX_REDIRECTS + 1):
         async with session.get(url, headers=headers, allow_redirects=False, timeout=timeout) as response:
@@ -252,7 +256,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str, headers: Mapping[str,
                 url = _same_host(url, target)
                 continue
             body = await _body(response, limits.body_bytes)
-            return _Reply(status=response.status, content_type=response.headers.get("Content-Type", ""), body=body)
+            return _HttpReply(status=response.status, content_type=response.headers.get("Content-Type", ""), body=body)
     raise _RefusedError(f"redirect: more than {MAX_REDIRECTS} in a row")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rundir.access import bare
 from scraper.targets.scrape import clock_of
-from scraper.targets.target import Log, Say, ScrapeConfig, Target
+from scraper.targets.target import Log, Say, ScrapeConfig, ScrapeTarget
 
 _CLOCK_S = 1.0  # least time for reading clocks; trtllm-serve takes 0.2 s
 
@@ -23,7 +23,7 @@ class ScrapePool:
         self, config: ScrapeConfig, *, log: Log, timings: Log | None = None, group: asyncio.TaskGroup, say: Say
     ) -> None:
         self._config, self._log, self._timings, self._group, self._say = config, log, timings or log, group, say
-        self._targets: list[Target] = []
+        self._targets: list[ScrapeTarget] = []
         self._clocks: list[str] = []
         self._ticking: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
@@ -43,7 +43,8 @@ class ScrapePool:
         self._config = replace(self._config, interval_ns=round(interval_s * 1e9))
         pages = {bare(url): url for url in urls}.values()
         self._targets = [
-            Target(url, self._config, log=self._timings if clock_of(url) else self._log, say=self._say) for url in pages
+            ScrapeTarget(url, self._config, log=self._timings if clock_of(url) else self._log, say=self._say)
+            for url in pages
         ]
         # Pages that differ in their query have one clock: each reading of it waits for the one before.
         self._clocks = list({bare(clock): clock for url in pages if (clock := clock_of(url))}.values())

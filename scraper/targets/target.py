@@ -17,7 +17,7 @@ from typing import Protocol
 import aiohttp
 
 from rundir.access import Access, bare, masked
-from scraper.targets.fetch import Limits, scrape
+from scraper.targets.fetch import FetchLimits, scrape
 from scraper.targets.scrape import Scrape
 
 MOST_WAIT_NS = 30_000_000_000
@@ -50,14 +50,14 @@ class ScrapeConfig:
     clock_offset_ns: int
     seed: int = 0
     access: Access
-    limits: Limits
+    limits: FetchLimits
     session: aiohttp.ClientSession
 
     def now_ns(self) -> int:
         """Return this moment in Unix ns."""
         return time.monotonic_ns() + self.clock_offset_ns
 
-    async def scrape(self, url: str, tick_ns: int, limits: Limits, *, any_json: bool = False) -> Scrape:
+    async def scrape(self, url: str, tick_ns: int, limits: FetchLimits, *, any_json: bool = False) -> Scrape:
         """Fetch one page as `targets.fetch.scrape` does."""
         return await scrape(
             self.session,
@@ -70,7 +70,7 @@ class ScrapeConfig:
         )
 
 
-class Target:
+class ScrapeTarget:
     """One URL, scraped by one request at a time. `ok`, `failed` and `skipped` (ticks without a scrape) count; `defects`
     are those failed scrapes whose page our own code could not take.
 
@@ -151,7 +151,7 @@ class Target:
             self._busy.release()
             self._begun.set()
 
-    async def _scrape(self, tick_ns: int, limits: Limits) -> None:
+    async def _scrape(self, tick_ns: int, limits: FetchLimits) -> None:
         """Fetch and keep one page. A page that our own code fails on is one failed scrape: the other targets, and the
         receiver of spans beside them, go on.
         """

@@ -14,7 +14,7 @@ from scraper.engines.recognition import canonical, detect
 from scraper.series.resets import amounts, restarts_of, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.increase import (
-    Buckets,
+    BucketCounts,
     CounterIncrease,
     GaugeSamples,
     HistogramIncrease,
@@ -30,7 +30,7 @@ MOST_SHARE = 1.001  # what rounding makes of a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class EndpointShare:
     """One endpoint's share of a quantity: its series, the scrapes that the window uses, and where the quantity is."""
 
     endpoint: EndpointSeries
@@ -38,13 +38,13 @@ class Part:
     source: CanonicalSource
 
 
-def share_slices(parts: Sequence[Part]) -> bool:
+def share_slices(parts: Sequence[EndpointShare]) -> bool:
     """Return whether all parts' slices are the same periods, so that they may be added."""
     first = parts[0].selection.edges_ns
     return all(np.array_equal(part.selection.edges_ns, first) for part in parts[1:])
 
 
-def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
+def counters(parts: Sequence[EndpointShare]) -> CounterIncrease | Missing:
     """Add the increases of every label set of every endpoint. Missing: none of them is on a page of the window."""
     by_endpoint = [
         [counter(p.endpoint, column, p.selection) for column in p.source.columns]
@@ -63,7 +63,7 @@ def counters(parts: Sequence[Part]) -> CounterIncrease | Missing:
     )
 
 
-def counter_rates(parts: Sequence[Part], total: CounterIncrease) -> tuple[float, Floats]:
+def counter_rates(parts: Sequence[EndpointShare], total: CounterIncrease) -> tuple[float, Floats]:
     """Return a counter's rate per second, over the window and each slice (float64[S]).
 
     The counter's increase is from `counters`.
@@ -83,7 +83,7 @@ def counter_rates(parts: Sequence[Part], total: CounterIncrease) -> tuple[float,
     return rate, _sum_slices(slices, share=share_slices(parts))
 
 
-def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
+def histograms(parts: Sequence[EndpointShare]) -> HistogramIncrease | Missing:
     """Add the increases of every label set of every endpoint; the buckets only where all bounds agree.
 
     The scrape intervals of all of them stand under each other: each row is still one equation of counts and sum.
@@ -108,7 +108,7 @@ def histograms(parts: Sequence[Part]) -> HistogramIncrease | Missing:
     )
 
 
-def gauges(parts: Sequence[Part]) -> GaugeSamples | Missing:
+def gauges(parts: Sequence[EndpointShare]) -> GaugeSamples | Missing:
     """Return label sets and endpoints combined at each tick, by the quantity's sum or maximum.
 
     A value that is not finite, or cannot be, is none, and so is a sum that no number can hold. A tick at which one of
@@ -195,15 +195,15 @@ def _sum_slices(slices: list[Floats], *, share: bool) -> Floats:
     return np.asarray(np.sum(slices, axis=0)) if share else slices[0][:0]
 
 
-def _sum_buckets(buckets: list[Buckets | Missing], *, share: bool) -> Buckets | Missing:
-    known: list[Buckets] = []
+def _sum_buckets(buckets: list[BucketCounts | Missing], *, share: bool) -> BucketCounts | Missing:
+    known: list[BucketCounts] = []
     for histogram_buckets in buckets:
         if isinstance(histogram_buckets, Missing):
             return histogram_buckets
         known.append(histogram_buckets)
     if any(not np.array_equal(other.bounds, known[0].bounds) for other in known[1:]):
         return Missing("the bucket bounds differ between label sets or endpoints")
-    return Buckets(
+    return BucketCounts(
         bounds=known[0].bounds,
         le=known[0].le,
         totals=np.asarray(np.sum([summand.totals for summand in known], axis=0)),

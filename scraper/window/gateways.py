@@ -10,10 +10,10 @@ import numpy as np
 
 from rundir.stats import Missing
 from scraper.engines import recognition as engines
-from scraper.gateways.catalogue import UNITS_S, Recent, Recognised, canonical, detect
+from scraper.gateways.catalogue import UNITS_S, RecentMean, Recognised, canonical, detect
 from scraper.gateways.catalogue import gateway as gateway_of
 from scraper.series.table import EndpointSeries
-from scraper.window.aggregate import TOO_LARGE, Part
+from scraper.window.aggregate import TOO_LARGE, EndpointShare
 from scraper.window.quantities import GatewayPage, Histogram
 from scraper.window.statistics import Described, described_parts
 from scraper.window.window import Window, select_scrapes
@@ -85,7 +85,7 @@ def _own_s(described: Mapping[str, Described], rounded: float) -> tuple[float | 
     return (max(own_s, 0.0) if own_s >= -2 * error_s else Missing(CONTRADICTION)), error_s
 
 
-def _queue_s(described: Mapping[str, Described], recent: Recent | None) -> tuple[float | Missing, float]:
+def _queue_s(described: Mapping[str, Described], recent: RecentMean | None) -> tuple[float | Missing, float]:
     """Return the mean wait in the gateway's queue and the error of that."""
     if "queue_time" in described:
         histogram: Histogram = described["queue_time"][1]
@@ -98,7 +98,7 @@ def _queue_s(described: Mapping[str, Described], recent: Recent | None) -> tuple
     return Missing("the page shows no queue_time"), 0.0
 
 
-def _recent_s(means: Part, requests: Part, recent: Recent) -> tuple[float | Missing, float]:
+def _recent_s(means: EndpointShare, requests: EndpointShare, recent: RecentMean) -> tuple[float | Missing, float]:
     """Return the requests' mean wait and its error, from a page's exponential mean.
 
     It is taken before and after them; the error is that which its steps leave. Label sets count by their requests.

@@ -30,7 +30,7 @@ class CounterIncrease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class BucketCounts:
     """Observations by bucket, *not* cumulative over buckets.
 
     `totals` (float64[B]) in all, `slices` (float64[S, B]) by slice.
@@ -43,7 +43,7 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class HistogramIntervals:
     """Data for percentiles: R scrape intervals of one histogram with the same bounds.
 
     `counts` (float64[R, B]) are observations by bucket, not cumulative over buckets, `sums` (float64[R]) what they add
@@ -73,8 +73,8 @@ class HistogramIncrease:
     sums: Floats
     slice_counts: Floats
     slice_sums: Floats
-    buckets: Buckets | Missing
-    intervals: tuple[Intervals, ...]
+    buckets: BucketCounts | Missing
+    intervals: tuple[HistogramIntervals, ...]
     sum_fault: str = ""
 
 
@@ -132,7 +132,7 @@ def histogram(
 
 def _buckets(
     pages: Floats, cumulative: Floats, columns: HistogramColumns, selection: ScrapeSelection
-) -> Buckets | Missing:
+) -> BucketCounts | Missing:
     """Return the increase by bucket; `pages` are the buckets as shown, by the pages of the window that have them."""
     if not columns.buckets:
         return Missing("the histogram has no buckets")
@@ -140,7 +140,7 @@ def _buckets(
         return Missing("the histogram has no +Inf bucket")
     if not np.isfinite(pages).all():
         return Missing("the bucket bounds changed during the run")
-    return Buckets(
+    return BucketCounts(
         bounds=np.array(columns.bounds),
         le=columns.le,
         totals=_by_bucket(cumulative[selection.last] - cumulative[selection.reference]),
@@ -150,7 +150,7 @@ def _buckets(
 
 def _intervals(
     buckets: Floats, series: RisingHistogram, columns: HistogramColumns, selection: ScrapeSelection
-) -> tuple[Intervals, ...]:
+) -> tuple[HistogramIntervals, ...]:
     """Return the scrape intervals, grouped by the bounds of their two pages.
 
     The bounds are those that both the page before and the page itself show.
@@ -176,7 +176,7 @@ def _intervals(
         increase = sums[rows] - np.where(first & ~resets[rows], 0.0, sums[rows - 1])
         busy = counts.any(axis=1)
         parts.append(
-            Intervals(
+            HistogramIntervals(
                 bounds=edges,
                 counts=counts[busy],
                 sums=increase[busy],

@@ -22,7 +22,7 @@ from scraper.quantiles.fit import Fit
 from scraper.series.sums import OVERFLOWS
 from scraper.series.table import EndpointSeries
 from scraper.window import aggregate
-from scraper.window.aggregate import TOO_LARGE, Part
+from scraper.window.aggregate import TOO_LARGE, EndpointShare
 from scraper.window.increase import CounterIncrease, GaugeSamples, HistogramIncrease
 from scraper.window.quantities import (
     PERCENTILES,
@@ -45,10 +45,10 @@ _BY_VALUE = "a histogram keeps no single values"
 _NO_SCRAPE = "no scrape fell into the slice"
 
 Measurement = CounterIncrease | HistogramIncrease | GaugeSamples
-Described = tuple[Part, Any]  # one endpoint's part of a quantity, and the description of that part alone
+Described = tuple[EndpointShare, Any]  # one endpoint's part of a quantity, and the description of that part alone
 
 
-def measure(parts: Sequence[Part]) -> Measurement | Missing:
+def measure(parts: Sequence[EndpointShare]) -> Measurement | Missing:
     """Return the measurement of a quantity in the window, label sets and endpoints combined."""
     kind = parts[0].source.quantity.kind
     if kind == "histogram":
@@ -57,7 +57,7 @@ def measure(parts: Sequence[Part]) -> Measurement | Missing:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def describe(parts: Sequence[Part], measured: Measurement | Missing) -> Histogram | Gauge | Counter:
+def describe(parts: Sequence[EndpointShare], measured: Measurement | Missing) -> Histogram | Gauge | Counter:
     """Return the description of a measurement: its source, statistics and timeslices."""
     source = parts[0].source
     quantity = source.quantity
@@ -94,7 +94,7 @@ def described_parts(
         elif isinstance(selection, Missing):
             absent[name] = selection.reason
         else:
-            part = Part(endpoint=endpoint, selection=selection, source=source)
+            part = EndpointShare(endpoint=endpoint, selection=selection, source=source)
             measured = measure([part])
             if isinstance(measured, Missing):
                 absent[name] = measured.reason
@@ -111,7 +111,7 @@ def _unknown(about: dict[str, Any], reason: Missing) -> Histogram | Gauge | Coun
     return kind(**about, stats=SampleStatistics(), timeslices=[], missing=missing)
 
 
-def _notes(part: Part) -> Iterator[str]:
+def _notes(part: EndpointShare) -> Iterator[str]:
     url, selection = part.endpoint.url, part.selection
     if not part.source.columns and not part.source.histograms:
         yield f"{url}: not on the page, on which it appears with its first count"
@@ -138,7 +138,7 @@ def gauge_stats(values: Floats) -> tuple[SampleStatistics, dict[str, str]]:
 
 
 def _counter(
-    about: dict[str, Any], increase: CounterIncrease, parts: Sequence[Part], selection: ScrapeSelection
+    about: dict[str, Any], increase: CounterIncrease, parts: Sequence[EndpointShare], selection: ScrapeSelection
 ) -> Counter:
     rate_per_s, rates = aggregate.counter_rates(parts, increase)
     slices = []

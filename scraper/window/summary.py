@@ -15,7 +15,7 @@ from msgspec import Struct, UnsetType, field
 from rundir.fields import UNSET, Count, StampNs, doc
 from rundir.stats import Missing
 from scraper.engines.catalogue import catalogue
-from scraper.engines.recognition import QUANTITIES, Engine, canonical, detect, leading_engine
+from scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect, leading_engine
 from scraper.series.table import EndpointSeries
 from scraper.window.quantities import GatewayPage, Quantities
 from scraper.window.statistics import Described, describe, described_parts, measure
@@ -181,7 +181,7 @@ def _together(shares: Sequence[Described]) -> Any:
 def _endpoint(
     endpoint: EndpointSeries,
     selection: ScrapeSelection | Missing,
-    engine: Engine | None,
+    engine: RecognisedEngine | None,
     described: dict[str, Described],
     absent: dict[str, str] | None,
 ) -> Endpoint:

@@ -30,7 +30,7 @@ from scraper.commands import MAX_INTERVAL_S, MIN_INTERVAL_S, Command, Exit, SetT
 from scraper.hardware.sampler import record
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import ScrapeLog
-from scraper.targets.fetch import Limits, open_session
+from scraper.targets.fetch import FetchLimits, open_session
 from scraper.targets.pool import ScrapePool
 from scraper.targets.scrape import clock_of
 from scraper.targets.target import ScrapeConfig
@@ -55,7 +55,7 @@ async def run(spec: Spec, lines: asyncio.StreamReader) -> None:
                 clock_offset_ns=spec.clock_offset_ns,
                 seed=spec.seed,
                 access=spec.access,
-                limits=Limits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
+                limits=FetchLimits(timeout_s=spec.timeout_s, body_bytes=spec.limit_bytes),
                 session=session,
             )
             pool = ScrapePool(config, log=log, timings=timings, group=group, say=_say_if_read)

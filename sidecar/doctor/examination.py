@@ -10,7 +10,7 @@ from functools import partial
 from rich.console import Console
 
 from recorded.errors import SidelightError, TargetUnreachable
-from scraper.targets.fetch import Limits
+from scraper.targets.fetch import FetchLimits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.delivery import plain_lines
 from sidecar.doctor.lines import FAIL, HINT, OK, SKIP, WARN, print_line
@@ -20,7 +20,7 @@ from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress.reporter import Terminal
 from sidecar.run.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
 from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import MOST_NAMED, Contact, Served, engine_version, probe, proxy_note, unlisted_note
+from sidecar.run.target import MOST_NAMED, Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
 
 # Engines by the owner that their lists of models state.
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}
@@ -31,7 +31,7 @@ TO_CHANGE, NOT_USABLE = 1, 3
 class _Engines:
     """Targets at the URLs, and their names by lists of models and pages."""
 
-    served: tuple[Served, ...]
+    served: tuple[TargetInfo, ...]
     names: Servers
     usable: bool
 
@@ -78,7 +78,7 @@ async def _examine_engines(
     console: Console, options: DoctorOptions, at_pages: DoctorOptions, contact: Contact
 ) -> _Engines:
     """Print the examination of the URLs and the pages."""
-    served: list[Served] = []
+    served: list[TargetInfo] = []
     reachable = list(options.url)
     for url in options.url:
         try:
@@ -89,7 +89,7 @@ async def _examine_engines(
                 reachable.remove(url)
     owners = [OWNERS[server.owner] for server in served if server.owner in OWNERS]
     names = Servers(engine=owners[-1] if owners else None, version=served[-1].version if served else "")
-    access, limits = pages_access(at_pages), Limits(timeout_s=options.scrape_timeout)
+    access, limits = pages_access(at_pages), FetchLimits(timeout_s=options.scrape_timeout)
     pages = with_pages(options.metrics, pages_of(reachable, contact))
     if not pages:
         why = "not looked for, since nothing answers"
@@ -106,7 +106,7 @@ async def _examine_engines(
     return _Engines(served=tuple(served), names=names, usable=len(served) == len(options.url))
 
 
-async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> Served:
+async def _examine_api(console: Console, url: str, options: DoctorOptions, contact: Contact) -> TargetInfo:
     """Print the examination of a URL by the requests that a run would send. Raises SidelightError where a run would."""
     served = await _examine_models(console, url, options, contact)
     if version := await engine_version(served.url, contact):
@@ -126,7 +126,7 @@ async def _examine_api(console: Console, url: str, options: DoctorOptions, conta
     return served
 
 
-async def _examine_models(console: Console, url: str, options: DoctorOptions, contact: Contact) -> Served:
+async def _examine_models(console: Console, url: str, options: DoctorOptions, contact: Contact) -> TargetInfo:
     """Print the name of the model examined: the given one, else the first.
 
     Behind a gateway it may have another name: an engine that does not list the one that was named is asked for its own.

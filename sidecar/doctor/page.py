@@ -14,18 +14,18 @@ from aiohttp import ClientSession
 from rich.console import Console
 
 from rundir.access import Access, masked
-from rundir.clock import Clock, anchor
+from rundir.clock import AnchoredClock, anchor
 from rundir.printable.text import first_of
 from rundir.stats import Missing
 from scraper.engines import recognition as engines
 from scraper.engines.binding import CanonicalSource
 from scraper.engines.catalogue import Catalogue
-from scraper.engines.recognition import Engine
+from scraper.engines.recognition import RecognisedEngine
 from scraper.exposition import MalformedPage, Page, PageReader
 from scraper.gateways import catalogue as gateways
 from scraper.gateways.catalogue import Recognised
 from scraper.perf_metrics import SteadyClock, record_of, timings
-from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of
 from sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
 from sidecar.run.prepare import cure_of_page
@@ -44,7 +44,7 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
+class PageSamples:
     """Several scrapes of one metrics page, and the pages they returned, equal in number."""
 
     url: str
@@ -52,7 +52,9 @@ class Samples:
     pages: tuple[Page, ...]
 
 
-async def examine_metrics(console: Console, target: str, access: Access, limits: Limits, known: Servers) -> Servers:
+async def examine_metrics(
+    console: Console, target: str, access: Access, limits: FetchLimits, known: Servers
+) -> Servers:
     """Print the examination of the page at or beside a URL, and return its servers. What is known without it stays."""
     page = await discover(target, engines.metrics_paths(), access=access, limits=limits)
     if isinstance(page, Missing):
@@ -75,7 +77,7 @@ async def examine_metrics(console: Console, target: str, access: Access, limits:
     )
 
 
-async def examine_timings(console: Console, url: str, access: Access, limits: Limits) -> None:
+async def examine_timings(console: Console, url: str, access: Access, limits: FetchLimits) -> None:
     """Read TensorRT-LLM's request records and its clock once, and print a summary of them."""
     clock = anchor()
     async with open_session(access) as session:
@@ -101,7 +103,13 @@ async def examine_timings(console: Console, url: str, access: Access, limits: Li
 
 
 async def _scrape_once(
-    session: ClientSession, url: str, access: Access, limits: Limits, clock: Clock, *, any_json: bool = False
+    session: ClientSession,
+    url: str,
+    access: Access,
+    limits: FetchLimits,
+    clock: AnchoredClock,
+    *,
+    any_json: bool = False,
 ) -> Scrape:
     return await scrape(
         session,
@@ -125,7 +133,7 @@ def advice(reason: str, engine: str | None) -> Iterator[str]:
     yield f"a run still works, without the engine's side; {cure_of_page(reason)}"
 
 
-def describe(samples: Samples, clock: Clock, servers: Servers = Servers()) -> Iterator[Line]:
+def describe(samples: PageSamples, clock: AnchoredClock, servers: Servers = Servers()) -> Iterator[Line]:
     """Describe a page: its format and cost, the engine, shown and missing quantities."""
     durations_ms = [(taken.response_ns - taken.request_ns) / 1e6 for taken in samples.scrapes]
     page, body = samples.pages[-1], samples.scrapes[-1].body
@@ -160,13 +168,13 @@ def describe(samples: Samples, clock: Clock, servers: Servers = Servers()) -> It
         yield HINT, f"for health probes use {engine.probe_path}: those of its usual path are served like requests"
 
 
-def _detected(page: Page) -> tuple[Engine | None, Recognised | None]:
+def _detected(page: Page) -> tuple[RecognisedEngine | None, Recognised | None]:
     """Return the engine and the gateway that a page is of."""
     engine = engines.detect(page.series)
     return engine, gateways.detect(page.series, beside_engine=engine is not None)
 
 
-async def _sample(url: str, access: Access, limits: Limits, clock: Clock) -> Samples | str:
+async def _sample(url: str, access: Access, limits: FetchLimits, clock: AnchoredClock) -> PageSamples | str:
     """Scrape a page several times, one after another; return what was wrong with the first scrape that failed.
 
     A page whose records are gone once read is scraped once.
@@ -186,10 +194,10 @@ async def _sample(url: str, access: Access, limits: Limits, clock: Clock) -> Sam
             scrapes.append(taken)
             if taken.body.lstrip()[:1] == b"[":
                 break
-    return Samples(url=url, scrapes=tuple(scrapes), pages=tuple(pages))
+    return PageSamples(url=url, scrapes=tuple(scrapes), pages=tuple(pages))
 
 
-def _changes(samples: Samples, engine: Catalogue) -> str:
+def _changes(samples: PageSamples, engine: Catalogue) -> str:
     """Return a line on the metrics that changed from scrape to scrape; those of an engine without load do not."""
     if len(samples.pages) == 1:
         return "each reading empties this page: it was read once, and other readers do not get what it held"

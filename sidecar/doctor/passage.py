@@ -15,7 +15,7 @@ from rich.console import Console
 from loadgen.records import trace_id
 from recorded.errors import SidelightError
 from rundir.clock import anchor
-from scraper.gateways.catalogue import Gateway, detect_reply
+from scraper.gateways.catalogue import GatewayEntry, detect_reply
 from scraper.gateways.catalogue import gateway as gateway_of
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
@@ -24,11 +24,11 @@ from sidecar.doctor.gateway import gateway_lines
 from sidecar.doctor.lines import FAIL, HINT, OK, WARN, Line, print_line
 from sidecar.doctor.page import Servers
 from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_lines, trace_lines
-from sidecar.doctor.trail import Arrivals, Trail, follow
+from sidecar.doctor.trail import ProbeSpans, Trail, follow
 from sidecar.options.spans import listen_addresses
 from sidecar.progress.reporter import Progress
-from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, Answer, ask, refusal, require_answer
-from sidecar.run.target import MOST_NAMED, Contact, Served, unlisted_note
+from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, ProbeReply, ask, refusal, require_answer
+from sidecar.run.target import MOST_NAMED, Contact, TargetInfo, unlisted_note
 
 FEW_TRACES = 100  # that are looked through at each export
 TOKENS = 64  # enough pieces to see whether some are held back
@@ -43,12 +43,12 @@ class Verdict:
 
 
 @asynccontextmanager
-async def receiving(listen: str, console: Console) -> AsyncIterator[Arrivals]:
+async def receiving(listen: str, console: Console) -> AsyncIterator[ProbeSpans]:
     """Receive spans at an address that is free."""
     clock = anchor()
     grpc, http = listen_addresses(listen)
     spec = ReceiverSpec(grpc=grpc, http=http, clock_offset_ns=clock.offset_ns)
-    arrivals = Arrivals(clock=clock)
+    arrivals = ProbeSpans(clock=clock)
     say = partial(print_line, console, WARN)
     async with Receiver(spec, log=None, say=say, deliver=arrivals.take) as receiver:
         arrivals.listen = f"{listen.rpartition(':')[0]}:{receiver.grpc_port}"
@@ -58,11 +58,11 @@ async def receiving(listen: str, console: Console) -> AsyncIterator[Arrivals]:
 
 async def examine_passages(
     console: Console,
-    engines: Sequence[Served],
-    gateway: Served | None,
+    engines: Sequence[TargetInfo],
+    gateway: TargetInfo | None,
     names: Servers,
     contact: Contact,
-    arrivals: Arrivals,
+    arrivals: ProbeSpans,
     *,
     wait_s: float,
 ) -> Verdict:
@@ -108,7 +108,7 @@ async def examine_passages(
     return Verdict(usable=is_usable, to_change=any(mark == WARN for mark, _ in lines))
 
 
-def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
+def _print_answer(console: Console, answer: ProbeReply, gateway: TargetInfo) -> bool:
     """Print the outcome of a request through the gateway; return whether a run is possible with its reply."""
     for field, said in answer.refused.items():
         print_line(console, WARN, refusal(gateway.url, field, said))
@@ -126,7 +126,7 @@ def _print_answer(console: Console, answer: Answer, gateway: Served) -> bool:
     return True
 
 
-def _gateway(answer: Answer, trail: Trail, names: Servers) -> Gateway | None:
+def _gateway(answer: ProbeReply, trail: Trail, names: Servers) -> GatewayEntry | None:
     """Return the gateway by its span, its page or its reply, or None."""
     recognised = detect_reply(answer.headers)
     name = next((span.name for span in trail.gateways if span.name), names.gateway)
@@ -134,7 +134,9 @@ def _gateway(answer: Answer, trail: Trail, names: Servers) -> Gateway | None:
     return gateway_of(name) if name else None
 
 
-def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: Sequence[Answer]) -> Iterator[Line]:
+def _through_lines(
+    answer: ProbeReply, trail: Trail, around: Surroundings, direct: Sequence[ProbeReply]
+) -> Iterator[Line]:
     """Yield lines on the request through the gateway."""
     if around.gateway is not None:
         yield OK, f"the gateway is {around.gateway.title}; docs/reference/gateways.md has its settings"
@@ -152,7 +154,7 @@ def _through_lines(answer: Answer, trail: Trail, around: Surroundings, direct: S
         )
 
 
-async def _await_spans(arrivals: Arrivals, is_complete: Callable[[], bool], wait_s: float) -> None:
+async def _await_spans(arrivals: ProbeSpans, is_complete: Callable[[], bool], wait_s: float) -> None:
     """Wait for all expected spans, and report the services that sent some on standard error."""
     progress, begun_s = Progress("lines"), time.monotonic()
     progress.stage(f"waiting for spans, {wait_s:g} s at most: exporters send them every 5 s")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scraper.engines import recognition as engines
-from scraper.gateways.catalogue import Gateway
+from scraper.gateways.catalogue import GatewayEntry
 from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
-from sidecar.run.preflight import Answer
+from sidecar.run.preflight import ProbeReply
 
 Missing = Literal["trace", "spans", "first_output", "delivery"]
 
@@ -31,7 +31,7 @@ class Surroundings:
 
     engine: str | None
     version: str
-    gateway: Gateway | None
+    gateway: GatewayEntry | None
     direct: Sequence[Trail]
     listen: str
     listen_http: str
@@ -81,7 +81,7 @@ def trace_lines(trail: Trail, around: Surroundings) -> Iterator[Line]:
         yield HINT, f"a run then {joined}; {around.setting('trace', CONTINUE)}"
 
 
-def request_id_lines(answer: Answer, trail: Trail) -> Iterator[Line]:
+def request_id_lines(answer: ProbeReply, trail: Trail) -> Iterator[Line]:
     """Yield a line on the passage of our X-Request-Id to the engine, if known."""
     unknown = "whether X-Request-Id reached the engine, nothing tells"
     if trail.bears_request_id or _holds(answer.reply.response_id, answer.request_id):

@@ -16,10 +16,10 @@ from correlator.exact.join import join
 from correlator.exact.spans import by_request_id
 from loadgen.requests.table import RequestLog, unknown_requests
 from recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from scraper.spans.received import ReceivedSpan, received_spans
 from scraper.spans.requests import EngineSpans, request_spans
-from sidecar.run.preflight import Answer
+from sidecar.run.preflight import ProbeReply
 
 By = Literal["trace", "request id", "time", ""]
 _CLOCKS_NS = 1_000_000_000  # by which the engine's clock may be off, and its span still be known by its time
@@ -29,10 +29,10 @@ Traces = Mapping[bytes, Sequence[ReceivedSpan]]
 
 
 @dataclass(slots=True)
-class Arrivals:
+class ProbeSpans:
     """Received spans by trace id, and the addresses that receive them. Spans with a fault are left out."""
 
-    clock: Clock
+    clock: AnchoredClock
     listen: str = ""
     listen_http: str = ""
     traces: dict[bytes, list[ReceivedSpan]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Trail:
         return self.by in ("trace", "request id") and self.begun_by is not None
 
 
-def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
+def follow(answer: ProbeReply, traces: Traces, ours: Collection[str]) -> Trail:
     """Return the engine's span of a request, and its surroundings. `ours` are the traces of all our requests."""
     trace_id = bytes.fromhex(answer.trace_id)
     in_trace = traces.get(trace_id, ())
@@ -115,7 +115,7 @@ def follow(answer: Answer, traces: Traces, ours: Collection[str]) -> Trail:
 
 
 def _engine(
-    answer: Answer, in_trace: Sequence[ReceivedSpan], others: Sequence[ReceivedSpan]
+    answer: ProbeReply, in_trace: Sequence[ReceivedSpan], others: Sequence[ReceivedSpan]
 ) -> tuple[ReceivedSpan | None, By, int]:
     """Return the engine's span, its kind of match, and the number of candidates by time. They are counted where the
     time alone would tell.
@@ -137,7 +137,7 @@ def _engine(
     return (candidates[0], "time", 1) if len(candidates) == 1 else (None, "", len(candidates))
 
 
-def request_of(answer: Answer, response_id: str | None = None) -> RequestLog:
+def request_of(answer: ProbeReply, response_id: str | None = None) -> RequestLog:
     """Return a request as a table of one row; `response_id` in place of its own."""
     exchange, reply = answer.exchange, answer.reply
     stamps = {
@@ -160,13 +160,13 @@ def request_of(answer: Answer, response_id: str | None = None) -> RequestLog:
     return replace(unknown_requests(1), **columns)
 
 
-def _bearing(answer: Answer, response_id: str, spans: EngineSpans) -> set[bytes]:
+def _bearing(answer: ProbeReply, response_id: str, spans: EngineSpans) -> set[bytes]:
     """Return the ids of engines' spans with a request's X-Request-Id or its reply's id."""
     joined = by_request_id(request_of(answer, response_id), spans, set(), [0], [[]])
     return {bytes.fromhex(times.span_id) for _, times in joined}
 
 
-def _beginning(answer: Answer, engine: ReceivedSpan, spans: Sequence[ReceivedSpan]) -> tuple[str | None, bool]:
+def _beginning(answer: ProbeReply, engine: ReceivedSpan, spans: Sequence[ReceivedSpan]) -> tuple[str | None, bool]:
     """Return the service that began the engine's trace, and whether it is the engine. The service is as in
     `Trail.begun_by`.
     """

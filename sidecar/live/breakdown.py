@@ -27,7 +27,7 @@ from exporter.summary.breakdown import Breakdown, Explained, group
 from loadgen.requests.table import RequestLog
 from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
@@ -105,7 +105,7 @@ class LiveParts:
                     traces = self._traces.setdefault(copy.kind.engine, {})
                     traces.setdefault(same_id(copy.request_id), []).append(int.from_bytes(copy.span.trace_id))
 
-    def scraped(self, scrape: Row | FailureRecord) -> None:
+    def scraped(self, scrape: ScrapeRow | FailureRecord) -> None:
         self._window.scraped(scrape)
 
     def poll(self, now_ns: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from exporter.prometheus.events import EventStream
 from loadgen.requests.table import RequestLog
 from rundir.columns import Ints
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from sidecar.progress.panel import View, panel_rows
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Browsers:
         self._stream, self._run_id, self._trace_url = stream, run_id, trace_url
         self._columns: LiveColumns | None = None
 
-    def scraped(self, scrape: Row | FailureRecord, gauges: Mapping[str, float]) -> None:
+    def scraped(self, scrape: ScrapeRow | FailureRecord, gauges: Mapping[str, float]) -> None:
         """Add the values of an engine's page."""
         if self._columns is not None:
             self._columns.scraped(scrape, gauges)

@@ -15,11 +15,11 @@ from rundir.columns import Floats, Indices
 from rundir.stats import Missing
 from scraper.engines import recognition as engines
 from scraper.engines.binding import CanonicalSource
-from scraper.engines.recognition import Engine
+from scraper.engines.recognition import RecognisedEngine
 from scraper.exposition import Series
 from scraper.gateways import catalogue as gateways
 from scraper.gateways.catalogue import Recognised
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from scraper.series.table import union_columns
 from scraper.window.aggregate import gauge_values
 
@@ -34,7 +34,7 @@ class Known:
     layout: tuple[Series, ...] = ()
     columns: int = 0
     places: Indices = field(default_factory=lambda: np.empty(0, np.intp))
-    engine: Engine | None = None
+    engine: RecognisedEngine | None = None
     sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
     gateway: Recognised | None = None
     gateway_sources: Mapping[str, CanonicalSource | Missing] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class EngineView:
     highest: dict[str, float] = field(default_factory=dict)
     handled: float = 0.0  # requests that its last page has
 
-    def take(self, record: Row | FailureRecord) -> None:
-        if isinstance(record, Row):
+    def take(self, record: ScrapeRow | FailureRecord) -> None:
+        if isinstance(record, ScrapeRow):
             self.outcomes["ok"] += 1
             self.answered_ns, self.failure = record.response_ns, ""
             self._take_page(record)
@@ -85,7 +85,7 @@ class EngineView:
         is_silent = until_ns - self.answered_ns > stale_s * 1e9
         return f"since {iso_ms(self.answered_ns)[11:19]} UTC: {self.failure}" if is_silent else ""
 
-    def _take_page(self, record: Row) -> None:
+    def _take_page(self, record: ScrapeRow) -> None:
         if record.series is not self.known.layout:
             self.known = known_of(record.series)
         row = np.full(self.known.columns, np.nan)
@@ -135,7 +135,7 @@ def about_engine(views: Sequence[EngineView], version: str) -> dict[str, str]:
     return {} if leading is None else {"engine": leading.name, "version": version or leading.version or ""}
 
 
-def _leading(views: Sequence[EngineView]) -> Engine | None:
+def _leading(views: Sequence[EngineView]) -> RecognisedEngine | None:
     return engines.leading_engine((view.known.engine, view.known.sources) for view in views if view.known.engine)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from correlator.breakdown import TTFT_PARTS, Parts
 from exporter.html import as_parts
-from exporter.html.data import Recorded
+from exporter.html.data import PageInputs
 from exporter.html.live import event
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
@@ -136,10 +136,10 @@ def verdicts(summary: Summary) -> dict[str, bool]:
     return {of: verdict for of, verdict in judged.items() if verdict is not None}
 
 
-def recorded(run: Run, parts: Parts) -> Recorded:
+def recorded(run: Run, parts: Parts) -> PageInputs:
     """Return the recorded data of a run that a page shows beside its summary."""
     phases = [(phase.name, phase.start_ns, phase.end_ns) for phase in run.phases]
-    return Recorded(requests=run.requests, parts=parts, endpoints=run.endpoints, phases=phases)
+    return PageInputs(requests=run.requests, parts=parts, endpoints=run.endpoints, phases=phases)
 
 
 def final_event(run: Run, parts: Parts, summary: Summary) -> bytes:

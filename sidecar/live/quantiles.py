@@ -16,7 +16,7 @@ from rundir.stats import Missing
 from scraper.engines.recognition import canonical, detect
 from scraper.quantiles import read
 from scraper.series.table import EndpointSeries, SeriesTable
-from scraper.window.aggregate import Part, histograms
+from scraper.window.aggregate import EndpointShare, histograms
 from scraper.window.statistics import fits_of
 from scraper.window.window import Window, select_scrapes
 from sidecar.live.tally import QUANTILES
@@ -67,7 +67,7 @@ def estimated(endpoint: EndpointSeries, window: Window, *, most_scrapes: int | N
         source = sources[of]
         if isinstance(source, Missing):
             continue
-        increase = histograms([Part(endpoint=endpoint, selection=selection, source=source)])
+        increase = histograms([EndpointShare(endpoint=endpoint, selection=selection, source=source)])
         if not isinstance(increase, Missing) and math.isfinite(increase.count):
             estimates = read(fits_of(increase), list(map(float, QUANTILES)))
             for bound, values_s in (("estimate", estimates.values), ("low", estimates.low), ("high", estimates.high)):

@@ -24,7 +24,7 @@ from exporter.prometheus.snapshot import (
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult, SloTally
-from loadgen.requests.table import FirstToken, RequestLog
+from loadgen.requests.table import InFlightRequest, RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Floats, Ints, Texts
 from rundir.stats import Missing
@@ -53,7 +53,7 @@ RATES = {
 
 
 @dataclass(slots=True)
-class Sample:
+class TallySample:
     """Values of one metric so far, s, and their quantiles. The quantiles are as of when there were `counted` values."""
 
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -95,8 +95,10 @@ class Tally:
     tpot: Cumulative = field(default_factory=partial(bucketize, [], TOKEN_BOUNDS_S))
     e2e: Cumulative = field(default_factory=partial(bucketize, [], LATENCY_BOUNDS_S))
     lateness: Cumulative = field(default_factory=partial(bucketize, [], LATENESS_BOUNDS_S))
-    samples: dict[str, Sample] = field(default_factory=lambda: {name: Sample() for name in (*LATENCIES, LATENESS)})
-    classes: dict[str, dict[str, Sample]] = field(default_factory=dict)
+    samples: dict[str, TallySample] = field(
+        default_factory=lambda: {name: TallySample() for name in (*LATENCIES, LATENESS)}
+    )
+    classes: dict[str, dict[str, TallySample]] = field(default_factory=dict)
     objectives: SloTally | None = None
     _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
     _ok_tokens: int = 0
@@ -108,7 +110,7 @@ class Tally:
         if self.slo is not None:
             self.objectives = SloTally(self.slo)
 
-    def begin(self, firsts: Sequence[FirstToken], *, streamed: int) -> None:
+    def begin(self, firsts: Sequence[InFlightRequest], *, streamed: int) -> None:
         """Add requests in flight with a first token. `streamed` tokens have come of all those in flight."""
         self.received = max(self.received, self.output_tokens + streamed)
         if not firsts:
@@ -174,7 +176,7 @@ class Tally:
         ok = log.status == "ok"
         for name in sorted(set(log.workload_class[ok].tolist())):
             if name in self.classes or len(self.classes) < MOST_CLASSES:
-                samples = self.classes.setdefault(name, {of: Sample() for of in OF_CLASSES})
+                samples = self.classes.setdefault(name, {of: TallySample() for of in OF_CLASSES})
                 for of, sample in samples.items():
                     sample.add(times_ms[of][ok & (log.workload_class == name)] / 1e3, self.stale_ratio)
 

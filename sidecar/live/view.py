@@ -20,13 +20,13 @@ from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult
-from loadgen.requests.table import FirstToken
+from loadgen.requests.table import InFlightRequest
 from recorded.failures import ErrorCount
 from recorded.logs import News, RunLogs
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from rundir.columns import take
 from rundir.stats import finite
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import EngineView, about_engine, stated
 from sidecar.live.lately import Flow, Peaks
@@ -71,7 +71,7 @@ class LiveRun:
         path: Path,
         *,
         run_id: str,
-        clock: Clock,
+        clock: AnchoredClock,
         planned_s: float | None,
         stale_s: float,
         loaded: bool = True,
@@ -301,7 +301,7 @@ class LiveRun:
 
     def _stream(self) -> None:
         """Count the tokens of replies in progress."""
-        firsts = defaultdict[str, list[FirstToken]](list)
+        firsts = defaultdict[str, list[InFlightRequest]](list)
         for first in self.logs.requests.first_tokens():
             firsts[first.phase].append(first)
         for phase in {*firsts, self._phase}:
@@ -311,7 +311,7 @@ class LiveRun:
         while self._received[0][0] < now_ns - RATE_S * 1e9:
             self._received.popleft()
 
-    def _show_page(self, scrape: Row | FailureRecord) -> None:
+    def _show_page(self, scrape: ScrapeRow | FailureRecord) -> None:
         engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
         engine.take(scrape)
         if self._browsers is not None:

@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen.plan.arrivals import Arrival
 from loadgen.plan.rates import pace_of
-from loadgen.plan.traces import Trace, TraceError, read_trace
+from loadgen.plan.traces import ArrivalTrace, TraceError, read_trace
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.protocols.table import PROTOCOLS, split_endpoint
 from loadgen.requests.slo.objectives import parse_typed_slo
@@ -305,7 +305,7 @@ def shown_rate(rate: float | str | None) -> str:
     return rate if isinstance(rate, str) else plain(rate or 0)
 
 
-def read_arrivals(path: Path | None) -> Trace | None:
+def read_arrivals(path: Path | None) -> ArrivalTrace | None:
     """Read the trace to replay, if there is one. Raises ConfigurationError naming file, line, field and value."""
     if path is None:
         return None
@@ -317,7 +317,7 @@ def read_arrivals(path: Path | None) -> Trace | None:
         raise ConfigurationError(f"--trace {path}: {error.strerror}") from error
 
 
-def arrival_of(options: RunOptions, trace: Trace | None) -> Arrival | None:
+def arrival_of(options: RunOptions, trace: ArrivalTrace | None) -> Arrival | None:
     """Return the arrival process of checked options; None for a closed loop. Raises ConfigurationError."""
     if options.closed_loop:
         return None

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 
 from recorded.errors import ConfigurationError
 from rundir.access import Access
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 from scraper.spans.spec import CannotListen, ReceiverSpec, forward_parts, host_and_port, require_free
 from sidecar.options.access import (
     AccessOptions,
@@ -190,7 +190,7 @@ def write_access(options: RemoteWriteOptions) -> Access:
     return Access(headers=require_headers("--prometheus-header", options.prometheus_header))
 
 
-def receiver_spec(options: SpanOptions, clock: Clock) -> ReceiverSpec | None:
+def receiver_spec(options: SpanOptions, clock: AnchoredClock) -> ReceiverSpec | None:
     """Return the specification of the receiver, from checked options; None without one."""
     if options.otlp_listen is None:
         return None

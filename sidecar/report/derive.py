@@ -21,7 +21,7 @@ from exporter.evaluation.server import require_server
 from exporter.html import as_html
 from exporter.report.sections import as_text, report
 from exporter.server_metrics import server_metrics_files
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from exporter.summary.result import (
     Summary,
     as_written,
@@ -162,10 +162,10 @@ def _one_stream() -> bool:
     return False
 
 
-def _server_metrics(derived: Evaluated) -> Source:
+def _server_metrics(derived: Evaluated) -> MetricsSource:
     run = derived.run
     targets = run.manifest.get("metrics_targets", ())
-    return Source(
+    return MetricsSource(
         endpoints=run.endpoints,
         window=derived.window,
         slice_ns=derived.slice_ns,

@@ -16,7 +16,7 @@ from exporter.prometheus.remote_write import STEP_S, write
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.table import FirstToken, RequestLog
+from loadgen.requests.table import InFlightRequest, RequestLog
 from recorded.directory import MANIFEST
 from recorded.errors import ConfigurationError
 from recorded.events import WRITING, WRITTEN
@@ -163,7 +163,7 @@ def _stream(tally: Tally, log: RequestLog, before_ns: int, at_ns: int) -> None:
     streamed = np.count_nonzero((going_on.chunk_ns >= first_ns) & (going_on.chunk_ns <= at_ns))
     new = take(going_on, going_on.first_token_ns > before_ns)
     columns = zip(new.phase, new.index, new.trace_id, new.submit_ns, new.first_token_ns, strict=True)
-    tally.begin([FirstToken(*columns_of) for columns_of in columns], streamed=int(streamed))
+    tally.begin([InFlightRequest(*columns_of) for columns_of in columns], streamed=int(streamed))
 
 
 def _client(run: Run, summary: Summary, log: RequestLog, tally: Tally, at_ns: int) -> ClientCounts:

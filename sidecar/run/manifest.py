@@ -19,7 +19,7 @@ from msgspec import to_builtins as builtins
 from recorded.directory import MANIFEST, RAW, create, log_ends, write_json
 from recorded.errors import CannotWrite, Interrupted, SidelightError
 from recorded.syncing import LogSync
-from rundir.clock import Clock, iso_ms, utc_now
+from rundir.clock import AnchoredClock, iso_ms, utc_now
 from sidecar.options.config import as_recorded
 from sidecar.version import VERSION
 
@@ -36,7 +36,7 @@ async def recorded(
     options: RunOptions | ScrapeOptions | WatchOptions,
     out: Path | None,
     command: Sequence[str],
-    clock: Clock,
+    clock: AnchoredClock,
     stop: asyncio.Event,
     *,
     about: Mapping[str, Any],
@@ -93,7 +93,7 @@ async def recorded(
         raise
 
 
-def _machine(clock: Clock) -> dict[str, Any]:
+def _machine(clock: AnchoredClock) -> dict[str, Any]:
     """Return the manifest's facts of the clock and of the host."""
     return {
         "clock": {

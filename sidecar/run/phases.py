@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from loadgen.driver import Run, StopNow
+from loadgen.driver import LoadRun, StopNow
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
@@ -29,7 +29,7 @@ from recorded.directory import RAW, SCRAPES
 from recorded.errors import Interrupted, WorkerDied
 from recorded.events import CLOCK_LEFT, Event, append_event
 from recorded.integrity import SCRAPED
-from rundir.clock import Clock, step_ns, step_text
+from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.columns import take
 from rundir.process import collecting_often
 from scraper.spans.spec import SETTLE_S
@@ -57,7 +57,7 @@ class Session:
 
     run_id: str
     path: Path
-    clock: Clock
+    clock: AnchoredClock
     progress: Progress
     stop: asyncio.Event
     live: LiveRun
@@ -79,13 +79,13 @@ class Session:
         return (self.plans or self.path / RAW) / f"plan-{name}.log"
 
 
-class Recorded(Protocol):
+class RunInProgress(Protocol):
     """A run in progress: the place of its events, and its clock."""
 
     @property
     def path(self) -> Path: ...
     @property
-    def clock(self) -> Clock: ...
+    def clock(self) -> AnchoredClock: ...
 
 
 async def run_phase(
@@ -101,7 +101,7 @@ async def run_phase(
         return
     name = plan.stem.removeprefix("plan-")
     start_ns = session.clock.now_ns() + int(LEAD_S * 1e9)
-    command = Run(
+    command = LoadRun(
         plan=str(plan),
         start_ns=start_ns,
         concurrency=concurrency,
@@ -282,7 +282,7 @@ async def watching(session: Session) -> AsyncIterator[None]:
             await watching
 
 
-def _followed(session: Session, wall: Clock) -> Clock:
+def _followed(session: Session, wall: AnchoredClock) -> AnchoredClock:
     """Return the clock by the current wall clock. Where that was set since `wall` was anchored, a warning is printed
     and recorded.
 
@@ -320,18 +320,18 @@ async def _first(*work: asyncio.Future[Any]) -> None:
     await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
 
 
-def record(run: Recorded, name: str, **data: Any) -> None:
+def record(run: RunInProgress, name: str, **data: Any) -> None:
     """Append an event of this moment to the run's log."""
     append_event(run.path, Event(at_ns=run.clock.now_ns(), name=name, data=data))
 
 
-def record_if_possible(run: Recorded, name: str, **data: Any) -> None:
+def record_if_possible(run: RunInProgress, name: str, **data: Any) -> None:
     """Append an event; a full disk costs the event, and ends nothing."""
     with suppress(OSError):
         record(run, name, **data)
 
 
-def record_note(run: Recorded, text: str) -> None:
+def record_note(run: RunInProgress, text: str) -> None:
     """Record a note that a reader of the report must know."""
     record(run, "note", text=text)
 

@@ -17,12 +17,12 @@ from loadgen.plan import saved
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.plan.fitting import Planned, PlanOrder, plan
 from loadgen.plan.saved import SavedRequestsError
-from loadgen.plan.tokenizers import Tokenizer, TokenizerError
+from loadgen.plan.tokenizers import FittingTokenizer, TokenizerError
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads import mix
-from loadgen.plan.workloads.catalogue import Workload
+from loadgen.plan.workloads.catalogue import ReadyWorkload
 from loadgen.plan.workloads.distributions import Fixed
-from loadgen.protocols.request import Target
+from loadgen.protocols.request import RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import append_record, hidden_request, plan_end
 from recorded.directory import RAW, read_manifest
@@ -44,7 +44,7 @@ PROBE = mix.RequestClass(name="probe", input_tokens=Fixed(256), output_tokens=Fi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PlannedLoad:
     """The load of a run: the measured workload or the saved requests in its place, and their schedule.
 
     about   what the manifest states of it
@@ -52,7 +52,7 @@ class Load:
     held    how many requests the file holds that ends the load; None where a duration or a number ends it
     """
 
-    workload: Workload | None
+    workload: ReadyWorkload | None
     arrival: Arrival | None
     about: dict[str, Any]
     notes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Load:
         return () if self.workload is None else self.workload.headers
 
 
-def read_load(options: RunOptions) -> Load:
+def read_load(options: RunOptions) -> PlannedLoad:
     """Read the files that a load is made of, if any. Raises ConfigurationError naming file, field, value and cure."""
     trace = read_arrivals(options.trace)
     arrival = arrival_of(options, trace)
@@ -79,7 +79,7 @@ def read_load(options: RunOptions) -> Load:
     if arrival is not None:
         _offsets_ns(options, arrival, held)  # a schedule without a request is an error before any target is asked
     about = {"label": workload.label, **workload.about}
-    return Load(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes), held=held)
+    return PlannedLoad(workload=workload, arrival=arrival, about=about, notes=(*workload.notes, *notes), held=held)
 
 
 def _source(options: RunOptions) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def _source(options: RunOptions) -> tuple[str, str]:
     return "--workload", options.workload
 
 
-def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> Load:
+def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: tuple[str, ...]) -> PlannedLoad:
     """Return a load of a recorded run's requests. Without other options, they are due at their recorded times.
 
     Raises SavedRequestsError.
@@ -110,7 +110,7 @@ def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: t
     if options.rate is None and options.arrival == "poisson" and plan.is_timed:
         arrival = None
     about = {**workload, "replayed_from": str(path), "replayed_sha256": plan.sha256}
-    return Load(workload=None, arrival=arrival, about=about, notes=notes, held=plan.count)
+    return PlannedLoad(workload=None, arrival=arrival, about=about, notes=notes, held=plan.count)
 
 
 def _plan_of(path: Path) -> Path:
@@ -119,7 +119,7 @@ def _plan_of(path: Path) -> Path:
 
 
 def preliminary_plan(
-    options: RunOptions, target: Target, tokenizer: Tokenizer, order: PlanOrder
+    options: RunOptions, target: RequestTarget, tokenizer: FittingTokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
     """Return requests of a warm-up or of probes. Their seeds are others, so that nothing measured is cached.
 
@@ -143,7 +143,7 @@ def preliminary_plan(
 
 
 def measure_plan(
-    options: RunOptions, load: Load, target: Target, tokenizer: Tokenizer, order: PlanOrder
+    options: RunOptions, load: PlannedLoad, target: RequestTarget, tokenizer: FittingTokenizer, order: PlanOrder
 ) -> AsyncGenerator[Planned, None]:
     """Return the measured requests, in order. The `order` is complete but for their send times and number.
 
@@ -241,7 +241,7 @@ def _is_gone(error: TokenizerError) -> bool:
     return isinstance(error.__cause__, ClientConnectionError)
 
 
-def _workload(options: RunOptions, seed: int) -> Workload:
+def _workload(options: RunOptions, seed: int) -> ReadyWorkload:
     if options.prompts is not None:
         return workloads.given(
             options.prompts,

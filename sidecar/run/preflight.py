@@ -14,15 +14,15 @@ from loadgen.http1 import ProtocolError, parse_head
 from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.protocols.reading.reply import Reply
 from loadgen.protocols.reading.stream import EMPTY
-from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
 from loadgen.requests.table import END_BYTES
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from recorded.errors import TargetIncompatible, TargetUnreachable
-from rundir.clock import Clock
-from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, Served, excerpt_of
+from rundir.clock import AnchoredClock
+from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, TargetInfo, excerpt_of
 
 PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels
@@ -44,7 +44,7 @@ _REASON_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProbeReply:
     """A request of our own, for `tokens` tokens, and its reply.
 
     contact  how it was sent: without the optional fields that the server `refused`, each with what was said of it
@@ -78,7 +78,7 @@ class Answer:
 
 
 async def preflight(
-    served: Served, *, contact: Contact, ignore_eos: bool = False, say: Callable[[str], None] = lambda _: None
+    served: TargetInfo, *, contact: Contact, ignore_eos: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Mapping[str, str]:
     """Send one request for one token, just as the load will be sent. A stream is required of each endpoint that can
     stream. Where the token does not come soon, `say` gets a line that it is waited for.
@@ -97,14 +97,14 @@ async def preflight(
 
 
 async def ask(
-    served: Served,
+    served: TargetInfo,
     *,
     contact: Contact,
     ignore_eos: bool = False,
     run_id: str = PREFLIGHT,
     tokens: int = 1,
-    clock: Clock = Clock(offset_ns=0),  # noqa: B008  it is frozen
-) -> Answer:
+    clock: AnchoredClock = AnchoredClock(offset_ns=0),  # noqa: B008  it is frozen
+) -> ProbeReply:
     """Send one request, stamped by a clock, and return its answer, also a failure.
 
     A server that refuses one of OPTIONAL_FIELDS by its name is asked again without it, as another request; one that
@@ -114,7 +114,7 @@ async def ask(
     attempt = 0
     while True:
         asked = without_fields(contact, refused)
-        target = Target(model=served.model, endpoint=asked.endpoint, extra=asked.extra)
+        target = RequestTarget(model=served.model, endpoint=asked.endpoint, extra=asked.extra)
         protocol = PROTOCOLS[asked.endpoint]
         path, body = protocol.encode(target, Prompt(text="Hello"), tokens, 0.0, ignore_eos=ignore_eos)
         planned = msgspec.structs.replace(plan_end(run_id), index=attempt, path=path, body=body)
@@ -129,7 +129,7 @@ async def ask(
         elif more > tokens:
             tokens = more
         else:
-            return Answer(
+            return ProbeReply(
                 url=f"{served.url}{path}",
                 run_id=run_id,
                 tokens=tokens,
@@ -187,7 +187,7 @@ def _said(exchange: Exchange, reply: Reply) -> str:
     return reply.error.partition(": ")[2] or excerpt_of(bytes(exchange.body))
 
 
-def require_answer(answer: Answer, served: Served, *, ignore_eos: bool) -> None:
+def require_answer(answer: ProbeReply, served: TargetInfo, *, ignore_eos: bool) -> None:
     """Require that the tokens came, and as a stream where there can be one. Raises TargetUnreachable or
     TargetIncompatible.
 
@@ -201,7 +201,7 @@ def require_answer(answer: Answer, served: Served, *, ignore_eos: bool) -> None:
         raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
 
 
-def _require_answer(answer: Answer, model: str, *, ignore_eos: bool) -> None:
+def _require_answer(answer: ProbeReply, model: str, *, ignore_eos: bool) -> None:
     url, exchange, reply, contact = answer.url, answer.exchange, answer.reply, answer.contact
     protocol = PROTOCOLS[contact.endpoint]
     tokens = "one token" if answer.tokens == 1 else f"{answer.tokens} tokens"
@@ -256,7 +256,9 @@ def _cure_of_status(status: int, said: str, contact: Contact, *, ignore_eos: boo
     return ""
 
 
-async def _exchanged(url: str, planned: PlannedRequest, run_id: str, contact: Contact, clock: Clock) -> Exchange:
+async def _exchanged(
+    url: str, planned: PlannedRequest, run_id: str, contact: Contact, clock: AnchoredClock
+) -> Exchange:
     """Exchange one request over the load's own transport."""
     spec = WorkerSpec(
         worker=0,

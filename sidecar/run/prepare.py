@@ -17,30 +17,30 @@ from loadgen.host.limits import outlasting, shortage
 from loadgen.host.round_trip import measure_rtt, round_trip
 from loadgen.plan import tokenizers
 from loadgen.plan.tokenizers import (
+    FittingTokenizer,
     LocalTokenizer,
     ReferenceTokenizer,
     ServerTokenizer,
-    Tokenizer,
     TokenizerError,
     probe_server,
 )
-from loadgen.protocols.request import Target
+from loadgen.protocols.request import RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from recorded.errors import ConfigurationError, TargetUnreachable
 from rundir.access import Access, Tls, masked, tls_context
 from rundir.printable.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
 from scraper.engines.catalogue import metrics_paths
-from scraper.targets.fetch import Limits, discover
+from scraper.targets.fetch import FetchLimits, discover
 from scraper.targets.scrape import clock_of
 from sidecar.options.access import metrics_access
 from sidecar.options.checks import extra_of, headers_of, named
 from sidecar.options.load import ContactOptions, RunOptions
 from sidecar.options.watch import ScrapeOptions
 from sidecar.progress.reporter import Progress
-from sidecar.run.planning import Load, read_load
+from sidecar.run.planning import PlannedLoad, read_load
 from sidecar.run.preflight import preflight, refusal, without_fields
-from sidecar.run.target import Contact, Served, engine_version, probe, proxy_note, unlisted_note
+from sidecar.run.target import Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +49,19 @@ class Prepared:
     once.
     """
 
-    served: tuple[Served, ...]
+    served: tuple[TargetInfo, ...]
     contact: Contact
-    tokenizer: Tokenizer
-    load: Load
+    tokenizer: FittingTokenizer
+    load: PlannedLoad
     targets: tuple[str, ...]
     about: Mapping[str, Any]
     notes: tuple[str, ...]
 
     @property
-    def target(self) -> Target:
+    def target(self) -> RequestTarget:
         """Return the target to write requests for. All URLs serve the same model."""
         first, (extra, _) = self.served[0], with_stand_ins(self.contact.extra)
-        return Target(model=first.model, endpoint=self.contact.endpoint, extra=extra)
+        return RequestTarget(model=first.model, endpoint=self.contact.endpoint, extra=extra)
 
     @property
     def stand_ins(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         )
 
 
-def _require_room(options: RunOptions, served: Sequence[Served]) -> None:
+def _require_room(options: RunOptions, served: Sequence[TargetInfo]) -> None:
     """Require lengths within the model's. Raises ConfigurationError for lengths given as numbers that are over it."""
     given = {"--input-tokens": options.input_tokens, "--output-tokens": options.output_tokens}
     lengths = {name: int(value) for name, value in given.items() if value is not None and value.isdecimal()}
@@ -165,7 +165,7 @@ def pages_access(options: ContactOptions) -> Access:
     return msgspec.structs.replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
 
 
-async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
+async def _served(options: RunOptions, contact: Contact) -> tuple[TargetInfo, ...]:
     """Ask each URL for its model. Raises ConfigurationError where they serve different ones."""
     servers = [await probe(url, model=options.model, contact=contact) for url in options.url]
     for server in servers:
@@ -179,12 +179,12 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[Served, ...]:
 
 async def _looked(
     options: RunOptions,
-    served: tuple[Served, ...],
+    served: tuple[TargetInfo, ...],
     contact: Contact,
     stack: AsyncExitStack,
     *,
     say: Callable[[str], None],
-) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[Tokenizer, str | None], dict[str, str]]:
+) -> tuple[str | None, list[tuple[str, str | Missing]], tuple[FittingTokenizer, str | None], dict[str, str]]:
     """Ask each URL for one token, and meanwhile for its version, metrics pages and tokenizer.
 
     Last of the four results are the fields that a server refuses, each with what to say of it. The first failure ends
@@ -259,14 +259,14 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
 
 
 async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
-    limits, paths = Limits(timeout_s=timeout_s), metrics_paths()
+    limits, paths = FetchLimits(timeout_s=timeout_s), metrics_paths()
     pages = await asyncio.gather(*(discover(url, paths, access=access, limits=limits) for url in configured))
     return list(zip(configured, pages, strict=True))
 
 
 async def _tokenizer(
-    options: RunOptions, served: Served, contact: Contact, stack: AsyncExitStack
-) -> tuple[Tokenizer, str | None]:
+    options: RunOptions, served: TargetInfo, contact: Contact, stack: AsyncExitStack
+) -> tuple[FittingTokenizer, str | None]:
     """Return the declared tokenizer, and the reason if the server's is missing. The reason is None where the server's
     was not wanted.
 
@@ -284,7 +284,7 @@ async def _tokenizer(
     return tokenizer, unused
 
 
-async def _chosen_tokenizer(name: str, served: Served, contact: Contact) -> tuple[Tokenizer, str | None]:
+async def _chosen_tokenizer(name: str, served: TargetInfo, contact: Contact) -> tuple[FittingTokenizer, str | None]:
     if name == "cl100k_base":
         return await _reference(), None
     if name not in {"auto", "server"}:

@@ -25,7 +25,7 @@ from recorded.errors import ConfigurationError, WorkerDied
 from recorded.run import Run
 from rundir.access import Access, Guard, masked
 from rundir.child import ChildSpec
-from rundir.clock import Clock, anchor
+from rundir.clock import AnchoredClock, anchor
 from sidecar.options.access import guard_of, metrics_access
 from sidecar.options.fields import listen_address
 from sidecar.options.load import RunOptions
@@ -182,7 +182,7 @@ async def _sending(session: Session, options: RunOptions) -> AsyncIterator[None]
 
 
 def _live(
-    options: RunOptions, path: Path, run_id: str, clock: Clock, prepared: Prepared, page: LivePage | None
+    options: RunOptions, path: Path, run_id: str, clock: AnchoredClock, prepared: Prepared, page: LivePage | None
 ) -> LiveRun:
     """Return the reader of a run's logs."""
     from loadgen.requests.slo.objectives import parse_slo  # noqa: PLC0415  as in run
@@ -307,7 +307,7 @@ async def _supervised(
 
 
 def worker_spec(
-    number: int, path: Path, run_id: str, prepared: Prepared, options: RunOptions, clock: Clock
+    number: int, path: Path, run_id: str, prepared: Prepared, options: RunOptions, clock: AnchoredClock
 ) -> WorkerSpec:
     """Return the specification of a load worker."""
     from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  as in run
@@ -336,7 +336,7 @@ def scraper_spec(
     path: Path,
     targets: Sequence[str],
     options: RunOptions | ScrapeOptions,
-    clock: Clock,
+    clock: AnchoredClock,
     access: Access,
 ) -> Spec:
     """Return the specification of the scraper. A scrape without load has no seed of its own."""

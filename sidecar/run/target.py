@@ -49,7 +49,7 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class TargetInfo:
     """A target's own statements: the chosen model, its length limit in tokens (None: missing).
 
     listed    all models that it serves; none where it lists none
@@ -67,7 +67,7 @@ class Served:
     unlisted: SidelightError | None = None
 
 
-async def probe(url: str, *, model: str | None, contact: Contact, any_model: bool = False) -> Served:
+async def probe(url: str, *, model: str | None, contact: Contact, any_model: bool = False) -> TargetInfo:
     """Ask a target for its models, and choose one. They are listed where the protocol says; with `any_model` the first
     is chosen.
 
@@ -79,7 +79,7 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     if listing is None:
         if model is None:
             raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} does not list models")
-        return Served(url=root_url(url), model=model, max_model_len=None)
+        return TargetInfo(url=root_url(url), model=model, max_model_len=None)
     address = f"{root_url(url)}{listing.path}"
     try:
         body = await _get(address, contact)
@@ -87,8 +87,8 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     except TargetIncompatible as error:
         if model is None:
             raise
-        return Served(url=root_url(url), model=model, max_model_len=None, unlisted=error)
-    served = Served(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
+        return TargetInfo(url=root_url(url), model=model, max_model_len=None, unlisted=error)
+    served = TargetInfo(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
     chosen = _only(served.listed, address, any_model=any_model) if model is None else model
     if chosen not in limits:
         missing = ConfigurationError(f"--model {chosen}: not served; {address} serves: {_names(served.listed)}")
@@ -96,7 +96,7 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     return replace(served, model=chosen, max_model_len=limits[chosen])
 
 
-def unlisted_note(served: Served) -> str | None:
+def unlisted_note(served: TargetInfo) -> str | None:
     """Return a note on the use of a model that its server does not list; None where it does."""
     if served.unlisted is None:
         return None

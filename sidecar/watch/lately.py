@@ -15,7 +15,7 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
-from correlator.live.breakdown import Ended
+from correlator.live.breakdown import EndedRequests
 from correlator.live.reasons import NO_CLIENT
 from exporter.report.conclusion import largest_part
 from exporter.summary.breakdown import Explained, Group, group
@@ -53,7 +53,7 @@ class _Clients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recent:
+class RecentRequests:
     """Statistics of the requests of the last `window_s` seconds. These are WINDOW_S, or fewer where the watch has just
     begun or requests are too many.
 
@@ -90,7 +90,7 @@ class Lately:
         self._clients.append(_Clients(at_ns=now_ns, ended=ended, failed=failed))
         self._failed = self._failed + failed if failed == ended else 0
 
-    def take(self, ended: Ended, now_ns: int) -> None:
+    def take(self, ended: EndedRequests, now_ns: int) -> None:
         """Add requests that are counted now."""
         longest = slowest(ended.requests, ended.parts, _NOT_SHOWN, _NOT_SHOWN, start_ns=0)
         self._size += len(ended)
@@ -127,14 +127,14 @@ class Lately:
         """Return whether there are enough requests without those of the oldest batch."""
         return self._size - len(self._batches[0].parts) >= self._most
 
-    def recent(self, now_ns: int) -> Recent:
+    def recent(self, now_ns: int) -> RecentRequests:
         """Return the statistics of the window that ends now."""
         self.forget(now_ns)
         begun_ns = now_ns if self._begun_ns is None else self._begun_ns
         elapsed_s = (now_ns - begun_ns) / 1e9
         is_cut = self._size >= self._most
         requests = chain.from_iterable(batch.slowest for batch in self._batches)
-        return Recent(
+        return RecentRequests(
             window_s=(now_ns - self._batches[0].at_ns) / 1e9 if is_cut else min(WINDOW_S, elapsed_s),
             group=self._group(),
             slowest=heapq.nlargest(SLOWEST, requests, key=lambda request: request.ttft_ms),

@@ -23,7 +23,7 @@ from exporter.text import render
 from rundir.printable.numbers import brief, count_of, duration, percent, spoken
 from rundir.printable.text import printable
 from sidecar.progress.panel import cell, row, waiting_row
-from sidecar.watch.lately import Recent
+from sidecar.watch.lately import RecentRequests
 
 MOST_ENGINES, MOST_REASONS = 4, 3
 WIDTH = 100
@@ -56,7 +56,7 @@ class WatchState:
     """
 
     elapsed_s: float
-    recent: Recent
+    recent: RecentRequests
     engines: Sequence[EngineState]
     awaiting_spans: int
     awaiting_estimates: int
@@ -123,7 +123,7 @@ def _engine(engine: EngineState) -> Line:
     )
 
 
-def _breakdown(recent: Recent) -> Iterator[Block]:
+def _breakdown(recent: RecentRequests) -> Iterator[Block]:
     """Yield the parts of the TTFT with a report's labels, and the slowest requests."""
     if recent.group is None or not recent.group.breakdown.ttft_ms.count:
         yield Prose(f"No request with a known TTFT in the last {_time(recent.window_s)}.", "note")
@@ -147,7 +147,7 @@ def _slow(request: SlowRequest, breakdown: Breakdown) -> Line:
     return Line((("slow ", "note"), (spoken(request.ttft_ms), "strong"), (f", {where}  ", ""), trace))
 
 
-def _without(recent: Recent) -> Iterator[Prose]:
+def _without(recent: RecentRequests) -> Iterator[Prose]:
     """Yield the number of requests without a breakdown of the TTFT, and the reasons."""
     if not recent.missing:
         return

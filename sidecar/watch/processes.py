@@ -23,7 +23,7 @@ from recorded import directory as run_directory
 from recorded import events as run_events
 from recorded.errors import WorkerDied
 from rundir.access import masked
-from rundir.clock import Clock, step_ns, step_text
+from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.frames import Rotation, next_number
 from scraper.commands import SpanSpec, Spec
 from sidecar.options.access import metrics_access
@@ -59,7 +59,7 @@ class Upkeep:
 
 
 @dataclass(slots=True, kw_only=True)
-class Receiver(Upkeep):
+class WatchReceiver(Upkeep):
     """The receiver of spans. `ports` are those that it listens at, `clock_step_ns` is the last step of the clock."""
 
     name: str = "receiver"
@@ -91,14 +91,14 @@ class Watch:
     """
 
     path: Path
-    clock: Clock
+    clock: AnchoredClock
     options: WatchOptions
     progress: Progress
     view: WatchView
     page: LivePage
     columns: LiveColumns
     begun_ns: int
-    receiver: Receiver
+    receiver: WatchReceiver
     scraper: Scraper
     stop: asyncio.Event
     reload: asyncio.Event

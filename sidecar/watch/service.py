@@ -41,9 +41,9 @@ from sidecar.run.phases import record, record_if_possible, unless_stopped_for
 from sidecar.run.target import reason_of
 from sidecar.watch.panel import WatchState, panel, panel_rows
 from sidecar.watch.processes import (
-    Receiver,
     Scraper,
     Watch,
+    WatchReceiver,
     end_at_clock_step,
     keep_receiver_up,
     keep_scraper_up,
@@ -135,7 +135,9 @@ async def _watch(
             page=page,
             columns=columns,
             begun_ns=clock.now_ns(),
-            receiver=Receiver(lives=1, ports=before.ports, clock_step_ns=before.moved_ns) if before else Receiver(),
+            receiver=WatchReceiver(lives=1, ports=before.ports, clock_step_ns=before.moved_ns)
+            if before
+            else WatchReceiver(),
             scraper=Scraper(lives=1 if before else 0),
             stop=stop,
             reload=reload,

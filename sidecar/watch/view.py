@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from correlator.breakdown import SOURCES
-from correlator.live.breakdown import Ended
+from correlator.live.breakdown import EndedRequests
 from correlator.live.reasons import DEFECT, NO_CLIENT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
@@ -46,7 +46,7 @@ from rundir.stats import finite
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
 from scraper.series.table import SeriesTable
-from scraper.spans.log import Counts, ExportRecord, ForwardQueue, ReceiverLife, StateRecord, decode, follow
+from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
 from scraper.window.window import Window
 from sidecar.live.engine import EngineView
 from sidecar.live.lately import Peaks
@@ -203,7 +203,7 @@ class WatchView:
         self._half_known.update(dict.fromkeys(fresh, True))
         return fresh
 
-    def _count_parts(self, ended: Ended, now_ns: int) -> None:
+    def _count_parts(self, ended: EndedRequests, now_ns: int) -> None:
         for gateway in (gateway for row in ended.parts.gateways.tolist() for gateway in row):
             if not gateway.first_by and can_state_more(gateway.name) and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
@@ -247,7 +247,7 @@ class WatchView:
 
     def snapshot(self, *, restarts: int, scraper_restarts: int = 0, unwritten: int = 0) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        receiver = {**dict.fromkeys(Counts.__struct_fields__, 0), **self.receiver_counts()}
+        receiver = {**dict.fromkeys(ReceiverCounts.__struct_fields__, 0), **self.receiver_counts()}
         return Snapshot(
             version=VERSION,
             run_id=self._run_id,

@@ -16,7 +16,7 @@ _MOST_KEY = 1 << 64
 _ALL = 1 << 62
 
 
-class Gateway:
+class SimulatedGateway:
     """The gateway's guardrails and its count of requests in flight."""
 
     def __init__(self, settings: GatewaySettings, seed: int) -> None:
@@ -62,4 +62,4 @@ class Gateway:
 
 
 #: What lets everything pass at once.
-OPEN = Gateway(GatewaySettings(), 0)
+OPEN = SimulatedGateway(GatewaySettings(), 0)

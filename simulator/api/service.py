@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from simulator.api.gateway import OPEN, Gateway
+from simulator.api.gateway import OPEN, SimulatedGateway
 from simulator.api.requests import Generation
 from simulator.api.responses import ReplyInfo
 from simulator.engine.driver import EngineDriver, EngineStoppedError, TokenStream
@@ -30,7 +30,7 @@ class Service:
 
     settings: SimulatorSettings
     driver: EngineDriver
-    gateway: Gateway
+    gateway: SimulatedGateway
     page: EnginePage
     perf_metrics: PerfMetrics
     clock: Callable[[], int]

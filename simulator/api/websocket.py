@@ -17,7 +17,7 @@ from simulator.engine.history import RequestRecord
 PATH = "/v1/stream"
 
 
-class _Request(msgspec.Struct):
+class _WebSocketRequest(msgspec.Struct):
     messages: list[ChatMessage]
     model: str | None = None
     max_tokens: Positive | None = None
@@ -45,7 +45,7 @@ async def _answer(socket: web.WebSocketResponse, service: Service, data: bytes) 
     arrival_ns = service.clock()
     settings = service.settings
     try:
-        asked = read(data, _Request)
+        asked = read(data, _WebSocketRequest)
         check_model(asked.model, settings.only_model)
         token_ids = chat_token_ids(asked.messages)
         wanted = generation(token_ids, asked.max_tokens, settings, ignore_eos=asked.ignore_eos, stream=True)

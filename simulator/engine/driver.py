@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rundir.clock import time_of_day_ns
 from simulator.engine.history import OUT_OF_MEMORY, EngineRequest, RequestRecord, StepOutcome, TokenOutput
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 
 #: A longer pause of the process stays in the truth.
 _MOST_CAUGHT_UP_NS = 10_000_000
@@ -83,7 +83,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SimulatedEngine,
         *,
         clock: Callable[[], int],
         on_step: Callable[[StepOutcome], None],

@@ -131,7 +131,7 @@ class TokenOutput(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstToken:
+class PrefillCompleted:
     """A prefill was completed: the time since arrival and since it was first scheduled, the prompt's length and how
     much of it was cached.
     """
@@ -145,7 +145,7 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class RequestScheduled:
     """A request was scheduled for the first time: how long it had waited, and its prompt."""
 
     queue_ns: int
@@ -192,7 +192,7 @@ class StepOutcome:
     begin_ns: int
     at_ns: int
     intake_ns: tuple[int, ...]
-    admissions: tuple[Admission, ...]
+    admissions: tuple[RequestScheduled, ...]
     chunk_ns: tuple[int, ...]
     retractions: tuple[Retraction, ...]
     prefill: PrefillWork
@@ -201,7 +201,7 @@ class StepOutcome:
     used_blocks: int
     evictable_blocks: int
     tokens: tuple[TokenOutput, ...]
-    first_tokens: tuple[FirstToken, ...]
+    first_tokens: tuple[PrefillCompleted, ...]
     finished: tuple[RequestRecord, ...]
     running: int
     waiting: int

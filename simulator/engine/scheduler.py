@@ -20,11 +20,11 @@ import numpy as np
 
 from simulator.engine.blocks import BlockPool, cache_root, extend_chain
 from simulator.engine.history import (
-    Admission,
     EngineRequest,
-    FirstToken,
+    PrefillCompleted,
     PrefillWork,
     RequestRecord,
+    RequestScheduled,
     Retraction,
     StepOutcome,
     StepTimes,
@@ -102,13 +102,13 @@ class _Step:
     chunks: list[tuple[_Sequence, int]] = field(default_factory=list)
     budget: int
     intake_ns: list[int] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
+    admissions: list[RequestScheduled] = field(default_factory=list)
     retractions: list[Retraction] = field(default_factory=list)
     cached: int = 0
     fresh_cached: int = 0
 
 
-class Engine:
+class SimulatedEngine:
     """The queue, the running batch and the KV blocks of one engine.
 
     The same settings, submissions and times give the same history.
@@ -217,7 +217,7 @@ class Engine:
         prefill, kv_tokens = _work(step)
         lost = self._lose_all(now_ns) if len(step.chunks) >= (self.settings.oom_at or _NO_LIMIT) else ()
         tokens: list[TokenOutput] = []
-        first_tokens: list[FirstToken] = []
+        first_tokens: list[PrefillCompleted] = []
         chunk_ns: list[int] = []
         finished: list[RequestRecord] = []
         for sequence, chunk_tokens in step.chunks:
@@ -426,16 +426,16 @@ def _work(step: _Step) -> tuple[PrefillWork, int]:
     return prefill, sum(sequence.computed + tokens for sequence, tokens in step.chunks)
 
 
-def _admission(sequence: _Sequence, now_ns: int) -> Admission:
-    return Admission(
+def _admission(sequence: _Sequence, now_ns: int) -> RequestScheduled:
+    return RequestScheduled(
         queue_ns=now_ns - sequence.queued_ns,
         prompt_tokens=len(sequence.request.prompt_token_ids),
         cached_tokens=sequence.cached_tokens,
     )
 
 
-def _first_token(sequence: _Sequence, now_ns: int) -> FirstToken:
-    return FirstToken(
+def _first_token(sequence: _Sequence, now_ns: int) -> PrefillCompleted:
+    return PrefillCompleted(
         ttft_ns=now_ns - sequence.arrival_ns,
         prefill_ns=now_ns - sequence.scheduled_ns,
         streamed=sequence.request.streamed,

@@ -9,11 +9,11 @@ import pytest
 from sent_spans import NOON, S, call, engine, export, gateway
 
 from correlator.replay import Replay, Replayed
-from scraper.spans.log import Counts, ExportRecord, StateRecord
+from scraper.spans.log import ExportRecord, ReceiverCounts, StateRecord
 
 
 def state(name: str, at_s: float) -> StateRecord:
-    return StateRecord(at_ns=NOON + round(at_s * S), state=name, counts=Counts())
+    return StateRecord(at_ns=NOON + round(at_s * S), state=name, counts=ReceiverCounts())
 
 
 def replayed(*records: ExportRecord | StateRecord, deaths_s: tuple[float, ...] = (), most: int = 1000) -> Replayed:

@@ -15,7 +15,7 @@ from series import histogram as histogram_page
 
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.json import document
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from rundir.files import replace_file
 
 Small = Callable[..., dict[str, Any]]
@@ -33,7 +33,7 @@ def small() -> Small:
     return make
 
 
-def export(source: Source) -> dict[str, Any]:
+def export(source: MetricsSource) -> dict[str, Any]:
     """Return the document, which JSON can hold as it is."""
     result = document(source)
     assert result == json.loads(json.dumps(result, allow_nan=False))

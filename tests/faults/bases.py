@@ -16,7 +16,7 @@ from methodology.execution import record, runner
 from methodology.execution.data import step_data
 from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
-from methodology.study.model import Asked, Parameters, StepData
+from methodology.study.model import Parameters, StepData, StudySettings
 from recorded.directory import LOGS, MANIFEST, RAW, log_ends, write_json
 from rundir.frames import FrameLog, read_frames
 from sidecar.options.load import RunOptions
@@ -61,7 +61,7 @@ def study(into: Path, url: str, runs: list[Path], *, test: str) -> Path:
         parameters, variants = Parameters(load=0.7, requests=24, capacity=5.7), ()
     else:
         parameters, variants = Parameters(pairs=1, rate=4.0, duration=6.0), ("A", "B")
-    asked = Asked(test=test, scale="short", parameters=parameters, seed=1, variants=variants)
+    asked = StudySettings(test=test, scale="short", parameters=parameters, seed=1, variants=variants)
     options = StudyOptions(url=(url,), scrape_interval=0.01, scale="short", requests=24, capacity=5.7)
     begun = record.create(into / test, record.new(options, asked, ["sidelight", "test", test], {}))
     how = copying(runs)(

@@ -22,10 +22,10 @@ from methodology.execution.record import (
     ALL,
     LOG,
     STUDY,
-    Begun,
     Decided,
-    Ended,
     Judged,
+    StepEnded,
+    StepStarted,
     Stopped,
     open_study,
     read_all,
@@ -92,8 +92,8 @@ def records() -> list[bytes]:
     judged = outcome(step, step_data(GOLDEN / "vllm_plain"), ("ttft",))
     frames = (
         Decided(at_ns=NOW_NS, number=1, step=step),
-        Begun(at_ns=NOW_NS, number=1, run="steps/0001-open-70-percent", notes=("busy",)),
-        Ended(at_ns=NOW_NS + 1, number=1, status="complete"),
+        StepStarted(at_ns=NOW_NS, number=1, run="steps/0001-open-70-percent", notes=("busy",)),
+        StepEnded(at_ns=NOW_NS + 1, number=1, status="complete"),
         Judged(at_ns=NOW_NS + 1, number=1, outcome=judged),
         Stopped(at_ns=NOW_NS + 2, status="complete", reason="all requests were sent"),
     )

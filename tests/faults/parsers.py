@@ -30,7 +30,7 @@ from loadgen.protocols.reading.reply import Reads, Reply
 from loadgen.protocols.table import PROTOCOLS
 from methodology.execution.record import StudyRecord, create, open_study
 from methodology.options import CompareOptions, StudyOptions, SweepOptions
-from methodology.study.model import Asked, Parameters
+from methodology.study.model import Parameters, StudySettings
 from recorded.directory import read_manifest
 from recorded.errors import ConfigurationError
 from recorded.system import read_system
@@ -38,7 +38,7 @@ from rundir.files import read_regular
 from rundir.framing import Unframer
 from scraper import perf_metrics
 from scraper.exposition import MalformedPage, PageReader
-from scraper.spans.intake.export import Refusal, parsed, unpacked
+from scraper.spans.intake.export import ExportRefusal, parsed, unpacked
 from scraper.spans.log import packed
 from scraper.spans.requests import engine_spans
 from sidecar.options import config
@@ -217,7 +217,7 @@ def studies() -> list[bytes]:
     """Return study.json as it is written."""
     from tempfile import TemporaryDirectory  # noqa: PLC0415  of this alone
 
-    asked = Asked(test="ttft", scale="short", parameters=Parameters(load=0.7, requests=100), seed=1)
+    asked = StudySettings(test="ttft", scale="short", parameters=Parameters(load=0.7, requests=100), seed=1)
     about = {"tool": {"name": "sidelight"}, "command": ["sidelight"], "options": {"url": ["http://x"]}}
     record = StudyRecord(study_id="s", started_at="2026-11-22T12:00:00.000Z", asked=asked, seen={}, host={}, **about)  # type: ignore[arg-type]
     with TemporaryDirectory() as scratch:
@@ -271,10 +271,10 @@ PARSERS: dict[str, Parser] = {
     "reply": Parser(corpus=files("replies"), read=reply),
     "framing": Parser(corpus=wire_bodies, read=framing, declared=(ProtocolError,)),
     "models": Parser(corpus=files("models"), read=listings),
-    "otlp": Parser(corpus=exports, read=export, declared=(Refusal,)),
+    "otlp": Parser(corpus=exports, read=export, declared=(ExportRefusal,)),
     "gzip": Parser(
         corpus=lambda: [gzip.compress(body, mtime=0) for body in exports()],
-        read=lambda data, _, __: unpacked(data, MOST_BYTES), declared=(Refusal,),
+        read=lambda data, _, __: unpacked(data, MOST_BYTES), declared=(ExportRefusal,),
     ),
     "trace": Parser(
         corpus=files("traces"), read=file_of(".csv", ".jsonl", ".csv.gz", read=read_trace), declared=(TraceError,)

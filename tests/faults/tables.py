@@ -25,9 +25,9 @@ from series import endpoint_of
 
 from exporter.server_metrics import csv as server_metrics
 from exporter.server_metrics.json import document
-from loadgen.plan.traces import Trace, read_trace
+from loadgen.plan.traces import ArrivalTrace, read_trace
 from methodology.report.tables import as_csv
-from methodology.study.findings import Cell, Column, Table
+from methodology.study.findings import Cell, ResultColumn, ResultTable
 from rundir.printable.text import defused
 
 ODD = "ab,[;\"'=+-@\t\r\n #é€\u2028\u202e\x1b\x00"
@@ -74,11 +74,11 @@ def computed(text: str) -> bool:
 
 def of_study(rng: random.Random, _: Path) -> str:
     """Say what of a study's table is read otherwise than it was."""
-    columns = tuple(Column(name=odd(rng), title="t") for _ in range(rng.randrange(1, 5)))
+    columns = tuple(ResultColumn(name=odd(rng), title="t") for _ in range(rng.randrange(1, 5)))
     rows: list[tuple[Cell, ...]] = [
         tuple(rng.choice(NUMBERS) if rng.random() < 0.5 else odd(rng) for _ in columns) for _ in range(rng.randrange(5))
     ]
-    text = as_csv(Table(name="odd", title="Odd", columns=columns, rows=tuple(rows)))
+    text = as_csv(ResultTable(name="odd", title="Odd", columns=columns, rows=tuple(rows)))
     expected = [[defused(column.name) for column in columns], *([cell_of(value) for value in row] for row in rows)]
     return _difference(read(text), expected)
 
@@ -171,7 +171,7 @@ def _trace(rng: random.Random) -> tuple[str, list[str], list[list[str]]]:
     return at, names, rows
 
 
-def _read(trace: Trace, at: str) -> list[tuple[int, int, int]]:
+def _read(trace: ArrivalTrace, at: str) -> list[tuple[int, int, int]]:
     offsets = (round(offset / EXACT_NS[at]) for offset in trace.offsets_ns.tolist())
     return list(zip(offsets, trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
 

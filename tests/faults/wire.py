@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from scraper.spans.intake.export import Refusal, parsed
+from scraper.spans.intake.export import ExportRefusal, parsed
 from scraper.spans.log import packed
 from scraper.spans.requests import engine_spans
 
@@ -153,7 +153,7 @@ def difference(body: bytes) -> str:
 def is_refused(body: bytes) -> bool:
     try:
         parsed(body)
-    except Refusal:
+    except ExportRefusal:
         return True
     return False
 

@@ -111,8 +111,8 @@ async def serve() -> AsyncIterator[Serve]:
 
 
 @pytest.fixture
-def anchored() -> clock.Clock:
-    return clock.Clock(offset_ns=time.time_ns() - time.monotonic_ns())
+def anchored() -> clock.AnchoredClock:
+    return clock.AnchoredClock(offset_ns=time.time_ns() - time.monotonic_ns())
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, directory: Path, offset_ns: int) -> None:
         self.process = process
         self.directory = directory
-        self.clock = clock.Clock(offset_ns=offset_ns)
+        self.clock = clock.AnchoredClock(offset_ns=offset_ns)
 
     async def send(self, **command: object) -> None:
         assert self.process.stdin is not None

@@ -14,15 +14,15 @@ from scipy import stats
 from loadgen.driver import Order, Send, Stop, is_share, run_phase, slots
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.records import PlannedRequest
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 MS = 1_000_000
 
 
-def _virtual(look_ns: int = 1000) -> Clock:
+def _virtual(look_ns: int = 1000) -> AnchoredClock:
     """The event loop's virtual time; each look at it costs a microsecond, so that waiting for it comes to an end."""
     loop, looks = asyncio.get_running_loop(), itertools.count()
-    return Clock(offset_ns=0, monotonic_ns=lambda: round(loop.time() * 1e9) + look_ns * next(looks))
+    return AnchoredClock(offset_ns=0, monotonic_ns=lambda: round(loop.time() * 1e9) + look_ns * next(looks))
 
 
 def _request(index: int, offset_ns: int = -1, think_ns: int = -1, *turns: PlannedRequest) -> PlannedRequest:

@@ -17,7 +17,7 @@ import pytest
 from loadgen.plan.fitting import PlanOrder, plan
 from loadgen.plan.tokenizers import ReferenceTokenizer
 from loadgen.plan.workloads.request import WorkloadRequest
-from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS, Endpoint, kserve
 from loadgen.records import RequestPart
 from loadgen.requests.table import assemble
@@ -72,8 +72,8 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
 }  # fmt: skip
 
 
-def _target(protocol: str, **extra: object) -> Target:
-    return Target(model="m", endpoint=protocol, extra=extra)
+def _target(protocol: str, **extra: object) -> RequestTarget:
+    return RequestTarget(model="m", endpoint=protocol, extra=extra)
 
 
 def _encoded(protocol: str, prompt: Prompt, **extra: object) -> tuple[str, bytes]:

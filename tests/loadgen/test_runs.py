@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from loadgen.protocols.openai import FORM
 from loadgen.protocols.reading.events import SseEvent
 from loadgen.protocols.reading.reply import Reply, read_reply
-from loadgen.protocols.reading.stream import Form, Seen
+from loadgen.protocols.reading.stream import Form, ReplyState
 from loadgen.protocols.table import PROTOCOLS
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -116,7 +116,7 @@ def test_a_plain_stream_is_read_at_once(field: str):
     """Of a hundred events with text, only one in 26 and those that differ are decoded one by one."""
     taken: list[SseEvent] = []
 
-    def take(seen: Seen, event: SseEvent) -> None:
+    def take(seen: ReplyState, event: SseEvent) -> None:
         taken.append(event)
         FORM.take(seen, event)
 

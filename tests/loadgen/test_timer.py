@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from loadgen.timer import Alarm, wait_until
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 MS = 1_000_000
 
@@ -50,7 +50,7 @@ async def test_a_wait_that_is_given_up_delays_no_other(alarm: Alarm):
 
 async def test_the_clock_waits_by_its_alarm(alarm: Alarm):
     """In the run's time, with its offset."""
-    clock = Clock(offset_ns=10**18)
+    clock = AnchoredClock(offset_ns=10**18)
     due_ns = clock.now_ns() + 2 * MS
     await wait_until(clock, due_ns, alarm)
     assert clock.now_ns() >= due_ns

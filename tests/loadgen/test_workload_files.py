@@ -44,7 +44,7 @@ def sharegpt(tmp_path: Path) -> Path:
     return path
 
 
-def drawn(workload: workloads.Workload, count: int = COUNT) -> list[workloads.WorkloadRequest]:
+def drawn(workload: workloads.ReadyWorkload, count: int = COUNT) -> list[workloads.WorkloadRequest]:
     return list(itertools.islice(workload.requests, count))
 
 

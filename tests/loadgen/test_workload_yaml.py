@@ -19,10 +19,10 @@ from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads import custom, distributions, mix
 from loadgen.plan.workloads.custom import parse_lengths
 from loadgen.plan.workloads.distributions import (
+    BinnedDistribution,
     Choice,
     Distribution,
     Fixed,
-    Histogram,
     LogNormal,
     Normal,
     Percentiles,
@@ -53,7 +53,7 @@ classes:
 
 def built(
     text: str, tmp_path: Path, *, count: int = 2000
-) -> tuple[workloads.Workload, list[workloads.WorkloadRequest]]:
+) -> tuple[workloads.ReadyWorkload, list[workloads.WorkloadRequest]]:
     path = tmp_path / "desk.yaml"
     path.write_text(text, encoding="utf-8")
     workload = workloads.build(str(path), seed=3)
@@ -234,7 +234,7 @@ def test_the_documents_examples_are_workloads():
         ("percentiles:50=156,95=892,min=2", Percentiles(((50, 156), (95, 892)), 2)),
         ("choice:512,2048", Choice((512, 2048), (1, 1))),
         ("choice:512=3,2048=1", Choice((512, 2048), (3, 1))),
-        ("histogram:1-100=30,100-500=70", Histogram((1, 100, 500), (30, 70))),
+        ("histogram:1-100=30,100-500=70", BinnedDistribution((1, 100, 500), (30, 70))),
         ('{"uniform": {"min": 4, "max": 8}}', Uniform(4, 8)),
     ],
 )

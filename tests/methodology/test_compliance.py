@@ -22,7 +22,7 @@ from methodology.compliance.facts import facts_of
 from methodology.compliance.requirements import requirements
 from methodology.compliance.runs import comply_run
 from methodology.compliance.statement import comply, satisfies
-from methodology.study.findings import Findings, Quantity
+from methodology.study.findings import ResultQuantity, StudyFindings
 from methodology.study.model import Outcome
 from recorded.system import as_text
 from rundir.stats import describe
@@ -112,8 +112,8 @@ def both(*spoils: Spoil) -> Spoil:
 
 GATEWAY = both(declared(boundary="application gateway"), fact(workload="conversation", transport="http"))
 FAR = {"same_machine": False, "boundary": "application gateway"}
-MANY = Quantity(value=1.0, unit="ms", n=1_000_000)
-COUNTED = {"ttft_p50_ms": Quantity(value=1.0, unit="ms", n=9_999)}
+MANY = ResultQuantity(value=1.0, unit="ms", n=1_000_000)
+COUNTED = {"ttft_p50_ms": ResultQuantity(value=1.0, unit="ms", n=9_999)}
 PAGE_ON, PAGE_OFF = ({"enable_prefix_caching": text} for text in ("True", "False"))
 # Of each MUST and SHOULD: the test, what spoils a study that is compliant, and words of what is said then.
 VIOLATIONS: dict[str, tuple[str, Spoil, str]] = {
@@ -439,7 +439,7 @@ def test_a_plain_run_is_judged_as_the_test_ttft(count: int, unmet: set[str]):
 def test_findings_of_another_kind_do_no_harm():
     """A study whose findings are empty is judged all the same."""
     given = study("throughput")
-    given["findings"] = Findings(answer=(), results={})
+    given["findings"] = StudyFindings(answer=(), results={})
     assert "unconditional" == comply(**given).verdict  # what is missing is a part, not a MUST
 
 

@@ -16,7 +16,7 @@ from correlator.load.steady import SteadyWindow
 from loadgen.requests.slo.results import ObjectiveResult, SloResult
 from methodology.procedures.throughput import THROUGHPUT
 from methodology.search import at_objective, bracket, contradiction, crossing_of, next_step
-from methodology.study.model import Asked, Beyond, Done, Finished, Outcome, Parameters, Step
+from methodology.study.model import Beyond, Done, Finished, Outcome, Parameters, Step, StudySettings
 from methodology.study.planning import decide, level_label
 from methodology.study.saturation import Capacity, capacity, capacity_shown, measured_capacity
 
@@ -25,8 +25,10 @@ WINDOW = SteadyWindow(start_ns=0, end_ns=54 * 10**9, left_out=0.1, enough=True)
 Server = Callable[[Step], dict[str, Any]]
 
 
-def asked(**parameters: Any) -> Asked:
-    return Asked(test="throughput", scale="letter", parameters=Parameters(**{"duration": 60.0, **parameters}), seed=1)
+def asked(**parameters: Any) -> StudySettings:
+    return StudySettings(
+        test="throughput", scale="letter", parameters=Parameters(**{"duration": 60.0, **parameters}), seed=1
+    )
 
 
 def closed(step: Step, places: float = 32) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def usual(step: Step) -> dict[str, Any]:
     return closed(step) if step.load == "closed" else opened(step)
 
 
-def searched(given: Asked, server: Server = usual) -> tuple[list[Finished], Done]:
+def searched(given: StudySettings, server: Server = usual) -> tuple[list[Finished], Done]:
     """Play the search to its end."""
     finished: list[Finished] = []
     while isinstance(step := next_step(given, finished), Step):

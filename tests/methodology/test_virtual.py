@@ -14,10 +14,10 @@ from virtual_study import play, run_step
 
 from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.metrics import request_metrics
-from methodology.study.findings import Findings, Quantity
-from methodology.study.model import Asked, Done, Finished, Parameters, Procedure, Reader, Step, StepData
+from methodology.study.findings import ResultQuantity, StudyFindings
+from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from simulator.settings import ENGINES, EngineSettings, SimulatorSettings
-from simulator.virtual import Exchange, VirtualServer
+from simulator.virtual import VirtualExchange, VirtualServer
 
 
 def ran(
@@ -28,8 +28,8 @@ def ran(
     return run_step(step, VirtualServer(SimulatorSettings(engine=engine), network_s=0.004), parts=parts)
 
 
-def truth_of(data: StepData) -> list[Exchange]:
-    exchanges: list[Exchange] = list(data.about["truth"])
+def truth_of(data: StepData) -> list[VirtualExchange]:
+    exchanges: list[VirtualExchange] = list(data.about["truth"])
     return exchanges
 
 
@@ -97,7 +97,7 @@ def test_equal_seeds_send_the_same_requests_and_a_step_may_forget_what_was_cache
     assert np.mean(request_metrics(warm.requests).ttft_ms) < np.mean(request_metrics(cold.requests).ttft_ms)
 
 
-def two_levels(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def two_levels(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Decide on a level of 2, then of 4 requests/s, of each variant."""
     names = asked.variants or ("",)
     if len(finished) == 2 * len(names):
@@ -107,10 +107,10 @@ def two_levels(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
     return Step(kind="level", label=f"open-{level:g}", load="open", level=level, duration=20, seed=5, variant=variant)
 
 
-def sent_tokens(asked: Asked, finished: Sequence[Finished], read: Reader) -> Findings:
+def sent_tokens(asked: StudySettings, finished: Sequence[Finished], read: Reader) -> StudyFindings:
     """Find how many tokens were sent in all."""
     sent = sum(int(read(each).requests.input_tokens.sum()) for each in finished)
-    return Findings(answer=(asked.test,), results={"input_tokens": Quantity(value=sent, unit="tokens")})
+    return StudyFindings(answer=(asked.test,), results={"input_tokens": ResultQuantity(value=sent, unit="tokens")})
 
 
 TWO_LEVELS = Procedure(
@@ -125,7 +125,7 @@ TWO_LEVELS = Procedure(
 
 def test_a_study_is_played_until_its_test_has_no_further_step() -> None:
     """Each step has its outcome, the sentinel comes last, and findings read the tables of all of them."""
-    asked = Asked(test="two-levels", scale="short", parameters=Parameters(sentinel=True), seed=1)
+    asked = StudySettings(test="two-levels", scale="short", parameters=Parameters(sentinel=True), seed=1)
     finished, findings = play(TWO_LEVELS, asked, EngineSettings())
     assert [each.step.label for each in finished] == ["open-2", "open-4", "sentinel-open-2"]
     assert [each.outcome.void for each in finished] == ["", "", ""]
@@ -138,7 +138,7 @@ def test_variants_are_servers_of_their_own_on_one_clock() -> None:
     """The slower variant is slower on the same requests, and its steps come after those of the other."""
     speed = EngineSettings().speed
     slow = EngineSettings(speed=replace_speed(speed, step_s=3 * speed.step_s))
-    asked = Asked(test="two-levels", scale="short", parameters=Parameters(), seed=1, variants=("a", "b"))
+    asked = StudySettings(test="two-levels", scale="short", parameters=Parameters(), seed=1, variants=("a", "b"))
     finished, _ = play(TWO_LEVELS, asked, EngineSettings(), variants={"a": EngineSettings(), "b": slow})
     windows = [each.outcome.window for each in finished]
     assert [window.start_ns for window in windows if window] == sorted(window.start_ns for window in windows if window)

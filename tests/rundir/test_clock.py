@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rundir import clock as clocks
-from rundir.clock import STEP_NS, Clock, anchor, step_ns
+from rundir.clock import STEP_NS, AnchoredClock, anchor, step_ns
 
 
 @pytest.mark.parametrize("moved_s", [-3600, -1, 1, 3600])
@@ -26,5 +26,5 @@ def test_a_reading_that_took_long_shows_no_step(monkeypatch: pytest.MonkeyPatch)
         return monotonic_ns
 
     monkeypatch.setattr(clocks.time, "monotonic_ns", read_monotonic)
-    clock = Clock(offset_ns=wall_ns - monotonic_ns)
+    clock = AnchoredClock(offset_ns=wall_ns - monotonic_ns)
     assert 0 == step_ns(clock, lambda: wall_ns + monotonic_ns - 10**15)

@@ -14,14 +14,14 @@ import pytest
 from served import Serve, answer
 
 from rundir.access import Access
-from scraper.targets.fetch import LIMITS, Limits, _headers, open_session, scrape
+from scraper.targets.fetch import LIMITS, FetchLimits, _headers, open_session, scrape
 from scraper.targets.scrape import Scrape
 
 MIB = 1024 * 1024
 PAGE = b"# TYPE x gauge\nx 1\n"
 
 
-async def once(url: str, limits: Limits = LIMITS) -> Scrape:
+async def once(url: str, limits: FetchLimits = LIMITS) -> Scrape:
     async with open_session() as session:
         return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=limits)
 
@@ -103,7 +103,7 @@ async def sending(head: bytes, parts: Iterable[bytes]) -> AsyncIterator[str]:
 async def test_two_hundred_megabytes(head: bytes, parts: Callable[[], Iterator[bytes]]):
     """A page beyond the limit is refused, and costs no more memory than the limit and a few reads."""
     async with sending(head, list(parts())) as url:
-        await once(url, Limits(body_bytes=1))  # what is loaded once is not the page's cost
+        await once(url, FetchLimits(body_bytes=1))  # what is loaded once is not the page's cost
         tracemalloc.start()
         scraped = await once(url)
         peak = tracemalloc.get_traced_memory()[1]

@@ -14,7 +14,7 @@ import yaml
 from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource
 from scraper.engines.catalogue import catalogue, engine_names
-from scraper.engines.recognition import QUANTITIES, Engine, canonical, detect
+from scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical, detect
 from scraper.exposition import Page, histograms, parse
 from scraper.series.log import rows
 from scraper.series.table import build
@@ -102,7 +102,9 @@ def test_recorded_vllm_has_every_quantity(vllm_scrapes: list[Scrape]):
     for name, source in sources.items():
         assert catalogue("vllm").quantities[name].metrics[0].text() == source.metric
     assert 5 == len(source_of(sources, "requests_finished").columns)
-    assert Engine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(endpoint.series)
+    assert RecognisedEngine(name="vllm", version=None, detected_by="metric vllm:num_requests_running") == detect(
+        endpoint.series
+    )
 
 
 def test_old_names_are_fallbacks():
@@ -172,7 +174,9 @@ def test_pages_without_an_engine(shared: Path):
 def test_a_page_that_states_its_version():
     """A build_info metric of the engine's own is used."""
     page = parse('vllm:num_requests_running 1\nvllm:build_info{version="1.2"} 1\npython_build_info{version="3.11"} 1\n')
-    assert Engine(name="vllm", version="1.2", detected_by="metric vllm:num_requests_running") == detect(page.series)
+    assert RecognisedEngine(name="vllm", version="1.2", detected_by="metric vllm:num_requests_running") == detect(
+        page.series
+    )
 
 
 def test_sglang_counts_each_group_of_ranks_once():

@@ -9,8 +9,8 @@ import pytest
 from odd_exports import counted
 
 from rundir.frames import FrameLog, Rotation, following, read_frames
-from scraper.series.log import LogReader, Row, ScrapeLog
-from scraper.spans.log import Counts, ExportRecord, SpanLog, SpanLogRecord, StateRecord, decode, packed
+from scraper.series.log import LogReader, ScrapeLog, ScrapeRow
+from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, SpanLogRecord, StateRecord, decode, packed
 from scraper.targets.scrape import Scrape
 
 SMALL = Rotation(most_bytes=400, most_s=1e9)
@@ -64,7 +64,7 @@ def test_each_file_of_scrapes_can_be_read_alone(tmp_path: Path):
         reader = LogReader()
         for payload in read_frames(path):
             row = reader.take(payload)
-            if isinstance(row, Row):
+            if isinstance(row, ScrapeRow):
                 assert [row.tick_ns, 1] == row.values.tolist()
                 seconds.append(row.tick_ns)
     assert list(range(1, 60)) == seconds
@@ -73,14 +73,14 @@ def test_each_file_of_scrapes_can_be_read_alone(tmp_path: Path):
 def test_counts_are_those_of_the_receivers_whichever_files_are_left(tmp_path: Path):
     """A file begins with what was counted when it began; a receiver that goes on in it is the same one."""
     with closing(SpanLog(tmp_path / "spans-000000.log", SMALL)) as log:
-        log.append(StateRecord(at_ns=1, state="started", counts=Counts()))
+        log.append(StateRecord(at_ns=1, state="started", counts=ReceiverCounts()))
         for number in range(1, 40):
             log.append(packed(number, "grpc", bytes([number]) * 50))
-            log.append(StateRecord(at_ns=number, state="counted", counts=Counts(exports=number)))
-        log.append(StateRecord(at_ns=99, state="ended", counts=Counts(exports=39)))
+            log.append(StateRecord(at_ns=number, state="counted", counts=ReceiverCounts(exports=number)))
+        log.append(StateRecord(at_ns=99, state="ended", counts=ReceiverCounts(exports=39)))
     paths = files(tmp_path)
     assert len(paths) > 3
-    assert (Counts(exports=39), 0) == counted(span_records(paths))
-    assert (Counts(exports=39), 0) == counted(span_records(paths[2:]))
+    assert (ReceiverCounts(exports=39), 0) == counted(span_records(paths))
+    assert (ReceiverCounts(exports=39), 0) == counted(span_records(paths[2:]))
     exports = [record.received_ns for record in span_records(paths) if isinstance(record, ExportRecord)]
     assert list(range(1, 40)) == exports

@@ -20,7 +20,7 @@ from waiting import BOUND_S
 
 from rundir.frames import FrameTail
 from scraper.exposition import histograms
-from scraper.series.log import Row
+from scraper.series.log import ScrapeRow
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape
 from scraper.targets.target import offset_ns
@@ -168,7 +168,7 @@ async def test_a_scrape_under_way_at_the_end_is_logged(serve: Serve, tmp_path: P
         await worker.event("ready")
         await asyncio.wait_for(asked.wait(), BOUND_S)
         assert 0 == await worker.ended()
-    rows = [record for record in worker.records() if isinstance(record, Row)]
+    rows = [record for record in worker.records() if isinstance(record, ScrapeRow)]
     assert [0, 1, 2, 3, 4] == [value for row in rows for value in row.values.tolist()]
 
 
@@ -214,7 +214,7 @@ async def test_a_full_disk_costs_what_could_not_be_written(serve: Serve, tmp_pat
         settled = await worker.event("settled")
         assert 0 == await worker.ended()
     assert settled["scrapes"] == len(worker.records()) == settled["ok"] - settled["unwritten"]
-    assert all(isinstance(record, Row) and [1.0] == record.values.tolist() for record in worker.records())
+    assert all(isinstance(record, ScrapeRow) and [1.0] == record.values.tolist() for record in worker.records())
     with FrameTail(worker.log) as tail:
         while tail.read_block() or tail.read_rest():
             pass

@@ -16,7 +16,7 @@ from scraper_process import started
 from served import TEXT, Serve, answer
 from waiting import BOUND_S
 
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from scraper.targets.target import offset_ns
 
 INTERVAL_NS = 250_000_000
@@ -117,7 +117,7 @@ async def test_bad_targets_are_named_and_the_good_one_is_unharmed(serve: Serve, 
         assert all(error.startswith(reason) for error in said), (url, said)
         assert len(records[url]) >= 2  # the first and the settled scrape always try
     rows = records[good]
-    assert {Row} == {type(row) for row in rows}
+    assert {ScrapeRow} == {type(row) for row in rows}
     gaps_ns = [later.tick_ns - row.tick_ns for row, later in pairwise(rows)]
     assert {0} == {gap_ns % INTERVAL_NS for gap_ns in gaps_ns}
     assert INTERVAL_NS <= min(gaps_ns)

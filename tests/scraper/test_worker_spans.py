@@ -18,7 +18,7 @@ from scraper_process import receiving
 from waiting import BOUND_S
 
 from rundir.frames import read_frames
-from scraper.spans.log import Counts, decode
+from scraper.spans.log import ReceiverCounts, decode
 from scraper.spans.requests import engine_spans
 from scraper.spans.spec import CannotListen, require_free
 
@@ -58,7 +58,7 @@ async def test_hostile_spans_are_counted_and_said_once(tmp_path: Path):
         settled = await worker.event("settled")
         assert 0 == await worker.ended()
     expected = {"exports": 12, "spans": 12, "bad_spans": 8, "malformed": 2, "too_large": 2, "off_clock": 2}
-    assert {**dict.fromkeys(Counts.__struct_fields__, 0), **expected, "missing": 0} == settled
+    assert {**dict.fromkeys(ReceiverCounts.__struct_fields__, 0), **expected, "missing": 0} == settled
     kinds = ("no valid trace id", "no valid span id", "an end before its start", "more than 1024 attributes")
     kinds += (
         "spans of 'vllm' that came over grpc are not used: their clock is 36",
@@ -69,7 +69,7 @@ async def test_hostile_spans_are_counted_and_said_once(tmp_path: Path):
     assert [1] * len(kinds) == [sum(kind in line for line in said) for kind in kinds]
     assert len(kinds) == len(said)
     records = [decode(payload) for payload in read_frames(tmp_path / "spans-0.log")]
-    assert (Counts(**expected), 0) == counted(records)
+    assert (ReceiverCounts(**expected), 0) == counted(records)
     spans = engine_spans(records)
     used = spans.fault == ""
     # An end before its start: the clock was set back under way, or is wrong, and the request is to say so.

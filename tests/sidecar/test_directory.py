@@ -32,7 +32,7 @@ from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.perf_metrics import TimingLog
 from scraper.series.log import LayoutRecord, RowRecord
-from scraper.spans.log import Counts, ExportRecord, SpanLog, StateRecord
+from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, StateRecord
 from scraper.targets.scrape import Scrape
 from sidecar.report.derive import derive
 from sidecar.run import open_run
@@ -194,15 +194,15 @@ def test_what_receivers_counted_is_added_up(tmp_path: Path):
     assert (None, 0) == (open_run(tmp_path / "run").span_counts, open_run(tmp_path / "run").receiver_deaths)
     log = SpanLog(tmp_path / "run/raw/spans-0.log")
     for state, counts in (
-        ("started", Counts()),
-        ("settled", Counts(exports=1, spans=5)),
-        ("started", Counts()),
-        ("ended", Counts(exports=2, spans=3, malformed=4)),
+        ("started", ReceiverCounts()),
+        ("settled", ReceiverCounts(exports=1, spans=5)),
+        ("started", ReceiverCounts()),
+        ("ended", ReceiverCounts(exports=2, spans=3, malformed=4)),
     ):
         log.append(StateRecord(at_ns=1, state=state, counts=counts))
     log.close()
     run = open_run(tmp_path / "run")
-    assert (Counts(exports=3, spans=8, malformed=4), 1) == (run.span_counts, run.receiver_deaths)
+    assert (ReceiverCounts(exports=3, spans=8, malformed=4), 1) == (run.span_counts, run.receiver_deaths)
     assert 0 == len(run.spans)
 
 

@@ -16,7 +16,7 @@ from scraper.exposition import parse
 from scraper.targets.scrape import Scrape
 from sidecar.doctor import examination as doctor
 from sidecar.doctor.delivery import LEAST_HELD_S
-from sidecar.doctor.page import Samples, describe
+from sidecar.doctor.page import PageSamples, describe
 from sidecar.options.load import DoctorOptions
 from simulator.server import running
 from simulator.settings import PROFILES, EngineSettings, SimulatorSettings
@@ -322,7 +322,7 @@ def test_a_counter_that_is_not_created_yet_is_zero_so_far():
     scrape = Scrape(
         url="u", tick_ns=0, request_ns=0, response_ns=0, status=200, content_type=TEXT, body=text.encode(), error=""
     )
-    samples = Samples(url="http://u/metrics", scrapes=(scrape,) * 5, pages=(page,) * 5)
+    samples = PageSamples(url="http://u/metrics", scrapes=(scrape,) * 5, pages=(page,) * 5)
     said = [" ".join(line.split()) for _, line in describe(samples, anchor())]
     none_yet = "preemptions 0 preemptions (not exposed before the first) at step sglang:num_retracted_requests_total"
     assert none_yet in said

@@ -14,7 +14,7 @@ from loadgen.records import append_record
 from recorded.directory import write_json, write_text
 from recorded.events import Event
 from rundir.frames import FrameLog
-from scraper.spans.log import Counts, SpanLog, StateRecord
+from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord
 from sidecar.run import open_run
 
 STATED = [
@@ -43,10 +43,10 @@ def test_counts_that_must_agree_do(tmp_path: Path, tokens: list[int], waiting: l
     path = tmp_path / "run"
     write(path, Recorded(tokens=tokens, waiting=waiting, stats=[], events=STATED))
     log = SpanLog(path / "raw" / "spans-0.log")
-    log.append(StateRecord(at_ns=1, state="started", counts=Counts()))
+    log.append(StateRecord(at_ns=1, state="started", counts=ReceiverCounts()))
     for number in range(spans):
         log.append(export([call(f"c{number}", first_ms=100.0)]))
-    log.append(StateRecord(at_ns=2, state="ended", counts=Counts(exports=2, spans=2)))
+    log.append(StateRecord(at_ns=2, state="ended", counts=ReceiverCounts(exports=2, spans=2)))
     log.close()
     integrity = open_run(path).integrity
     assert (said, "damaged" if said else "whole") == (integrity.disagreements, integrity.state)

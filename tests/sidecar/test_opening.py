@@ -15,7 +15,7 @@ from recorded.errors import ConfigurationError
 from recorded.events import Event, append_event
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
-from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord
+from scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
 from sidecar.report.derive import derive
 from sidecar.run import open_run
 
@@ -39,13 +39,15 @@ def test_what_a_killed_receiver_had_not_counted_is_said(watched: Path):
     """Whether the collector has what waited when it stated itself last, and what came since, is unknown."""
     spans = SpanLog(watched / "raw/spans-000000.log")
     queue = ForwardQueue(exports=2, size_bytes=200, limit_bytes=1000)
-    counts = Counts(exports=5, spans=5, forwarded=3, logs=1)
-    spans.append(StateRecord(at_ns=NOON, state="started", counts=Counts(), queue=ForwardQueue(limit_bytes=1000)))
+    counts = ReceiverCounts(exports=5, spans=5, forwarded=3, logs=1)
+    spans.append(
+        StateRecord(at_ns=NOON, state="started", counts=ReceiverCounts(), queue=ForwardQueue(limit_bytes=1000))
+    )
     for number in range(9):
         if number == 5:
             spans.append(StateRecord(at_ns=NOON + 5 * S, state="counted", counts=counts, queue=queue))
         spans.append(export([call(trace=bytes([number + 1]) * 16)], at_s=number + 1.0))
-    followed = Counts(exports=1, forwarded=1)  # it had taken the last before it said that it was there
+    followed = ReceiverCounts(exports=1, forwarded=1)  # it had taken the last before it said that it was there
     for state in ("started", "ended"):
         spans.append(StateRecord(at_ns=NOON + 10 * S, state=state, counts=followed, queue=ForwardQueue(limit_bytes=1)))
     spans.close()

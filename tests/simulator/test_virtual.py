@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator.engine.history import EngineRequest
 from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
-from simulator.virtual import EPOCH_NS, Load, Played, VirtualServer
+from simulator.virtual import EPOCH_NS, Played, SimulatedLoad, VirtualServer
 
 SECOND = 10**9
 
@@ -20,7 +20,9 @@ def request(number: int, *, length: int = 100, max_tokens: int = 5) -> EngineReq
 def test_an_open_loop_sends_each_request_when_it_is_due_and_hears_of_it_later_by_the_network() -> None:
     """Submission is as planned, arrival half a round trip later, and each token another half after its step."""
     server = VirtualServer(SimulatorSettings(), network_s=0.01)
-    played = server.play(Load(requests=map(request, range(3)), offsets_ns=[0, SECOND, 2 * SECOND], duration_s=2.5))
+    played = server.play(
+        SimulatedLoad(requests=map(request, range(3)), offsets_ns=[0, SECOND, 2 * SECOND], duration_s=2.5)
+    )
     assert [each.submit_ns - EPOCH_NS for each in played.exchanges] == [0, SECOND, 2 * SECOND]
     for each in played.exchanges:
         assert each.record is not None
@@ -34,7 +36,7 @@ def test_an_open_loop_sends_each_request_when_it_is_due_and_hears_of_it_later_by
 def test_a_closed_loop_keeps_so_many_in_flight_and_sends_the_next_when_one_ends() -> None:
     """Behind the first wave, each submission is the end of an earlier request; none comes after the duration."""
     played = VirtualServer(SimulatorSettings()).play(
-        Load(requests=map(request, range(999)), concurrency=4, duration_s=2)
+        SimulatedLoad(requests=map(request, range(999)), concurrency=4, duration_s=2)
     )
     ends = {each.end_ns for each in played.exchanges}
     assert [each.submit_ns for each in played.exchanges[:4]] == [EPOCH_NS] * 4
@@ -47,7 +49,7 @@ def test_a_closed_loop_keeps_so_many_in_flight_and_sends_the_next_when_one_ends(
 def test_pages_show_the_engine_at_their_moments_and_the_last_one_its_end() -> None:
     """Scrapes come at equal intervals; the first shows an idle engine, the last all that ended."""
     server = VirtualServer(SimulatorSettings(), network_s=0.002)
-    played = server.play(Load(requests=map(request, range(20)), concurrency=20), scrape_s=0.1)
+    played = server.play(SimulatedLoad(requests=map(request, range(20)), concurrency=20), scrape_s=0.1)
     at_ns = [page.request_ns + 1_000_000 for page in played.pages]
     assert at_ns == [EPOCH_NS + SECOND // 10 * number for number in range(len(at_ns))]
     assert b'vllm:e2e_request_latency_seconds_count{engine="0",model_name="sim-llama"} 0.0' in played.pages[0].body
@@ -58,7 +60,9 @@ def test_pages_show_the_engine_at_their_moments_and_the_last_one_its_end() -> No
 def test_the_same_settings_and_load_give_the_same_stamps_and_pages_to_the_byte() -> None:
     """Nothing depends on the process, on the clock or on the machine."""
     twice = [
-        VirtualServer(SimulatorSettings()).play(Load(requests=map(request, range(30)), concurrency=8), scrape_s=0.2)
+        VirtualServer(SimulatorSettings()).play(
+            SimulatedLoad(requests=map(request, range(30)), concurrency=8), scrape_s=0.2
+        )
         for _ in range(2)
     ]
     first, second = ([(each.submit_ns, list(each.token_ns)) for each in played.exchanges] for played in twice)
@@ -70,7 +74,7 @@ def test_without_a_page_the_stamps_are_the_same() -> None:
     """Scraping is not part of what is measured."""
     shown, plain = (
         VirtualServer(SimulatorSettings(), shown=shown).play(
-            Load(requests=map(request, range(30)), concurrency=8), scrape_s=0.05
+            SimulatedLoad(requests=map(request, range(30)), concurrency=8), scrape_s=0.05
         )
         for shown in (True, False)
     )
@@ -86,7 +90,7 @@ def test_time_and_cache_go_on_from_load_to_load_until_the_cache_is_reset() -> No
         if reset:
             assert server.engine.reset_prefix_cache()
         began_ns = server.now_ns
-        played = server.play(Load(requests=map(request, range(3)), concurrency=1))
+        played = server.play(SimulatedLoad(requests=map(request, range(3)), concurrency=1))
         assert played.start_ns == began_ns
         cached.append([each.record.cached_tokens for each in played.exchanges if each.record])
     assert cached == [[0, 0, 0], [96, 96, 96], [0, 0, 0]]
@@ -96,7 +100,7 @@ def through(gateway: GatewaySettings, *, concurrency: int = 1, count: int = 20, 
     """Play requests of 100 and 5 tokens in a closed loop through a gateway."""
     settings = SimulatorSettings(gateway=gateway, engine_settings=EngineSettings(oom_at=oom_at))
     server = VirtualServer(settings, network_s=0.002)
-    return server.play(Load(requests=map(request, range(count)), concurrency=concurrency))
+    return server.play(SimulatedLoad(requests=map(request, range(count)), concurrency=concurrency))
 
 
 def test_an_input_guardrail_takes_its_time_before_the_engine_sees_the_request() -> None:
@@ -166,7 +170,8 @@ def test_every_request_ends_once_whatever_stands_before_the_engine(
     server = VirtualServer(SimulatorSettings(engine_settings=limits, gateway=gateway), network_s=network_s)
     offsets_ns = None if closed else [SECOND // 20 * number for number in range(15)]
     played = server.play(
-        Load(requests=map(request, range(15)), offsets_ns=offsets_ns, concurrency=5, duration_s=10), scrape_s=0.5
+        SimulatedLoad(requests=map(request, range(15)), offsets_ns=offsets_ns, concurrency=5, duration_s=10),
+        scrape_s=0.5,
     )
     assert len(played.exchanges) == 15
     for each in played.exchanges:

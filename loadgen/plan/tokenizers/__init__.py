@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loadgen.plan.tokenizers.fitting import FittedPrompt, Tokenizer, TokenizerError, count_text, fit
+from loadgen.plan.tokenizers.fitting import FittedPrompt, FittingTokenizer, TokenizerError, count_text, fit
 from loadgen.plan.tokenizers.local import LocalTokenizer
 from loadgen.plan.tokenizers.reference import REFERENCE, ReferenceTokenizer, reference
 from loadgen.plan.tokenizers.server import ServerTokenizer, probe_server
@@ -16,10 +16,10 @@ from loadgen.plan.tokenizers.server import ServerTokenizer, probe_server
 __all__ = [
     "REFERENCE",
     "FittedPrompt",
+    "FittingTokenizer",
     "LocalTokenizer",
     "ReferenceTokenizer",
     "ServerTokenizer",
-    "Tokenizer",
     "TokenizerError",
     "about",
     "count_text",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-def about(tokenizer: Tokenizer, *, exact: bool = False) -> dict[str, Any]:
+def about(tokenizer: FittingTokenizer, *, exact: bool = False) -> dict[str, Any]:
     """Return the report's description of a declared tokenizer, as plain JSON values.
 
     special_tokens  of BOS and EOS, system prompt and tool tokens (draft, special token handling)

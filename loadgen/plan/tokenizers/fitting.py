@@ -26,7 +26,7 @@ class TokenizerError(Exception):
     """A tokenizer's failure: not available, or other answers than when it was probed."""
 
 
-class Tokenizer(Protocol):
+class FittingTokenizer(Protocol):
     """A declared tokenizer, with the facts that the report must state.
 
     option    the draft's: "A, native" or "B, reference"
@@ -56,12 +56,12 @@ class Tokenizer(Protocol):
         ...
 
 
-async def count_text(tokenizer: Tokenizer, text: str) -> int:
+async def count_text(tokenizer: FittingTokenizer, text: str) -> int:
     """Count the tokens of a text, without special tokens. Raises TokenizerError."""
     return len(await tokenizer.encode(text)) if text else 0
 
 
-async def fit(tokenizer: Tokenizer, text: str, tokens: int) -> FittedPrompt:
+async def fit(tokenizer: FittingTokenizer, text: str, tokens: int) -> FittedPrompt:
     """Fit a text to a number of tokens, cutting or repeating it. After four corrections the nearest count is taken.
 
     The text of n ids need not encode to n ids, so count again and correct.

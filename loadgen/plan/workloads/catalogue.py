@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "NAMES",
     "Lengths",
+    "ReadyWorkload",
     "Shared",
     "Turn",
-    "Workload",
     "WorkloadError",
     "WorkloadRequest",
     "build",
@@ -53,7 +53,7 @@ _DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class ReadyWorkload:
     """A workload that is ready to be planned.
 
     label     its name as a report shows it: a stand-in says that it is one
@@ -115,7 +115,7 @@ def build(
     sessions: bool = False,
     think_s: float = 0.0,
     lengths: Lengths = Lengths(),
-) -> Workload:
+) -> ReadyWorkload:
     """Return a workload by its name or from its definition.
 
     The definition is a YAML file's path, or such a file's content as JSON.
@@ -153,13 +153,13 @@ def _read_own(name: str) -> CustomWorkload:
     return custom.read_inline(name) if _is_inline(name) else custom.read(Path(name))
 
 
-def _custom(name: str, seed: int, lengths: Lengths) -> Workload:
+def _custom(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
     from loadgen.plan.workloads import mix  # noqa: PLC0415  # as above
 
     custom = _read_own(name)
     classes = _with_lengths(custom.classes, lengths)
     about = {**({} if _is_inline(name) else {"file": name}), **mix.about(classes)}
-    return Workload(
+    return ReadyWorkload(
         label=f"{_named(custom.name, lengths)} (custom)",
         requests=mix.requests(classes, seed=seed),
         about=_about(custom.name, seed, about, source="custom"),
@@ -189,13 +189,13 @@ def _named(name: str, lengths: Lengths) -> str:
     return ", ".join([*names, *given])
 
 
-def _generated(name: str, seed: int, lengths: Lengths) -> Workload:
+def _generated(name: str, seed: int, lengths: Lengths) -> ReadyWorkload:
     from loadgen.plan.workloads import mix, reference  # noqa: PLC0415  # as above
 
     if lengths:
         classes = _with_lengths([reference.CLASSES[name]], lengths)
         label = _named(name, lengths)
-        return Workload(
+        return ReadyWorkload(
             label=label,
             requests=mix.requests(classes, seed=seed),
             about=_about(label, seed, mix.about(classes), source="custom"),
@@ -208,7 +208,7 @@ def _generated(name: str, seed: int, lengths: Lengths) -> Workload:
     source = "inference benchmarking from scratch" if name == "siclait" else _DRAFT
     note = f"{name}: no --dataset, so the requests are a {STAND_IN} with the draft's lengths, not the draft's data set"
     uniform = name == reference.UNIFORM
-    return Workload(
+    return ReadyWorkload(
         label=label,
         requests=reference.uniform_requests(seed=seed)
         if uniform
@@ -218,7 +218,7 @@ def _generated(name: str, seed: int, lengths: Lengths) -> Workload:
     )
 
 
-def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Workload:
+def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> ReadyWorkload:
     from loadgen.plan.workloads import code_completion, conversation, distributions  # noqa: PLC0415  # as above
     from loadgen.plan.workloads.reference import ASSUMPTIONS, CODE_OUTPUT, REPOSITORIES, SYSTEM_PROMPT  # noqa: PLC0415
 
@@ -242,10 +242,10 @@ def _from_file(name: str, path: Path, seed: int, *, think_s: float | None) -> Wo
         output = {**distributions.about(CODE_OUTPUT), "control": "max_tokens"}
         about |= {"data": data, **_THE_STACK, "shared_prefix": REPOSITORIES.about(), "output_tokens": output}
         notes = code_completion.notes(data)
-    return Workload(label=name, requests=requests, about=_about(name, seed, about), notes=notes)
+    return ReadyWorkload(label=name, requests=requests, about=_about(name, seed, about), notes=notes)
 
 
-def _trace(path: Path, seed: int) -> Workload:
+def _trace(path: Path, seed: int) -> ReadyWorkload:
     from loadgen.plan.traces import read_trace  # noqa: PLC0415  # as above
     from loadgen.plan.workloads import replayed  # noqa: PLC0415
     from loadgen.plan.workloads.fields import about_file  # noqa: PLC0415
@@ -253,7 +253,7 @@ def _trace(path: Path, seed: int) -> Workload:
     data = about_file(path, "--trace")
     trace = read_trace(path)
     label = f"trace {trace.name}"
-    return Workload(
+    return ReadyWorkload(
         label=label,
         requests=replayed.requests(trace, seed=seed),
         about=_about(label, seed, {"data": data, **replayed.about(trace)}, source=trace.name),
@@ -269,7 +269,7 @@ def given(
     sessions: bool = False,
     think_s: float = 0.0,
     output_tokens: int | None = None,
-) -> Workload:
+) -> ReadyWorkload:
     """Return the workload of a user's own prompts, as a protocol can send them.
 
     output_tokens  of prompts that state none; ShareGPT's have the length of their replies
@@ -288,7 +288,7 @@ def given(
             "prompts": len(conversations),
             "stand_in": False,
         }
-        return Workload(
+        return ReadyWorkload(
             label=label,
             requests=conversation.in_order(conversations, think_s=think_s if sessions else None),
             about=_about(label, seed, about, source=_OWN),
@@ -298,7 +298,7 @@ def given(
     saved_prompts = prompts.read(path)
     prompts.require(saved_prompts, protocol)
     length = prompts.OUTPUT_TOKENS if output_tokens is None else output_tokens
-    return Workload(
+    return ReadyWorkload(
         label=label,
         requests=prompts.requests(saved_prompts, output_tokens=length, think_s=think_s),
         about=_about(label, seed, prompts.about(saved_prompts, output_tokens=length), source=_OWN),

@@ -36,24 +36,24 @@ _ESCAPE_BYTES = 6
 _CONTENT_STREAM, _ORDER_STREAM, _SHARE_STREAM, _THINK_STREAM = 101, 102, 103, 104
 
 
-class _Message(msgspec.Struct, gc=False):
+class _FileMessage(msgspec.Struct, gc=False):
     speaker: str | None = msgspec.field(name="from", default=None)
     value: str | None = None
 
 
 class _Conversation(msgspec.Struct, gc=False):
-    conversations: list[_Message] = msgspec.field(default_factory=list)
+    conversations: list[_FileMessage] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class MessageAndReply:
     """A user's message, and its reply in the file."""
 
     user: str
     assistant: str
 
 
-def read(path: Path) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
+def read(path: Path) -> tuple[list[tuple[MessageAndReply, ...]], dict[str, Any]]:
     """Return the conversations that have an exchange, and the report's description of the file.
 
     Conversations are in the file's order.
@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[Exchange, ...]], dict[str, Any]]:
+def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[MessageAndReply, ...]], dict[str, Any]]:
     about = about_file(path)
     try:
         data = _decoded(path.read_bytes())
@@ -111,7 +111,7 @@ def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
 
 
 def requests(
-    conversations: list[tuple[Exchange, ...]], *, seed: int, think_s: Distribution | None = None
+    conversations: list[tuple[MessageAndReply, ...]], *, seed: int, think_s: Distribution | None = None
 ) -> Iterator[WorkloadRequest]:
     """Yield requests without end. With `think_s`, the pause before a later turn, a conversation is a session."""
     rng, think = stream_rng(seed, _SHARE_STREAM), stream_rng(seed, _THINK_STREAM)
@@ -124,7 +124,9 @@ def requests(
             yield replace(request_of(exchanges, pauses_s), system=system)
 
 
-def in_order(conversations: Sequence[tuple[Exchange, ...]], *, think_s: float | None) -> Iterator[WorkloadRequest]:
+def in_order(
+    conversations: Sequence[tuple[MessageAndReply, ...]], *, think_s: float | None
+) -> Iterator[WorkloadRequest]:
     """Yield requests in the file's order without end.
 
     No system prompt stands before them; with `think_s` they are sessions.
@@ -133,7 +135,7 @@ def in_order(conversations: Sequence[tuple[Exchange, ...]], *, think_s: float | 
         yield request_of(exchanges, [] if think_s is None else itertools.repeat(think_s))
 
 
-def request_of(exchanges: Sequence[Exchange], pauses_s: Iterable[float]) -> WorkloadRequest:
+def request_of(exchanges: Sequence[MessageAndReply], pauses_s: Iterable[float]) -> WorkloadRequest:
     """Return a conversation's first message as a request, with later messages as turns.
 
     There are as many turns as pauses.
@@ -150,7 +152,7 @@ def request_of(exchanges: Sequence[Exchange], pauses_s: Iterable[float]) -> Work
     )
 
 
-def _reply_tokens(exchange: Exchange) -> int:
+def _reply_tokens(exchange: MessageAndReply) -> int:
     return max(1, reference().count(exchange.assistant))
 
 
@@ -169,14 +171,14 @@ def _paired(match: re.Match[bytes]) -> bytes:
     return match[0] if len(match[0]) != _ESCAPE_BYTES else rb"\ufffd"
 
 
-def _exchanges(messages: list[_Message]) -> tuple[Exchange, ...]:
-    exchanges: list[Exchange] = []
+def _exchanges(messages: list[_FileMessage]) -> tuple[MessageAndReply, ...]:
+    exchanges: list[MessageAndReply] = []
     asked: str | None = None
     for message in messages:
         text = message.value or ""
         if message.speaker in _USERS and text.strip():
             asked = text
         elif message.speaker in _ASSISTANTS and text.strip() and asked is not None:
-            exchanges.append(Exchange(asked, text))
+            exchanges.append(MessageAndReply(asked, text))
             asked = None
     return tuple(exchanges)

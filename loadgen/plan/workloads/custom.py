@@ -14,10 +14,10 @@ from msgspec import Meta
 from loadgen.plan.workloads.content import CONTENTS
 from loadgen.plan.workloads.distributions import (
     MOST_TOKENS,
+    BinnedDistribution,
     Choice,
     Distribution,
     Fixed,
-    Histogram,
     LogNormal,
     Normal,
     Percentiles,
@@ -34,7 +34,7 @@ KINDS: dict[str, type[Distribution]] = {
     "log-normal": LogNormal,
     "percentiles": Percentiles,
     "choice": Choice,
-    "histogram": Histogram,
+    "histogram": BinnedDistribution,
 }
 _EXAMPLES = {
     "uniform": "e.g. {min: 64, max: 256}",
@@ -305,7 +305,7 @@ def _check(read: Distribution, place: str, bounds: Bounds) -> None:
         for at, value in enumerate(read.values):
             bounds.check(f"{place}.values[{at}]", value)
         _check_weights(f"{place}.weights", read.weights, len(read.values))
-    elif isinstance(read, Histogram):
+    elif isinstance(read, BinnedDistribution):
         for at, edge in enumerate(read.edges):
             bounds.check(f"{place}.edges[{at}]", edge, whole=False)
         if len(read.edges) < 2 or any(low >= high for low, high in pairwise(read.edges)):

@@ -120,7 +120,7 @@ class Choice(_Drawn, frozen=True, tag="empirical, values"):
         return np.take(np.asarray(self.values, np.float64), pick(rng, self.weights, count))
 
 
-class Histogram(_Drawn, frozen=True, tag="empirical, histogram"):
+class BinnedDistribution(_Drawn, frozen=True, tag="empirical, histogram"):
     """Bins by count, uniform inside a bin: bin i is [edges[i], edges[i + 1]), of whole numbers where the edges are."""
 
     edges: tuple[_Number, ...]
@@ -134,7 +134,7 @@ class Histogram(_Drawn, frozen=True, tag="empirical, histogram"):
 
 
 # Each draws float64[count].
-Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | Histogram
+Distribution = Fixed | Uniform | Normal | LogNormal | Percentiles | Choice | BinnedDistribution
 
 
 def about(distribution: Distribution) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from loadgen.plan.traces import Trace
+from loadgen.plan.traces import ArrivalTrace
 from loadgen.plan.workloads.content import about_content, token_ids
 from loadgen.plan.workloads.mix import stream_rng
 from loadgen.plan.workloads.request import WorkloadRequest
@@ -15,7 +15,7 @@ _CONTENT_STREAM, _BLOCK_STREAM = 301, 302
 _BLOCKS_KEPT = 4096
 
 
-def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
+def requests(trace: ArrivalTrace, *, seed: int) -> Iterator[WorkloadRequest]:
     """Yield the trace's requests in its order, once. Their texts are English words.
 
     With hash_ids a prompt is the blocks of these numbers, equal numbers equal words, so prefixes are shared as they
@@ -40,7 +40,7 @@ def requests(trace: Trace, *, seed: int) -> Iterator[WorkloadRequest]:
         )
 
 
-def about(trace: Trace) -> dict[str, Any]:
+def about(trace: ArrivalTrace) -> dict[str, Any]:
     """Return the report's description of the trace."""
     return {
         "trace": trace.name,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from loadgen.http1 import Dechunked
-from loadgen.protocols.reading.stream import Form, Seen, reading
+from loadgen.protocols.reading.stream import Form, ReplyState, reading
 from loadgen.protocols.reading.timings import ServerTimings
 from loadgen.records import RequestPart
 from loadgen.transports.packing import COMPACT, PLAIN
@@ -153,7 +153,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     """
     if not (http_status if form.messages else head):
         return Reply()
-    seen, times = Seen(), _Times()
+    seen, times = ReplyState(), _ContentTimes()
     for is_whole in reading(seen, form, http_status, head, times.watch(parts)):
         if is_whole:
             times.settle(seen)
@@ -194,7 +194,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     )
 
 
-def _contents(seen: Seen, times: _Times) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
+def _contents(seen: ReplyState, times: _ContentTimes) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
     """Return the columns of the contents, and each choice's first and last output.
 
     The columns are stamps, characters and choice of each content.
@@ -218,7 +218,7 @@ def first_token_ns(form: Form, http_status: int, head: bytes, beginning: Reads) 
 
     The reply may go on; arguments as of `read_reply`.
     """
-    seen, times = Seen(), _Times()
+    seen, times = ReplyState(), _ContentTimes()
     if http_status if form.messages else head:
         for _ in reading(seen, form, http_status, head, times.watch([beginning])):
             if seen.first >= 0:
@@ -235,7 +235,7 @@ def _output_span_ns(outputs_ns: Sequence[tuple[int, int]], chunk_choice: Ints) -
     return sum(spans_ns)
 
 
-class _Times:
+class _ContentTimes:
     """Times of a reply's contents, found segment by segment. Positions in the reply's data become stamps."""
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class _Times:
             self._reads.append(part)
             yield part.body, map(int, part.ends)
 
-    def settle(self, seen: Seen) -> None:
+    def settle(self, seen: ReplyState) -> None:
         """Record the times of the events in a segment that has been read.
 
         All else that counts by event is recorded too.
@@ -273,7 +273,7 @@ class _Times:
         seen.settled += count
         seen.ends, seen.chars, seen.texts, seen.choice_of, seen.outputs = [], [], [], [], {}
 
-    def stamps_at(self, seen: Seen, ends: Sequence[int]) -> Ints:
+    def stamps_at(self, seen: ReplyState, ends: Sequence[int]) -> Ints:
         """Return the read time of the byte before each position, int64[len(ends)].
 
         Positions are in the segment; call it once a segment.

@@ -48,7 +48,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         return self.before.removeprefix(_FIELD) + PROBE.encode() + self.after.removesuffix(_BLANK)
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):
+class EventRun(msgspec.Struct, frozen=True, gc=False):
     """Events behind one another in one frame: where the data line of each ends, and its text."""
 
     ends: list[int]
@@ -70,7 +70,7 @@ def frame_of(stream: bytes, event: SseEvent) -> Frame | None:
     return Frame(before, after, at) if stream.startswith(after, stop - len(after)) else None
 
 
-def run_of(stream: bytes, frame: Frame) -> Run | None:
+def run_of(stream: bytes, frame: Frame) -> EventRun | None:
     """Return the next events in a frame, 25 at most; None where their texts cannot be read."""
     first, key = frame.at + len(frame.before), frame.before[-_KEY_BYTES:]
     rest = frame.after + frame.before.removesuffix(key)
@@ -98,4 +98,4 @@ def run_of(stream: bytes, frame: Frame) -> Run | None:
         return None
     step = len(frame.after) + len(frame.before)
     ends = map(add, accumulate(map(len, pieces)), count(frame.at - 1 + step, step))
-    return Run(list(ends), texts)
+    return EventRun(list(ends), texts)

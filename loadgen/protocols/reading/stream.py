@@ -27,7 +27,7 @@ from loadgen.protocols.reading.failures import (
     failure_of,
     server_message,
 )
-from loadgen.protocols.reading.runs import Run
+from loadgen.protocols.reading.runs import EventRun
 from loadgen.protocols.reading.segments import NO_BODY, NOTHING, Segment, plain, segments, unframing
 from loadgen.protocols.reading.timings import (
     CHANGED,
@@ -51,7 +51,7 @@ EMPTY = "the stream ended without any output"
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class ReplyState:
     """The state of one reply's events so far; `texts` is the visible content of choice 0.
 
     streamed  false of a reply that came whole: its content has no times
@@ -132,7 +132,7 @@ class Seen:
         if text:
             self.texts.append(text)
 
-    def say_all(self, run: Run, *, reasoning: bool = False, choice: int = 0) -> None:
+    def say_all(self, run: EventRun, *, reasoning: bool = False, choice: int = 0) -> None:
         """Add events of one frame and one choice."""
         self.number += len(run.texts)
         number = self._output(choice, run.ends[0], run.ends[-1])
@@ -255,16 +255,18 @@ class Form:
     kinds: frozenset[str] = frozenset({_SSE})
     split: Callable[[bytes, int], Iterator[SseEvent]] = events
     breaks: tuple[bytes, ...] = BLANK_LINES
-    run: Callable[[Seen, bytes, SseEvent], int] | None = None
+    run: Callable[[ReplyState, bytes, SseEvent], int] | None = None
     messages: bool = False
-    take: Callable[[Seen, SseEvent], None]
+    take: Callable[[ReplyState, SseEvent], None]
 
 
-def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) -> Callable[[Seen, SseEvent], None]:
+def reader(
+    kind: type[_Payload], take: Callable[[ReplyState, _Payload, int], None]
+) -> Callable[[ReplyState, SseEvent], None]:
     """Return `Form.take` for events in JSON: `take` gets those that are no error, and the position behind them."""
     decode = msgspec.json.Decoder(kind).decode
 
-    def read(seen: Seen, event: SseEvent) -> None:
+    def read(seen: ReplyState, event: SseEvent) -> None:
         if event.name == "error":
             seen.fail(server_message(event.data))
             return
@@ -278,7 +280,7 @@ def reader(kind: type[_Payload], take: Callable[[Seen, _Payload, int], None]) ->
 
 
 def reading(
-    seen: Seen, form: Form, http_status: int, head: bytes, pieces: Iterable[tuple[bytes, Iterable[int]]]
+    seen: ReplyState, form: Form, http_status: int, head: bytes, pieces: Iterable[tuple[bytes, Iterable[int]]]
 ) -> Iterator[bool]:
     """Read a reply into `seen` from pieces of its body on the wire.
 
@@ -310,7 +312,7 @@ def _content_type(head: Head) -> str:
     return head.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _whole(seen: Seen, form: Form, http_status: int, head: Head, parts: Iterator[Segment]) -> Iterator[bool]:
+def _whole(seen: ReplyState, form: Form, http_status: int, head: Head, parts: Iterator[Segment]) -> Iterator[bool]:
     """Read a reply in one piece, when all of it has come."""
     for seen.segment in parts:
         if not seen.segment.is_last:
@@ -333,7 +335,7 @@ def _whole(seen: Seen, form: Form, http_status: int, head: Head, parts: Iterator
     yield True
 
 
-def _stream(seen: Seen, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
+def _stream(seen: ReplyState, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
     beginning = b""
     for seen.segment in parts:
         yield from _events(seen, form, seen.segment.data)
@@ -345,7 +347,7 @@ def _stream(seen: Seen, form: Form, parts: Iterator[Segment]) -> Iterator[bool]:
         seen.error = "protocol: the reply is not an event stream"
 
 
-def _events(seen: Seen, form: Form, data: bytes) -> Iterator[bool]:
+def _events(seen: ReplyState, form: Form, data: bytes) -> Iterator[bool]:
     source = form.split(data, 0)
     while (event := next(source, None)) is not None:
         # What follows the last event is read too: what a server generates behind it takes its time.
@@ -359,7 +361,9 @@ def _events(seen: Seen, form: Form, data: bytes) -> Iterator[bool]:
             yield False
 
 
-def _messages(seen: Seen, form: Form, status: int, pieces: Iterable[tuple[bytes, Iterable[int]]]) -> Iterator[bool]:
+def _messages(
+    seen: ReplyState, form: Form, status: int, pieces: Iterable[tuple[bytes, Iterable[int]]]
+) -> Iterator[bool]:
     """Read a reply of messages; what came instead of the first one is the server's message for a refusal."""
     begin = 0
     for data, ends in pieces:
@@ -383,7 +387,7 @@ def _messages(seen: Seen, form: Form, status: int, pieces: Iterable[tuple[bytes,
         yield True
 
 
-def _take(seen: Seen, form: Form, event: SseEvent) -> None:
+def _take(seen: ReplyState, form: Form, event: SseEvent) -> None:
     done_end = seen.done_end
     try:
         form.take(seen, event)

@@ -269,7 +269,7 @@ def _ms_of(tokens: int | None, per_s: float | None) -> float:
     return tokens / per_s * 1e3 if tokens is not None and per_s else math.nan
 
 
-class Counts(msgspec.Struct, frozen=True, gc=False):
+class UsageCounts(msgspec.Struct, frozen=True, gc=False):
     """The counts of one usage, None where missing. `unreadable` are values in place of a count, by its name."""
 
     input_tokens: int | None = None
@@ -283,10 +283,10 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 _INPUT, _OUTPUT = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
 
 
-def counts_of(usage: Any) -> Counts:
+def counts_of(usage: Any) -> UsageCounts:
     """Return the counts of a usage by the names of any OpenAI endpoint; it may be any JSON."""
     if not isinstance(usage, dict):
-        return Counts(unreadable={"output_tokens": _shown(usage)})
+        return UsageCounts(unreadable={"output_tokens": _shown(usage)})
     inputs, outputs = (_details(usage, names) for names in (_INPUT, _OUTPUT))
     stated = {
         "input_tokens": _first(usage, _INPUT),
@@ -296,7 +296,7 @@ def counts_of(usage: Any) -> Counts:
         "total_tokens": usage.get("total_tokens"),
     }
     unreadable = {name: _shown(value) for name, value in stated.items() if value is not None and not is_count(value)}
-    return Counts(**{name: int(value) for name, value in stated.items() if is_count(value)}, unreadable=unreadable)
+    return UsageCounts(**{name: int(value) for name, value in stated.items() if is_count(value)}, unreadable=unreadable)
 
 
 def is_count(value: Any) -> bool:

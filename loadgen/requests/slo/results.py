@@ -67,7 +67,7 @@ class Goodput:
 
 
 @dataclass(slots=True)
-class _Sample:
+class _LatencySample:
     """A sample of a bound latency: its values and the numbers of requests.
 
     `valued` requests have values; `lost` requests count as infinite.
@@ -184,7 +184,7 @@ class SloTally:
     cut_short: int = 0
     good: int = 0
     undetermined: int = 0
-    _samples: dict[str, _Sample] = field(default_factory=dict)
+    _samples: dict[str, _LatencySample] = field(default_factory=dict)
 
     def add(self, log: RequestLog, metrics: RequestMetrics) -> None:
         """Add new requests; `metrics` are those of the same log. None of them was added before."""
@@ -197,7 +197,7 @@ class SloTally:
         self.good += int(good.met.sum())
         self.undetermined += int(good.unknown.sum())
         for objective in self.slo.latencies:
-            sample = self._samples.setdefault(objective.text, _Sample())
+            sample = self._samples.setdefault(objective.text, _LatencySample())
             of_request, _ = _of_request(objective, log, metrics)
             values_ms = of_request[ok]
             sample.valued += int((~np.isnan(values_ms)).sum())
@@ -222,7 +222,7 @@ class SloTally:
         )
 
     def _of_latency(self, objective: Objective) -> ObjectiveResult:
-        sample = self._samples.get(objective.text, _Sample())
+        sample = self._samples.get(objective.text, _LatencySample())
         values_ms = np.frombuffer(sample.values_ms.tobytes())
         infinite = sample.lost
         if objective.metric == "itl":

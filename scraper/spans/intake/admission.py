@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from rundir.process import MemoryLimit
-from scraper.spans.intake.export import Refusal, incomplete, no_memory, turned_away, unauthorized
+from scraper.spans.intake.export import ExportRefusal, incomplete, no_memory, turned_away, unauthorized
 from scraper.spans.spec import TRACES, ReceiverSpec
 
 WHOLE_S = 10.0  # an exporter's own patience; after this its answer comes too late
@@ -38,7 +38,7 @@ class Admission:
             raise self._counted(signal, via, turned_away(f"not taken within {WHOLE_S:g} s")) from None
         except MemoryError:
             raise self._counted(signal, via, no_memory(self._memory.most_bytes)) from None
-        except Refusal as refusal:
+        except ExportRefusal as refusal:
             raise self._counted(signal, via, refusal) from None
         except asyncio.CancelledError:
             self._counted(signal, via, self.departure())
@@ -49,7 +49,7 @@ class Admission:
         if self._memory.is_reached():
             raise no_memory(self._memory.most_bytes)
 
-    def departure(self) -> Refusal:
+    def departure(self) -> ExportRefusal:
         """Return the refusal of an export that does not come whole, by who ended it."""
         return turned_away("the receiver ends") if self.is_ending else incomplete()
 
@@ -58,7 +58,7 @@ class Admission:
         self.refused["malformed"] += 1
         self._say_once("noise", f"at the port for spans over http: {text}")
 
-    def _counted(self, signal: str, via: str, refusal: Refusal) -> Refusal:
+    def _counted(self, signal: str, via: str, refusal: ExportRefusal) -> ExportRefusal:
         self.refused[refusal.count] += 1
         of = "spans" if signal == TRACES else signal
         self._say_once(refusal.count, f"an export of {of} over {via} is refused: {refusal.text}")

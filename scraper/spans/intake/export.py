@@ -20,7 +20,7 @@ _NO_ROOM = "alloc failed"  # in what protobuf says where it gets no memory
 _RETRY_INFO = "type.googleapis.com/google.rpc.RetryInfo"
 
 
-class Refusal(Exception):
+class ExportRefusal(Exception):
     """An export that is refused: under which of the receiver's counts, and the text and status of the reply."""
 
     def __init__(self, count: str, text: str, http_status: int, grpc_code: grpc.StatusCode) -> None:
@@ -39,36 +39,36 @@ class Refusal(Exception):
         return b"\x08" + bytes([self.grpc_code.value[0]]) + self.status() + b"\x1a" + bytes([len(info)]) + info
 
 
-def malformed(text: str, http_status: int = 400) -> Refusal:
+def malformed(text: str, http_status: int = 400) -> ExportRefusal:
     """Return the refusal of a body that is not an export; sending it again does not help."""
-    return Refusal("malformed", text, http_status, grpc.StatusCode.INVALID_ARGUMENT)
+    return ExportRefusal("malformed", text, http_status, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def too_large(limit_bytes: int) -> Refusal:
+def too_large(limit_bytes: int) -> ExportRefusal:
     """Return the refusal of a body beyond the limit."""
-    return Refusal("too_large", f"more than {limit_bytes} bytes", 413, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return ExportRefusal("too_large", f"more than {limit_bytes} bytes", 413, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def turned_away(text: str) -> Refusal:
+def turned_away(text: str) -> ExportRefusal:
     """Return the refusal of an export that may be sent again."""
-    return Refusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
+    return ExportRefusal("turned_away", text, 503, grpc.StatusCode.UNAVAILABLE)
 
 
-def incomplete() -> Refusal:
+def incomplete() -> ExportRefusal:
     """Return the refusal of an export that did not come whole; its sender may be gone."""
-    return Refusal("incomplete", "no whole export came", 400, grpc.StatusCode.INVALID_ARGUMENT)
+    return ExportRefusal("incomplete", "no whole export came", 400, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def unauthorized() -> Refusal:
+def unauthorized() -> ExportRefusal:
     """Return the refusal of an export without the token that is asked for."""
     text = "a bearer token is asked for here (Authorization: Bearer ...)"
-    return Refusal("unauthorized", text, 401, grpc.StatusCode.UNAUTHENTICATED)
+    return ExportRefusal("unauthorized", text, 401, grpc.StatusCode.UNAUTHENTICATED)
 
 
-def no_memory(most_bytes: int) -> Refusal:
+def no_memory(most_bytes: int) -> ExportRefusal:
     """Return the refusal of an export for lack of memory. It may be sent again once there is memory for it."""
     text = f"more than {most_bytes / 1e6:.0f} MB of memory are in use"
-    return Refusal("no_memory", text, 503, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return ExportRefusal("no_memory", text, 503, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
 def packing(body: bytes) -> int | None:
@@ -101,7 +101,7 @@ def parsed(body: bytes) -> ExportTraceServiceRequest:
         raise malformed("it is not an ExportTraceServiceRequest") from None
     for name, count, most in _sizes(request):
         if count > most:
-            raise Refusal("too_large", f"more than {most} {name} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
+            raise ExportRefusal("too_large", f"more than {most} {name} at once", 413, grpc.StatusCode.INVALID_ARGUMENT)
     return request
 
 

@@ -18,7 +18,7 @@ from grpc import aio
 
 from rundir.access import server_context
 from scraper.spans.intake.admission import Admission
-from scraper.spans.intake.export import Refusal, packing, too_large, turned_away, unpacked
+from scraper.spans.intake.export import ExportRefusal, packing, too_large, turned_away, unpacked
 from scraper.spans.spec import SIGNALS, CannotListen, ReceiverSpec, most_connections
 
 _GRACE_S = 1.0
@@ -101,7 +101,7 @@ class _Calls:
         stated = dict(context.invocation_metadata() or ()).get("authorization", "")
         try:
             return await self._admission.admit(signal, "grpc", str(stated), partial(self._body, context))
-        except Refusal as refusal:
+        except ExportRefusal as refusal:
             again = (("grpc-status-details-bin", refusal.details()),) if refusal.count == "no_memory" else ()
             await context.abort(refusal.grpc_code, refusal.text, again)
             raise  # abort has raised

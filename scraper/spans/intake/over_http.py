@@ -13,7 +13,7 @@ from aiohttp import HttpVersion11, web
 from rundir.access import connection_problem, server_context
 from scraper.spans.intake.admission import Admission
 from scraper.spans.intake.connections import Connections
-from scraper.spans.intake.export import AGAIN_S, Refusal, malformed, too_large, unpacked
+from scraper.spans.intake.export import AGAIN_S, ExportRefusal, malformed, too_large, unpacked
 from scraper.spans.spec import PROTOBUF, SIGNALS, CannotListen, ReceiverSpec, host_and_port
 
 _KEEP_ALIVE_S = 75.0
@@ -65,7 +65,7 @@ async def _answer(admission: Admission, request: web.BaseRequest) -> web.Respons
     stated = request.headers.get("Authorization", "")
     try:
         reply = await admission.admit(signal, "http", stated, partial(_body, admission, request))
-    except Refusal as refusal:
+    except ExportRefusal as refusal:
         retry = {"Retry-After": str(AGAIN_S)} if refusal.http_status == 503 else {}
         refused = web.Response(body=refusal.status(), status=refusal.http_status, content_type=PROTOBUF, headers=retry)
         refused.force_close()

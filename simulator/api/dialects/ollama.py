@@ -18,7 +18,7 @@ class _Options(msgspec.Struct):
     num_predict: Positive | None = None
 
 
-class _Request(msgspec.Struct):
+class _OllamaRequest(msgspec.Struct):
     model: str
     messages: list[ChatMessage]
     stream: bool = True
@@ -26,7 +26,7 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    wanted = read(body, _Request)
+    wanted = read(body, _OllamaRequest)
     if wanted.model != settings.model:
         raise RefusedError(404, f"model '{wanted.model}' not found")
     # Ollama always stops at the end of a sequence.

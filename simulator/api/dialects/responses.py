@@ -13,7 +13,7 @@ from simulator.engine.history import RequestRecord, TokenOutput
 from simulator.settings import SimulatorSettings
 
 
-class _Request(msgspec.Struct):
+class _ResponsesRequest(msgspec.Struct):
     input: str | list[ChatMessage]
     model: str | None = None
     instructions: str | None = None
@@ -23,7 +23,7 @@ class _Request(msgspec.Struct):
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    wanted = read(body, _Request)
+    wanted = read(body, _ResponsesRequest)
     check_model(wanted.model, settings.only_model)
     messages = [ChatMessage(role="user", content=wanted.input)] if isinstance(wanted.input, str) else wanted.input
     if wanted.instructions is not None:

@@ -21,14 +21,14 @@ class _Sampling(msgspec.Struct):
     ignore_eos: bool = False
 
 
-class _Request(msgspec.Struct):
+class _SGLangRequest(msgspec.Struct):
     text: str
     sampling_params: _Sampling = msgspec.field(default_factory=_Sampling)
     stream: bool = False
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    wanted = read(body, _Request)
+    wanted = read(body, _SGLangRequest)
     sampling = wanted.sampling_params
     return generation(
         encode(wanted.text), sampling.max_new_tokens, settings, ignore_eos=sampling.ignore_eos, stream=wanted.stream

@@ -23,13 +23,13 @@ class _Parameters(msgspec.Struct):
     max_new_tokens: Positive = _DEFAULT_MAX_NEW_TOKENS
 
 
-class _Request(msgspec.Struct):
+class _TgiRequest(msgspec.Struct):
     inputs: str
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
 def _read(body: bytes, settings: SimulatorSettings) -> Generation:
-    wanted = read(body, _Request)
+    wanted = read(body, _TgiRequest)
     limit = wanted.parameters.max_new_tokens
     return generation(encode(wanted.inputs), limit, settings, ignore_eos=False, stream=False)
 

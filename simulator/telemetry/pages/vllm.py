@@ -30,7 +30,7 @@ from prometheus_client import (
 )
 from prometheus_client.utils import floatToGoString
 
-from simulator.engine.history import FirstToken, RequestRecord, StepOutcome
+from simulator.engine.history import PrefillCompleted, RequestRecord, StepOutcome
 from simulator.settings import EngineSettings
 
 VERSION = "0.32.0"
@@ -206,7 +206,7 @@ class VllmPage:
     def abort(self, record: RequestRecord) -> None:
         """Ignore an aborted request: nothing of it is shown beyond its earlier observations."""
 
-    def _observe_first_tokens(self, first_tokens: Sequence[FirstToken]) -> None:
+    def _observe_first_tokens(self, first_tokens: Sequence[PrefillCompleted]) -> None:
         for first in first_tokens:
             self._histograms["time_to_first_token_seconds"].observe(first.ttft_ns / 1e9)
             self._counters["prompt_tokens"].inc(first.prompt_tokens)

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.live.breakdown import Ended, break_down_ended
+from correlator.live.breakdown import EndedRequests, break_down_ended
 from correlator.live.window import TraceWindow
 
 TTFT_PARTS = ("network", "gateway", "queue", "prefill", "other")
 times = st.floats(0, 5000)
 
 
-def ended(*spans: Span, most_spans: int = 1000) -> Ended:
+def ended(*spans: Span, most_spans: int = 1000) -> EndedRequests:
     window = TraceWindow(most_spans=most_spans)
     window.take(export(spans))
     return break_down_ended(window.finished(NOON + S, all_of_it=True))
 
 
-def parts_ms(table: Ended) -> dict[str, float]:
+def parts_ms(table: EndedRequests) -> dict[str, float]:
     return {
         part: 1e3 * float(getattr(table.parts, f"{part}_s")[0]) for part in (*TTFT_PARTS, "engine_frontend", "ttft")
     }

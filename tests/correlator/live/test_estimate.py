@@ -13,14 +13,14 @@ import recordings
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import SERVER, S, body, span
 
-from correlator.live.breakdown import Ended, estimated
+from correlator.live.breakdown import EndedRequests, estimated
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from correlator.replay import Replay
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
-from scraper.series.log import Row
+from scraper.series.log import ScrapeRow
 from scraper.spans.log import packed
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ class Traffic:
     """161 requests as a gateway's spans, the pages of the 38 s, and the truth in ms."""
 
     spans: list[Span]
-    pages: list[Row]
+    pages: list[ScrapeRow]
     queue_ms: Floats
     prefill_ms: Floats
 
@@ -41,7 +41,7 @@ def traffic() -> Traffic:
     case = recordings.overload()
     (page,) = case.scrapes
     pages = [
-        Row(
+        ScrapeRow(
             url=page.url,
             tick_ns=int(request_ns),
             request_ns=int(request_ns),
@@ -74,9 +74,9 @@ def _span(sent: RequestLog, place: int) -> Span:
     return server_span
 
 
-def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> dict[int, Ended]:
+def watched(traffic: Traffic, estimate: EstimateWindow, window: TraceWindow) -> dict[int, EndedRequests]:
     """Let time pass as it did, a second at a time; return what came out of each request, by its place."""
-    by_place: dict[int, Ended] = {}
+    by_place: dict[int, EndedRequests] = {}
     spans = sorted(traffic.spans, key=lambda span: span.end_time_unix_nano)
     pages = list(traffic.pages)
     now_ns = pages[0].request_ns
@@ -103,7 +103,7 @@ def _place(request: TracedRequest) -> int:
     return int.from_bytes(request.client.span_id) - 1
 
 
-def _row(ended: Ended, row: int) -> Ended:
+def _row(ended: EndedRequests, row: int) -> EndedRequests:
     at = np.array([row])
     return replace(ended, parts=take(ended.parts, at), whole=take(ended.whole, at), reason=ended.reason[at])
 

@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from sent_spans import MS, NOON, SERVER, S, call, engine, export, span
 
-from correlator.live.breakdown import Ended
+from correlator.live.breakdown import EndedRequests
 from correlator.live.requests import MOST_HALVES, WAIT_S, SpanRequests
 from correlator.live.traces import TracedRequest
 from scraper.spans.log import ExportRecord, packed
@@ -23,12 +23,14 @@ ROUTERS = Path(__file__).parents[2] / "data" / "router_spans.jsonl.xz"
 SETTLED_S = 6.5
 
 
-def watched(exports: Iterable[ExportRecord], *, until_s: float = 60.0) -> tuple[list[TracedRequest], list[Ended]]:
+def watched(
+    exports: Iterable[ExportRecord], *, until_s: float = 60.0
+) -> tuple[list[TracedRequest], list[EndedRequests]]:
     """The requests of exports as a watch finds them, looking twice a second; nothing is left at the end."""
     requests = SpanRequests(nullcontext)
     waiting = sorted(exports, key=lambda item: item.received_ns)
     finished: list[TracedRequest] = []
-    ended: list[Ended] = []
+    ended: list[EndedRequests] = []
     for half_s in range(round(2 * until_s)):
         now_ns = NOON + half_s * S // 2
         while waiting and waiting[0].received_ns <= now_ns:
@@ -75,7 +77,7 @@ def traffic(count: int, *, per_s: float = 4.0, seed: int = 0, ahead_ms: float = 
     ]
 
 
-def parts_of(ended: Iterable[Ended]) -> list[tuple[str, str, str]]:
+def parts_of(ended: Iterable[EndedRequests]) -> list[tuple[str, str, str]]:
     """Source, quality and why there is none, of each request."""
     rows = [
         row

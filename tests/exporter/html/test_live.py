@@ -23,7 +23,7 @@ from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
-from scraper.series.log import FailureRecord, Row
+from scraper.series.log import FailureRecord, ScrapeRow
 from sidecar.report.derive import derive_run
 
 NODE = shutil.which("node")
@@ -51,9 +51,9 @@ const { takeIn, textOf, shapesOf } = new Function(scripts + "; return { takeIn, 
 """
 
 
-def page(at_ns: int) -> Row:
+def page(at_ns: int) -> ScrapeRow:
     stamps = {"tick_ns": at_ns, "request_ns": at_ns, "response_ns": at_ns}
-    return Row(url=URL, **stamps, series=(), values=np.empty(0), changed=False)
+    return ScrapeRow(url=URL, **stamps, series=(), values=np.empty(0), changed=False)
 
 
 def failure(at_ns: int, error: str) -> FailureRecord:

@@ -22,7 +22,7 @@ from correlator.opening import open_run
 from exporter.document import BARS, Prose, table, words
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
-from exporter.html.data import Recorded
+from exporter.html.data import PageInputs
 from exporter.html.markup import blocks
 from exporter.html.sections import bar
 from exporter.html.sections import figures as figures_of
@@ -88,7 +88,7 @@ def test_what_servers_said_stays_text(tmp_path: Path):
     attacked["warnings"] = [*attacked["warnings"], ATTACK]
     requests = run.run.requests
     requests.workload_class[:], requests.error[0] = ATTACK, ATTACK
-    recorded = Recorded(requests=requests, parts=run.parts, endpoints=run.run.endpoints, phases=())
+    recorded = PageInputs(requests=requests, parts=run.parts, endpoints=run.run.endpoints, phases=())
     text = as_html(msgspec.convert(attacked, Summary), recorded, trace_url=f"https://t/{ATTACK}{{trace_id}}")
     page = Page(text)
     assert "img" not in {tag for tag, _ in page.elements}
@@ -108,7 +108,7 @@ def test_what_servers_state_beyond_any_chart_costs_no_page(tmp_path: Path):
     run.run.requests.output_tokens[0] = 2**53
     run.run.endpoints[0].values[:] = 1.8446744073709552e19
     endpoints = run.run.endpoints
-    recorded = Recorded(requests=run.run.requests, parts=run.parts, endpoints=endpoints, phases=())
+    recorded = PageInputs(requests=run.run.requests, parts=run.parts, endpoints=endpoints, phases=())
     data = json.loads(Page(as_html(msgspec.convert(stated, Summary), recorded)).contents["script"][0])
     assert "p99" not in data["engine"].get("ttft", {})
     assert sum(np.isnan(read(data["requests"])["output"])) == 1 + sum(run.run.requests.output_tokens < 0)

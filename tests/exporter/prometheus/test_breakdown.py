@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import NOON, S, call, engine, export, gateway
 
 from correlator.breakdown import E2E_PARTS, TTFT_PARTS, Parts
-from correlator.live.breakdown import Ended, break_down_ended
+from correlator.live.breakdown import EndedRequests, break_down_ended
 from correlator.live.reasons import REASONS
 from correlator.live.window import TraceWindow
 from exporter.prometheus.counts import counted, nothing_counted
@@ -33,7 +33,7 @@ def samples(parts: PartCounts | None, watch: WatchCounts | None = None) -> Sampl
     }
 
 
-def ended(number: int) -> Ended:
+def ended(number: int) -> EndedRequests:
     window = TraceWindow()
     for place in range(number):
         trace = (place + 1).to_bytes(16)
@@ -44,7 +44,7 @@ def ended(number: int) -> Ended:
     return break_down_ended(window.finished(NOON + S, all_of_it=True))
 
 
-def count(table: Ended) -> PartCounts:
+def count(table: EndedRequests) -> PartCounts:
     start = nothing_counted(reasons=REASONS)
     return counted(start, table.parts, whole=table.whole, reasons=table.reason)
 

@@ -14,17 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from series import URL, endpoint_of
 
 from exporter.server_metrics.jsonl import write
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from rundir.files import replace_file
 
-Lines = Callable[[Source], list[dict[str, Any]]]
+Lines = Callable[[MetricsSource], list[dict[str, Any]]]
 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Lines:
     """Write a source and read the lines back."""
 
-    def read(source: Source) -> list[dict[str, Any]]:
+    def read(source: MetricsSource) -> list[dict[str, Any]]:
         path = tmp_path / "export.jsonl"
         replace_file(path, partial(write, source))
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

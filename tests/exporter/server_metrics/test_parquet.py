@@ -20,12 +20,12 @@ from series import endpoint_of
 from exporter.server_metrics import parquet as server_metrics_parquet
 from exporter.server_metrics.json import document
 from exporter.server_metrics.parquet import write as write_parquet
-from exporter.server_metrics.source import Source
+from exporter.server_metrics.source import MetricsSource
 from rundir.files import replace_file
 
 REPOSITORY = Path(__file__).parents[3]
 
-Rows = Callable[[Source], list[dict[str, Any]]]
+Rows = Callable[[MetricsSource], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """Write a source and read the rows back."""
     path = tmp_path_factory.mktemp("parquet") / "export.parquet"
 
-    def read(source: Source) -> list[dict[str, Any]]:
+    def read(source: MetricsSource) -> list[dict[str, Any]]:
         replace_file(path, partial(write_parquet, source))
         return pq.read_table(path).to_pylist()
 

@@ -16,7 +16,7 @@ from exporter.evaluation.server import gaps_of
 from recorded.events import SCRAPER_DIED
 from recorded.run import Run
 from rundir.frames import FrameTail, in_order
-from scraper.series.log import FailureRecord, Row, read_log
+from scraper.series.log import FailureRecord, ScrapeRow, read_log
 from sidecar.watch.processes import UNCOUNTED
 
 IN_HAND_S, CALM_S = 6.0, 0.2  # that a scrape may take, its time-out included, and where nothing is slow
@@ -49,10 +49,10 @@ def _logs(watch: Watched) -> Iterator[str]:
                 yield f"{path.name} is damaged: {tail.extent}"
 
 
-def _counts(scrapes: Sequence[Row | FailureRecord], watch: Watched) -> Iterator[str]:
+def _counts(scrapes: Sequence[ScrapeRow | FailureRecord], watch: Watched) -> Iterator[str]:
     """Yield where the watch counts other scrapes than are in its logs."""
     (view,) = watch.views
-    logged = Counter("ok" if isinstance(scrape, Row) else "failed" for scrape in scrapes)
+    logged = Counter("ok" if isinstance(scrape, ScrapeRow) else "failed" for scrape in scrapes)
     counted = Counter[str]()
     for engine in view.snapshot(restarts=0).engines:
         counted += Counter(engine.scrapes)
@@ -60,7 +60,7 @@ def _counts(scrapes: Sequence[Row | FailureRecord], watch: Watched) -> Iterator[
         yield f"scrapes: {dict(counted)} are counted, {dict(logged)} logged"
 
 
-def _served(scrapes: Sequence[Row | FailureRecord], played: Played, watch: Watched) -> Iterator[str]:
+def _served(scrapes: Sequence[ScrapeRow | FailureRecord], played: Played, watch: Watched) -> Iterator[str]:
     """Yield what was served, is in no log, neither as a page nor as a failure, and is not said to be lost."""
     asked_ns = [(scrape.request_ns, scrape.response_ns) for scrape in scrapes]
     died_ns = [scraper.died_ns for scraper in played.scrapers if scraper.died_ns]

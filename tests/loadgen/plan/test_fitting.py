@@ -11,7 +11,7 @@ import pytest
 from loadgen.plan import fitting as fitter
 from loadgen.plan import tokenizers
 from loadgen.plan.workloads.request import Shared, Turn, WorkloadRequest
-from loadgen.protocols.request import Target
+from loadgen.protocols.request import RequestTarget
 
 if TYPE_CHECKING:
     from conftest import Tokenizing
@@ -36,9 +36,9 @@ PREFIX = Shared(name="p", token_ids=IDS[:50], tokens=50)
 
 
 async def planned(
-    requests: list[WorkloadRequest], tokenizer: tokenizers.Tokenizer, *, endpoint: Any = "chat", **order: Any
+    requests: list[WorkloadRequest], tokenizer: tokenizers.FittingTokenizer, *, endpoint: Any = "chat", **order: Any
 ) -> list[fitter.Planned]:
-    target = Target(model="m", endpoint=endpoint)
+    target = RequestTarget(model="m", endpoint=endpoint)
     plan = fitter.plan(
         requests, target=target, tokenizer=tokenizer, order=fitter.PlanOrder(**({"phase": "measure"} | order))
     )
@@ -52,7 +52,7 @@ def messages(plan: fitter.Planned) -> dict[str, str]:
 @pytest.mark.parametrize("reference", [True, False])
 async def test_parts_are_put_together_to_the_wanted_length(server: tokenizers.ServerTokenizer, reference: bool):
     """The system prompt is a message of its own; prefix and question stand around the text; what is shared is equal."""
-    tokenizer: tokenizers.Tokenizer = tokenizers.reference() if reference else server
+    tokenizer: tokenizers.FittingTokenizer = tokenizers.reference() if reference else server
     count = tokenizers.reference().count if reference else len
     wanted = [
         request(200 + n, token_ids=IDS[: 100 + n], system=SYSTEM, prefix=PREFIX, suffix=" Why?") for n in range(5)
@@ -189,7 +189,7 @@ async def test_each_request_has_fields_and_a_number_of_its_own():
     """What a class adds to its bodies stands above what all requests have; {request} is the request's number."""
     extra = {"cache_salt": "a-{request}", "user": "all", "top_k": 3}
     order = fitter.PlanOrder(phase="measure", first_index=7)
-    target = Target(model="m", extra=extra)
+    target = RequestTarget(model="m", extra=extra)
     wanted = [request(10), request(10, body={"user": "class", "priority": 1}), *(request(10) for _ in range(20))]
     plan = fitter.plan(wanted, target=target, tokenizer=tokenizers.reference(), order=order)
     bodies = [json.loads(each.request.body) async for each in plan]

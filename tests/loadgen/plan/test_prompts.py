@@ -13,11 +13,11 @@ from loadgen.plan import prompts
 from loadgen.plan.fitting import PlanOrder, plan
 from loadgen.plan.tokenizers import ReferenceTokenizer
 from loadgen.plan.workloads import catalogue as workloads
-from loadgen.plan.workloads.catalogue import Workload
+from loadgen.plan.workloads.catalogue import ReadyWorkload
 from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.plan.workloads.prompts import OUTPUT_TOKENS
 from loadgen.plan.workloads.request import WorkloadRequest
-from loadgen.protocols.request import Target
+from loadgen.protocols.request import RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest
 
@@ -37,18 +37,18 @@ def write(tmp_path: Path) -> Any:
     return written
 
 
-def given(path: Path, endpoint: str = "chat", **options: Any) -> Workload:
+def given(path: Path, endpoint: str = "chat", **options: Any) -> ReadyWorkload:
     return workloads.given(path, seed=1, protocol=PROTOCOLS[endpoint], **options)
 
 
-def first(workload: Workload, count: int) -> list[WorkloadRequest]:
+def first(workload: ReadyWorkload, count: int) -> list[WorkloadRequest]:
     return list(itertools.islice(workload.requests, count))
 
 
 async def planned(
     path: Path, count: int, *, endpoint: str = "chat", max_model_len: int | None = None, **options: Any
 ) -> list[PlannedRequest]:
-    target = Target(model="m", endpoint=endpoint)
+    target = RequestTarget(model="m", endpoint=endpoint)
     order = PlanOrder(phase="measure", count=count, max_model_len=max_model_len)
     requests = given(path, endpoint, **options).requests
     return [

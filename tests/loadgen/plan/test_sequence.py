@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from loadgen.plan import fitting as fitter
 from loadgen.plan import tokenizers
 from loadgen.plan.workloads import catalogue as workloads
-from loadgen.protocols.request import Target
+from loadgen.protocols.request import RequestTarget
 
 if TYPE_CHECKING:
     from conftest import Tokenizing, TokenServer
 
-TARGET = Target(model="m")
+TARGET = RequestTarget(model="m")
 REFERENCE = tokenizers.ReferenceTokenizer()
 
 
 async def _planned(
-    tokenizer: tokenizers.Tokenizer = REFERENCE, *, seed: int = 1, **order: object
+    tokenizer: tokenizers.FittingTokenizer = REFERENCE, *, seed: int = 1, **order: object
 ) -> list[fitter.Planned]:
     plan = fitter.plan(
         workloads.build("synthetic-uniform", seed=seed).requests,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loadgen.transports.connection import Connection
 from loadgen.transports.lateness import NO_STAMP, ReceiveStamps
 from loadgen.transports.transport import PART_BYTES, Exchange
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 REQUEST = b"POST / HTTP/1.1\r\n\r\n"
 
@@ -38,7 +38,7 @@ def _read(reply: bytes, cuts: list[int], asked: set[int]) -> tuple[Exchange, Sil
     """What an exchange holds after reads that end at the cuts, asked for after some of them; and how many it took."""
 
     async def feed() -> tuple[Exchange, Silent, int]:
-        clock = Clock(offset_ns=0)
+        clock = AnchoredClock(offset_ns=0)
         connection, wire = Connection(clock, ReceiveStamps(clock)), Silent()
         connection.take_wire(wire)
         exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
@@ -97,7 +97,7 @@ def test_the_end_of_a_chunked_body_is_seen_at_once(end: bytes, cut: int):
     framed = b"1\r\nx\r\n" + end
 
     async def feed() -> bool:
-        clock = Clock(offset_ns=0)
+        clock = AnchoredClock(offset_ns=0)
         connection = Connection(clock, ReceiveStamps(clock))
         connection.take_wire(Silent())
         done = connection.begin(Exchange(index=0, scheduled_ns=0, dispatch_ns=0), REQUEST)
@@ -121,7 +121,7 @@ def test_what_came_before_a_chunk_without_its_end_is_kept(body: list[bytes], cut
 
 def test_much_that_has_come_is_looked_at_without_being_asked_for():
     """So that walking what a server floods us with never takes long at once; the body goes to the log in parts."""
-    clock = Clock(offset_ns=0)
+    clock = AnchoredClock(offset_ns=0)
     connection, parts = Connection(clock, ReceiveStamps(clock)), []
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
 
@@ -144,7 +144,7 @@ def test_much_that_has_come_is_looked_at_without_being_asked_for():
 
 def test_a_reply_without_end_is_ended():
     """At the first look behind the limit, with an error of its own."""
-    clock = Clock(offset_ns=0)
+    clock = AnchoredClock(offset_ns=0)
     connection, wire = Connection(clock, ReceiveStamps(clock)), Silent()
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0, most_bytes=100_000)
 

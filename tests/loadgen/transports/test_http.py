@@ -17,7 +17,7 @@ from loadgen.transports.http import HttpTransport, Pool, origin_of
 from loadgen.transports.lateness import ReceiveStamps
 from loadgen.transports.transport import Exchange, WorkerSpec
 from rundir.access import Tls, UnusableFile, root_url, tls_context
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
     from conftest import Peer, Script, Serve, Wire
@@ -33,7 +33,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadgen.transports.http.RETRY_NS", round(BOUND_S * 1e9))
 
 
-async def _exchange(pool: Pool, clock: Clock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
+async def _exchange(pool: Pool, clock: AnchoredClock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
     exchange = Exchange(index=0, scheduled_ns=clock.now_ns(), dispatch_ns=clock.now_ns())
     await pool.perform(exchange, request, timeout_s=timeout_s)
     return exchange
@@ -45,7 +45,9 @@ async def _turn_until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def _once(serve: Serve, clock: Clock, *reply: bytes, close: bool = False, timeout_s: float = BOUND_S) -> Exchange:
+async def _once(
+    serve: Serve, clock: AnchoredClock, *reply: bytes, close: bool = False, timeout_s: float = BOUND_S
+) -> Exchange:
     async def script(peer: Peer) -> None:
         await peer.say(*reply)
         if close:
@@ -56,7 +58,7 @@ async def _once(serve: Serve, clock: Clock, *reply: bytes, close: bool = False, 
         return await _exchange(pool, clock, timeout_s=timeout_s)
 
 
-async def test_a_chunked_reply_is_kept_as_it_came(serve: Serve, anchored: Clock, wire: type[Wire]):
+async def test_a_chunked_reply_is_kept_as_it_came(serve: Serve, anchored: AnchoredClock, wire: type[Wire]):
     """Status, raw head, wire body, and one stamp a read, all in order between dispatch and end."""
     reply = wire.answer(5)
     got = await _once(serve, anchored, reply)
@@ -80,7 +82,7 @@ async def test_a_chunked_reply_is_kept_as_it_came(serve: Serve, anchored: Clock,
         (b"HTTP/1.1 204 No Content\r\n\r\n", False, b""),
     ],
 )
-async def test_the_ways_a_body_may_end(serve: Serve, anchored: Clock, reply: bytes, close: bool, body: bytes):
+async def test_the_ways_a_body_may_end(serve: Serve, anchored: AnchoredClock, reply: bytes, close: bool, body: bytes):
     """By length, by being none, by the close; interim answers are skipped."""
     got = await _once(serve, anchored, reply, close=close)
     assert ("", body) == (got.error, bytes(got.body))
@@ -103,7 +105,9 @@ async def test_the_ways_a_body_may_end(serve: Serve, anchored: Clock, reply: byt
         ),
     ],
 )
-async def test_a_broken_reply_is_an_error_with_its_kind(serve: Serve, anchored: Clock, reply: bytes, error: str):
+async def test_a_broken_reply_is_an_error_with_its_kind(
+    serve: Serve, anchored: AnchoredClock, reply: bytes, error: str
+):
     """The error says what the peer did, and what had come is kept."""
     got = await _once(serve, anchored, reply, close=True)
     assert got.error.startswith(error)
@@ -111,7 +115,7 @@ async def test_a_broken_reply_is_an_error_with_its_kind(serve: Serve, anchored: 
     assert got.end_ns > 0
 
 
-async def test_a_reset_in_the_middle_keeps_what_had_come(serve: Serve, anchored: Clock, wire: type[Wire]):
+async def test_a_reset_in_the_middle_keeps_what_had_come(serve: Serve, anchored: AnchoredClock, wire: type[Wire]):
     """RST after two events: error of kind reset, the bytes before it are there."""
     begun = wire.SSE_HEAD + wire.event(wire.ROLE) + wire.event(wire.content("hi"))
     received = asyncio.Event()
@@ -143,7 +147,7 @@ async def test_a_reset_in_the_middle_keeps_what_had_come(serve: Serve, anchored:
     ],
 )
 async def test_timeouts_say_what_was_waited_for(
-    serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch, dribble: bytes, body: bytes, missing: str
+    serve: Serve, anchored: AnchoredClock, monkeypatch: pytest.MonkeyPatch, dribble: bytes, body: bytes, missing: str
 ):
     """No response at all; a slow reply that never completes; a head that never ends. The loop's time is moved on."""
     move = movable_time(monkeypatch)
@@ -163,14 +167,14 @@ async def test_timeouts_say_what_was_waited_for(
     assert (body, 1) == (bytes(exchange.body), server.connections)
 
 
-async def test_a_name_that_does_not_resolve(anchored: Clock):
+async def test_a_name_that_does_not_resolve(anchored: AnchoredClock):
     """The reserved top-level domain .invalid never resolves."""
     async with Pool(origin_of("http://nowhere.invalid:80"), anchored) as pool:
         got = await _exchange(pool, anchored)
     assert got.error.startswith("connect: name not resolved")
 
 
-async def test_a_connection_is_used_again(serve: Serve, anchored: Clock):
+async def test_a_connection_is_used_again(serve: Serve, anchored: AnchoredClock):
     """Ten requests in a row go over one connection, and say so."""
     server = await serve(OK)
     async with Pool(origin_of(server.url), anchored) as pool:
@@ -187,7 +191,7 @@ async def test_a_connection_is_used_again(serve: Serve, anchored: Clock):
         OK + b", and more",
     ],
 )
-async def test_a_connection_is_not_used_again(serve: Serve, anchored: Clock, reply: bytes):
+async def test_a_connection_is_not_used_again(serve: Serve, anchored: AnchoredClock, reply: bytes):
     """Not when the peer will close it, nor when bytes follow the reply."""
 
     server = await serve(reply)
@@ -197,7 +201,7 @@ async def test_a_connection_is_not_used_again(serve: Serve, anchored: Clock, rep
     assert server.connections == 2
 
 
-async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, anchored: Clock):
+async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, anchored: AnchoredClock):
     """The close is seen before the next request, which opens a new connection and succeeds."""
     closed = asyncio.Event()
 
@@ -215,7 +219,9 @@ async def test_a_connection_closed_while_idle_is_not_used_again(serve: Serve, an
     assert [("", False)] * 2 == [(exchange.error, exchange.reused) for exchange in (first, second)]
 
 
-async def test_an_old_idle_connection_is_not_used_again(serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch):
+async def test_an_old_idle_connection_is_not_used_again(
+    serve: Serve, anchored: AnchoredClock, monkeypatch: pytest.MonkeyPatch
+):
     """Past the idle limit a new connection is made and the old one closed."""
 
     server = await serve(OK)
@@ -241,7 +247,7 @@ def _closing(at: set[int], before_closing: bytes = b"") -> Script:
     return script
 
 
-async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(serve: Serve, anchored: Clock):
+async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(serve: Serve, anchored: AnchoredClock):
     """The second request is sent twice; its stamps are those of the second time, on a new connection."""
     seen_ns: list[int] = []
 
@@ -263,7 +269,7 @@ async def test_a_kept_connection_that_closes_before_any_byte_is_tried_once_more(
 
 
 async def test_a_request_that_is_dropped_after_a_wait_is_not_sent_again(
-    serve: Serve, anchored: Clock, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, anchored: AnchoredClock, monkeypatch: pytest.MonkeyPatch
 ):
     """The server had it: what it waited for would be missing from the latency of a second sending."""
     monkeypatch.setattr("loadgen.transports.http.RETRY_NS", -1)
@@ -275,7 +281,7 @@ async def test_a_request_that_is_dropped_after_a_wait_is_not_sent_again(
     assert (True, False, 2) == (second.reused, second.retried, len(server.peers))
 
 
-async def test_a_request_is_never_sent_a_third_time(serve: Serve, anchored: Clock):
+async def test_a_request_is_never_sent_a_third_time(serve: Serve, anchored: AnchoredClock):
     """A new connection that dies before any byte is a failure: of the first request, and of a second sending."""
     for at, sent in (({1}, 1), ({2, 3}, 3)):
         server = await serve(_closing(at))
@@ -286,7 +292,9 @@ async def test_a_request_is_never_sent_a_third_time(serve: Serve, anchored: Cloc
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 200", b"HTTP/1.1 103 Hints\r\n\r\n", OK[:-1]])
-async def test_a_request_of_which_a_byte_came_back_is_not_sent_again(serve: Serve, anchored: Clock, begun: bytes):
+async def test_a_request_of_which_a_byte_came_back_is_not_sent_again(
+    serve: Serve, anchored: AnchoredClock, begun: bytes
+):
     """The server sees it once; what had come is kept."""
     server = await serve(_closing({2}, begun))
     async with Pool(origin_of(server.url), anchored) as pool:
@@ -296,7 +304,7 @@ async def test_a_request_of_which_a_byte_came_back_is_not_sent_again(serve: Serv
     assert (True, False, 2) == (second.reused, second.retried, len(server.peers))
 
 
-async def test_submit_is_when_the_last_byte_left(anchored: Clock):
+async def test_submit_is_when_the_last_byte_left(anchored: AnchoredClock):
     """A request larger than the socket's buffers is submitted only once the server has begun to read it."""
     reading = 0
 
@@ -325,7 +333,7 @@ async def test_submit_is_when_the_last_byte_left(anchored: Clock):
     assert reading < exchange.submit_ns <= exchange.end_ns
 
 
-async def test_a_huge_body_comes_whole(serve: Serve, anchored: Clock):
+async def test_a_huge_body_comes_whole(serve: Serve, anchored: AnchoredClock):
     """20 MB by length."""
     got = await _once(serve, anchored, b"HTTP/1.1 200 OK\r\nContent-Length: 20000000\r\n\r\n", bytes(20_000_000))
     assert ("", 20_000_000) == (got.error, len(got.body))
@@ -341,7 +349,7 @@ def test_a_base_url_has_one_root(url: str):
     assert ["http://h"] == spec.roots == [root_url(url)]
 
 
-async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: Clock):
+async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: AnchoredClock):
     """They replace those of all requests by name, whatever its case; the next request has none of them."""
 
     async def script(peer: Peer) -> None:
@@ -361,7 +369,7 @@ async def test_a_request_may_have_headers_of_its_own(serve: Serve, anchored: Clo
     assert [["one", "k", None], ["all", "k", "2"], ["all", "k", None]] == heads
 
 
-async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: Clock):
+async def test_a_request_bears_its_id_and_its_trace(serve: Serve, anchored: AnchoredClock):
     """The id is a UUID, as Envoy requires, that ends in the request's number; the trace is to be recorded."""
     server = await serve(OK)
     spec = WorkerSpec(
@@ -387,7 +395,7 @@ def test_a_certificate_that_is_not_there(spec: Tls):
         tls_context(spec)
 
 
-async def test_a_read_has_the_kernels_stamp(serve: Serve, anchored: Clock, wire: type[Wire]):
+async def test_a_read_has_the_kernels_stamp(serve: Serve, anchored: AnchoredClock, wire: type[Wire]):
     """A process that is held up reads late, but the stamp is when the bytes came; the lateness is counted."""
     held_ns = 60_000_000
 

@@ -14,7 +14,7 @@ from waiting import BOUND_S, Turns
 from loadgen.transports.http import Pool, origin_of
 from loadgen.transports.transport import Exchange
 from rundir.access import Tls, tls_context
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
     from conftest import Peer, Serve, Wire
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: 2\r\n\r\n{}"
 
 
-async def _exchange(pool: Pool, clock: Clock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
+async def _exchange(pool: Pool, clock: AnchoredClock, request: bytes = REQUEST, timeout_s: float = BOUND_S) -> Exchange:
     exchange = Exchange(index=0, scheduled_ns=clock.now_ns(), dispatch_ns=clock.now_ns())
     await pool.perform(exchange, request, timeout_s=timeout_s)
     return exchange
 
 
-async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate: tuple[Path, Path]):
+async def test_tls(serve: Serve, anchored: AnchoredClock, wire: type[Wire], certificate: tuple[Path, Path]):
     """A server that wants a client certificate answers a client that has one; its own is trusted by its authority, or
     where checks are off; a client that does neither gets the reason."""
     key, cert = map(str, certificate)
@@ -54,7 +54,9 @@ async def test_tls(serve: Serve, anchored: Clock, wire: type[Wire], certificate:
         assert (await _exchange(pool, anchored)).error
 
 
-async def test_a_tls_connection_may_end_without_a_word(serve: Serve, anchored: Clock, certificate: tuple[Path, Path]):
+async def test_a_tls_connection_may_end_without_a_word(
+    serve: Serve, anchored: AnchoredClock, certificate: tuple[Path, Path]
+):
     """Without TLS's own end: it was closed by the peer all the same."""
     key, cert = map(str, certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -70,7 +72,7 @@ async def test_a_tls_connection_may_end_without_a_word(serve: Serve, anchored: C
     assert "reset: closed by the peer after 5 body bytes" == got.error
 
 
-def test_a_flood_over_tls_leaves_others_their_turn(certificate: tuple[Path, Path], anchored: Clock):
+def test_a_flood_over_tls_leaves_others_their_turn(certificate: tuple[Path, Path], anchored: AnchoredClock):
     """However fast it comes: the worker's event loop takes no more of it in one turn than the kernel has room for."""
     key, cert = map(str, certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.transports import lateness
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 lates_ns = st.integers(0, 10**13)
 
@@ -73,7 +73,7 @@ class Machine:
     def stamps(self, ahead_ns: int = 0) -> lateness.ReceiveStamps:
         """Return the stamps of a run whose clock is ahead of the wall clock."""
         offset_ns = self.wall_ns - self.monotonic_ns + ahead_ns
-        return lateness.ReceiveStamps(Clock(offset_ns=offset_ns, monotonic_ns=lambda: self.monotonic_ns))
+        return lateness.ReceiveStamps(AnchoredClock(offset_ns=offset_ns, monotonic_ns=lambda: self.monotonic_ns))
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_pauses_of_the_garbage_collector_are_counted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(lateness.time, "monotonic_ns", lambda: next(readings_ns))
     gc.disable()  # no other collection than these
     try:
-        with lateness.GcPauses() as pauses:
+        with lateness.PauseCounter() as pauses:
             gc.collect()
             gc.collect()
         gc.collect()

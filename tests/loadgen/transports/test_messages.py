@@ -21,14 +21,14 @@ from waiting import BOUND_S
 
 from loadgen.protocols import kserve
 from loadgen.protocols.reading.reply import Reply
-from loadgen.protocols.request import Prompt, Target
+from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, request_id, traceparent
 from loadgen.transports.grpc import GrpcTransport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from loadgen.transports.websocket import WebSocketTransport
 from rundir.access import Tls
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 
 def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:
@@ -41,7 +41,7 @@ def _spec(url: str, transport: str, **changes: Any) -> WorkerSpec:
 
 
 def _planned(protocol: str, index: int = 0) -> PlannedRequest:
-    target = Target(model="m", endpoint=protocol)
+    target = RequestTarget(model="m", endpoint=protocol)
     path, body = PROTOCOLS[protocol].encode(target, Prompt(text="hi"), 5, 0.0)
     return PlannedRequest(index=index, path=path, body=body)
 
@@ -85,8 +85,8 @@ async def _websocket(
         await runner.cleanup()
 
 
-def _clock() -> Clock:
-    return Clock(offset_ns=time.time_ns() - time.monotonic_ns())
+def _clock() -> AnchoredClock:
+    return AnchoredClock(offset_ns=time.time_ns() - time.monotonic_ns())
 
 
 @pytest.mark.parametrize("reuse", [True, False])

@@ -20,7 +20,7 @@ from loadgen.records import PlannedRequest
 from loadgen.transports.transport import Exchange, WorkerSpec
 from loadgen.transports.websocket import WebSocketTransport
 from rundir.access import Tls
-from rundir.clock import Clock
+from rundir.clock import AnchoredClock
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY = re.compile(rb"(?i)sec-websocket-key: *([^\r]+)")
@@ -46,7 +46,7 @@ def test_a_flood_of_messages_leaves_others_their_turn(certificate: tuple[Path, P
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(str(cert), str(key))
     readings = itertools.count(_STEP_NS, _STEP_NS)
-    clock = Clock(offset_ns=0, monotonic_ns=lambda: next(readings))
+    clock = AnchoredClock(offset_ns=0, monotonic_ns=lambda: next(readings))
     exchange = Exchange(index=0, scheduled_ns=0, dispatch_ns=0)
     turns = Turns(exchange)
 

@@ -16,11 +16,11 @@ from tiny_study import TINY
 from methodology.execution.derive import derive_study
 from methodology.execution.record import (
     LOG,
-    Begun,
     Decided,
-    Ended,
     Frame,
     Judged,
+    StepEnded,
+    StepStarted,
     Stopped,
     Study,
     StudyRecord,
@@ -33,7 +33,7 @@ from methodology.execution.record import (
     set_aside,
 )
 from methodology.procedures import PROCEDURES
-from methodology.study.model import Asked, Outcome, Parameters, Step
+from methodology.study.model import Outcome, Parameters, Step, StudySettings
 from recorded.errors import ConfigurationError
 from sidecar.cli import main
 
@@ -48,7 +48,7 @@ def study(tmp_path: Path) -> Study:
         tool={"name": "sidelight", "version": "0.1.0"},
         command=[],
         started_at="2026-11-22T12:00:00.000Z",
-        asked=Asked(test="tiny", scale="short", parameters=Parameters(), seed=1),
+        asked=StudySettings(test="tiny", scale="short", parameters=Parameters(), seed=1),
         options={},
         seen={},
         host={},
@@ -60,8 +60,8 @@ def frames(number: int, *, run: str = "steps/0001-open-1") -> list[Frame]:
     """Return what is written of a step."""
     return [
         Decided(at_ns=1, number=number, step=STEP),
-        Begun(at_ns=2, number=number, run=run),
-        Ended(at_ns=3, number=number, status="complete"),
+        StepStarted(at_ns=2, number=number, run=run),
+        StepEnded(at_ns=3, number=number, status="complete"),
         Judged(at_ns=4, number=number, outcome=Outcome(status="complete", sent=3)),
     ]
 
@@ -197,9 +197,9 @@ def test_a_pause_is_not_of_the_time_that_a_study_took(study: Study, monkeypatch:
     for number, begin_s in ((1, 0), (2, 3600)):
         run = f"steps/000{number}-open-1"
         shutil.copytree(GOLDEN / "torn", study.path / run)
-        begun = Begun(at_ns=begin_s * 10**9, number=number, run=run)
+        begun = StepStarted(at_ns=begin_s * 10**9, number=number, run=run)
         decided, _, _, judged = frames(number)
-        ended = Ended(at_ns=(begin_s + 60) * 10**9, number=number, status="complete")
+        ended = StepEnded(at_ns=(begin_s + 60) * 10**9, number=number, status="complete")
         append(study.path, decided, begun, ended, judged)
     derived = derive_study(study.path)
     assert (derived.result.cost.seconds, derived.result.cost.between_seconds) == (120, 3540)

@@ -26,7 +26,7 @@ from methodology.execution.runner import Conduct, conduct, prepared_requests
 from methodology.execution.verb import capacity_of, resumed
 from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Procedure, Step, StepData
+from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StepData, StudySettings
 from recorded.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
 from sidecar.cli import main
 from sidecar.options.load import RunOptions
@@ -57,7 +57,9 @@ def begun(
     system: Mapping[str, object] = MappingProxyType({}),
 ) -> Study:
     parameters = Parameters(duration=1.0, levels=(0.5, 0.8), capacity=capacity)
-    asked = Asked(test="tiny", scale="short", parameters=parameters, seed=1, variants=variants, system=dict(system))
+    asked = StudySettings(
+        test="tiny", scale="short", parameters=parameters, seed=1, variants=variants, system=dict(system)
+    )
     record = StudyRecord(
         study_id="20261122-120000-000000",
         tool={"name": "sidelight", "version": "0.1.0"},
@@ -210,7 +212,7 @@ def test_an_engine_that_does_not_answer_any_more_ends_a_study(tmp_path: Path, ur
     assert 1 == len(derived.result.steps)
 
 
-def by_variant(asked: Asked, finished: Sequence[Finished]) -> Step | Done:
+def by_variant(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done:
     """Measure each configuration once, and empty its cache before."""
     if len(finished) == len(asked.variants):
         return Done(reason="each was measured")

@@ -6,17 +6,17 @@ import pytest
 from virtual_study import assert_reported, play
 
 from methodology.procedures.capacity import CAPACITY
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Finished, Parameters
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Finished, Parameters, StudySettings
 from simulator.settings import EngineSettings
 
 
-def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished], Findings]:
+def played(settings: EngineSettings, **differs: object) -> tuple[list[Finished], StudyFindings]:
     parameters = {
         "min": 4.0, "max": 64.0, "increment": 1.0, "duration": 5.0, "per_slot": 6, "output_tokens": 128,
         "completion": 0.99, "slo": "ttft_p99<500ms", **differs,
     }  # fmt: skip
-    asked = Asked(
+    asked = StudySettings(
         test="capacity",
         scale="short",
         parameters=Parameters(**parameters),  # type: ignore[arg-type]

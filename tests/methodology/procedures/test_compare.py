@@ -11,18 +11,18 @@ from msgspec.structs import replace
 from virtual_study import play
 
 from methodology.procedures.compare import COMPARE, against
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
 from methodology.study.planning import decide
-from methodology.study.samples import FAMILY, Sample
+from methodology.study.samples import FAMILY, RunSample
 from simulator.settings import EngineSettings
 
 ENGINE = EngineSettings()
 
 
-def asked(*, variants: tuple[str, ...] = ("a", "b"), **numbers: Any) -> Asked:
+def asked(*, variants: tuple[str, ...] = ("a", "b"), **numbers: Any) -> StudySettings:
     parameters = Parameters(**{"duration": 20.0, "pairs": 3, "margin": 0.05, "rate": 4.0, **numbers})
-    return Asked(
+    return StudySettings(
         test="compare",
         scale="short",
         parameters=parameters,
@@ -32,13 +32,13 @@ def asked(*, variants: tuple[str, ...] = ("a", "b"), **numbers: Any) -> Asked:
 
 
 @pytest.fixture(scope="module")
-def slower() -> tuple[list[Finished], Findings]:
+def slower() -> tuple[list[Finished], StudyFindings]:
     """Three pairs: b has a quarter of the seats, so that its requests queue."""
     variants = {"a": ENGINE, "b": replaced(ENGINE, max_num_seqs=4)}
     return play(COMPARE, asked(), ENGINE, variants=variants)
 
 
-def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[list[Finished], Findings]) -> None:
+def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[list[Finished], StudyFindings]) -> None:
     """Seeds are equal within a pair and differ between pairs; who goes first is not always the same."""
     finished, _ = slower
     pairs = [finished[at : at + 2] for at in range(0, len(finished), 2)]
@@ -48,7 +48,7 @@ def test_each_pair_has_the_same_requests_in_an_order_by_the_seed(slower: tuple[l
     assert len({first.step.seed for first, _ in pairs}) == 3
 
 
-def test_an_overloaded_configuration_is_named_in_the_answer(slower: tuple[list[Finished], Findings]) -> None:
+def test_an_overloaded_configuration_is_named_in_the_answer(slower: tuple[list[Finished], StudyFindings]) -> None:
     """How long its requests wait depends on how long the load lasts."""
     said = "How far latencies differ depends on how long the load lasted: b was overloaded."
     assert said in slower[1].answer
@@ -69,7 +69,7 @@ def test_who_goes_first_changes_with_the_seed() -> None:
     assert 10 < count < 30
 
 
-def test_a_queue_is_named_as_what_makes_the_difference(slower: tuple[list[Finished], Findings]) -> None:
+def test_a_queue_is_named_as_what_makes_the_difference(slower: tuple[list[Finished], StudyFindings]) -> None:
     """With a quarter of the seats b is worse, and most of the change of the TTFT is in the queue."""
     _, findings = slower
     assert findings.passed is None
@@ -182,9 +182,9 @@ def test_one_configuration_cannot_be_compared() -> None:
     assert not done.complete
 
 
-def samples(variant: str, values: list[float], *, seeds: list[int], success: float = 1.0) -> list[Sample]:
+def samples(variant: str, values: list[float], *, seeds: list[int], success: float = 1.0) -> list[RunSample]:
     return [
-        Sample(
+        RunSample(
             finished=Finished(
                 number=1,
                 run="r",
@@ -231,7 +231,7 @@ def test_a_percentile_that_falls_on_a_failure_is_no_time() -> None:
 
 
 def test_the_checklist_says_what_was_checked_and_what_was_not_declared(
-    slower: tuple[list[Finished], Findings],
+    slower: tuple[list[Finished], StudyFindings],
 ) -> None:
     """Turns are seen in the runs; a boundary that was not declared is not assumed."""
     _, findings = slower

@@ -12,15 +12,15 @@ from watched_study import study
 from methodology.measures.fairness import jain, scheduling, starved
 from methodology.measures.traffic import traffic
 from methodology.procedures.fairness import FAIRNESS
-from methodology.study.model import Asked, Parameters, Step
+from methodology.study.model import Parameters, Step, StudySettings
 from methodology.study.outcome import outcome
 from simulator.settings import EngineSettings, SimulatorSettings
 from simulator.virtual import VirtualServer
 
 
-def asked(**given: Any) -> Asked:
+def asked(**given: Any) -> StudySettings:
     chosen = Parameters(load=0.8, duration=20.0, requests=20, mix=0.8)
-    return Asked(test="fairness", scale="short", parameters=chosen, seed=4, **given)
+    return StudySettings(test="fairness", scale="short", parameters=chosen, seed=4, **given)
 
 
 def test_jains_index_is_one_of_equals_and_least_of_one_that_has_all() -> None:
@@ -109,9 +109,9 @@ def test_a_study_puts_each_class_alone_beside_the_mixed_load() -> None:
     assert_reported(studied.findings, studied.of_kind("mixed")[0][0], "all classes, mixed")
 
 
-def few_waiting(**given: Any) -> Asked:
+def few_waiting(**given: Any) -> StudySettings:
     parameters = Parameters(duration=20.0, requests=20, mix=0.8, **given)
-    return Asked(test="fairness", scale="short", parameters=parameters, seed=4)
+    return StudySettings(test="fairness", scale="short", parameters=parameters, seed=4)
 
 
 def test_where_too_few_waited_the_report_says_what_to_do() -> None:

@@ -9,17 +9,17 @@ from virtual_study import assert_reported
 from watched_study import Studied, study
 
 from methodology.procedures.guardrail import GUARDRAIL
-from methodology.study.model import Asked, Done, Parameters
+from methodology.study.model import Done, Parameters, StudySettings
 from simulator.settings import EngineSettings, GatewaySettings, SimulatorSettings
 
 INPUT = GatewaySettings(input_s=0.05)
 FULL = GatewaySettings(input_s=0.05, hold_tokens=8, hold_s=0.03, refuse_ratio=0.1)
 
 
-def asked(*names: str, **parameters: Any) -> Asked:
+def asked(*names: str, **parameters: Any) -> StudySettings:
     chosen = Parameters(**({"levels": (0.25, 0.5), "duration": 10.0} | parameters))
     options = {"input_tokens": 200, "output_tokens": 64}
-    return Asked(test="guardrail", scale="short", parameters=chosen, seed=2, options=options, variants=names)
+    return StudySettings(test="guardrail", scale="short", parameters=chosen, seed=2, options=options, variants=names)
 
 
 @pytest.fixture(scope="module")

@@ -13,38 +13,38 @@ from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
 from methodology.measures.gaps import with_prefill
 from methodology.procedures.itl import ITL
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Parameters, Step
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Parameters, Step, StudySettings
 from methodology.study.outcome import outcome
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SimulatorSettings
 from simulator.virtual import VirtualServer
 
 
-def asked(**parameters: Any) -> Asked:
+def asked(**parameters: Any) -> StudySettings:
     known = {"levels": (0.3, 0.8), "requests": 40, "duration": 20.0, "capacity": 5.9}
-    return Asked(test="itl", scale="short", seed=4, parameters=Parameters(**{**known, **parameters}))
+    return StudySettings(test="itl", scale="short", seed=4, parameters=Parameters(**{**known, **parameters}))
 
 
 @pytest.fixture(scope="module")
-def study() -> tuple[list[Finished], Findings]:
+def study() -> tuple[list[Finished], StudyFindings]:
     return play(ITL, asked(), EngineSettings())
 
 
-def test_levels_are_shares_of_the_capacity_in_an_order_of_chance(study: tuple[list[Finished], Findings]):
+def test_levels_are_shares_of_the_capacity_in_an_order_of_chance(study: tuple[list[Finished], StudyFindings]):
     """Each long enough for the requests; the same order for the same seed, another for others."""
     steps = [each.step for each in study[0]]
     assert {each.share: each.level for each in steps} == {0.3: pytest.approx(1.77), 0.8: pytest.approx(4.72)}
     assert all((each.duration or 0) * 0.9 * each.level >= 40 for each in steps)
     orders = set()
     for seed in range(8):
-        first = decide(ITL, Asked(test="itl", scale="short", seed=seed, parameters=asked().parameters), [])
+        first = decide(ITL, StudySettings(test="itl", scale="short", seed=seed, parameters=asked().parameters), [])
         assert isinstance(first, Step)
         orders.add(first.share)
     assert orders == {0.3, 0.8}
 
 
-def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings]):
+def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], StudyFindings]):
     """A column a level; jitter and longest pause by request; the shape with what it rests on."""
     tables = {table.name: table for table in study[1].tables}
     assert [row[0] for row in tables["itl-results"].rows] == [
@@ -60,7 +60,7 @@ def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings
     assert {each.name for each in study[1].plots} == {"itl-cdf"}
 
 
-def test_the_second_mode_is_of_steps_with_a_prefill(study: tuple[list[Finished], Findings]):
+def test_the_second_mode_is_of_steps_with_a_prefill(study: tuple[list[Finished], StudyFindings]):
     """Decode steps take about 10 ms, those that also compute a prompt of 128 to 512 tokens about 60."""
     results = study[1].results
     assert results["itl_modes_80"].value == 2
@@ -122,7 +122,7 @@ def test_short_replies_are_counted_and_left_out():
     given = asked(levels=(0.5,), requests=20, duration=5.0)
     options = {"workload": {"classes": [{"name": name, "input": 100, "output": output} for name, output in
                                         (("long", 60), ("short", 30))]}}  # fmt: skip
-    mixed = Asked(test="itl", scale="short", seed=4, parameters=given.parameters, options=options)
+    mixed = StudySettings(test="itl", scale="short", seed=4, parameters=given.parameters, options=options)
     finished, findings = play(ITL, mixed, EngineSettings())
     counted = findings.results["requests_50"].value
     assert 0 < counted < finished[0].outcome.ok
@@ -130,13 +130,13 @@ def test_short_replies_are_counted_and_left_out():
     assert any("gaps, of 20 and 1,000" in note for note in findings.notes)
 
 
-def test_a_study_ends_with_its_levels(study: tuple[list[Finished], Findings]):
+def test_a_study_ends_with_its_levels(study: tuple[list[Finished], StudyFindings]):
     """Each is run once."""
     assert isinstance(decide(ITL, asked(), study[0]), Done)
 
 
 def test_the_minimum_report_has_the_times_of_the_level_that_the_answer_speaks_of(
-    study: tuple[list[Finished], Findings],
+    study: tuple[list[Finished], StudyFindings],
 ):
     """TTFT and TPOT with their intervals, of the highest level; it says which."""
     last = max(study[0], key=lambda each: each.step.level)

@@ -9,8 +9,8 @@ import pytest
 from virtual_study import assert_reported, play
 
 from methodology.procedures.long_context import LONG_CONTEXT
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Parameters
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Parameters, StudySettings
 from methodology.study.planning import decide
 from simulator.settings import EngineSettings, SpeedProfile
 
@@ -20,15 +20,15 @@ SPEED = SpeedProfile(step_s=0.02, prefill_token_s=60e-6, sequence_s=0.0, kv_toke
 ENGINE = EngineSettings(speed=SPEED, max_num_batched_tokens=8192, max_model_len=8192)
 
 
-def asked(**parameters: Any) -> Asked:
+def asked(**parameters: Any) -> StudySettings:
     known = {"lengths": (512, 1024, 2048, 4096), "requests": 10, "output_tokens": 16, "concurrency": 1}
-    return Asked(
+    return StudySettings(
         test="long-context", scale="short", seed=4, parameters=Parameters(**{**known, **parameters}), max_model_len=8192
     )
 
 
 @pytest.fixture(scope="module")
-def study() -> tuple[list[Finished], Findings]:
+def study() -> tuple[list[Finished], StudyFindings]:
     return play(LONG_CONTEXT, asked(), ENGINE, network_s=NETWORK_S)
 
 
@@ -36,7 +36,7 @@ def truth_ms(tokens: float) -> float:
     return 1e3 * (SPEED.step_s + SPEED.prefill_token_s * tokens + NETWORK_S)
 
 
-def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], Findings]):
+def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], StudyFindings]):
     """With the workload's structure and the stated output."""
     steps = [each.step for each in study[0][1:]]
     assert [each.options["input_tokens"] for each in steps] == ["512", "1024", "2048", "4096"]
@@ -45,12 +45,12 @@ def test_lengths_ascend_one_request_at_a_time(study: tuple[list[Finished], Findi
     }
 
 
-def test_the_minimum_report_is_of_the_longest_input(study: tuple[list[Finished], Findings]):
+def test_the_minimum_report_is_of_the_longest_input(study: tuple[list[Finished], StudyFindings]):
     """And says so; of ten requests it is that of this sample."""
     assert_reported(study[1], study[0][-1], "4,096 input tokens")
 
 
-def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], Findings]):
+def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], StudyFindings]):
     """As the draft has it: its 100 requests are 10,000 output tokens, four at once, and no result is of them."""
     step = study[0][0].step
     assert (step.kind, step.level, step.warm_up) == ("warm-up", 4, "draft")
@@ -58,7 +58,7 @@ def test_short_contexts_warm_the_system_up(study: tuple[list[Finished], Findings
     assert not any("256" in name for name in study[1].results)
 
 
-def test_times_are_those_of_the_engine(study: tuple[list[Finished], Findings]):
+def test_times_are_those_of_the_engine(study: tuple[list[Finished], StudyFindings]):
     """Mean TTFT and time per token at each length; the prefill alone is without network."""
     for length in (512, 4096):
         results = {name: study[1].results[f"{name}_{length}"].value for name in
@@ -69,7 +69,7 @@ def test_times_are_those_of_the_engine(study: tuple[list[Finished], Findings]):
         assert results["output_tokens_per_s"] > 0
 
 
-def test_the_exponent_and_the_model_are_those_of_the_engine(study: tuple[list[Finished], Findings]):
+def test_the_exponent_and_the_model_are_those_of_the_engine(study: tuple[list[Finished], StudyFindings]):
     """k within 0.03 of that of its closed form at these lengths, which is affine; the prefill's is larger."""
     lengths = [512, 1024, 2048, 4096]
     k = study[1].results["scaling_exponent"]
@@ -85,7 +85,7 @@ def test_the_exponent_and_the_model_are_those_of_the_engine(study: tuple[list[Fi
     assert "Best fit: Affine (R^2 = 0.99" in study[1].answer[2]
 
 
-def test_the_table_is_that_of_the_draft(study: tuple[list[Finished], Findings]):
+def test_the_table_is_that_of_the_draft(study: tuple[list[Finished], StudyFindings]):
     """A row a length; throughput is named by the concurrency that it is of."""
     table = study[1].tables[0]
     assert [column.title for column in table.columns[:6]] == [

@@ -11,7 +11,7 @@ from watched_study import records, study
 
 from methodology.measures.preemption import several
 from methodology.procedures.memory_pressure import MEMORY_PRESSURE
-from methodology.study.model import Asked, Done, Parameters
+from methodology.study.model import Done, Parameters, StudySettings
 from simulator.settings import EngineSettings, SimulatorSettings
 
 WORKLOAD = {"input": {"uniform": {"min": 300, "max": 900}}, "output": 128}
@@ -20,10 +20,12 @@ TIGHT = EngineSettings(kv_blocks=512, max_num_seqs=32)
 BOUNDS = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, np.inf])
 
 
-def asked(*, isolated: bool = True, **parameters: Any) -> Asked:
+def asked(*, isolated: bool = True, **parameters: Any) -> StudySettings:
     chosen = Parameters(**({"levels": (1.0, 1.5), "duration": 12.0, "concurrency": 16} | parameters))
     options = {"workload": WORKLOAD}
-    return Asked(test="memory-pressure", scale="short", parameters=chosen, seed=5, options=options, isolated=isolated)
+    return StudySettings(
+        test="memory-pressure", scale="short", parameters=chosen, seed=5, options=options, isolated=isolated
+    )
 
 
 def test_preempted_requests_are_counted_exactly_by_the_histogram() -> None:

@@ -10,14 +10,14 @@ from virtual_study import assert_reported
 from watched_study import Studied, records, study
 
 from methodology.procedures.prefix_cache import PREFIX_CACHE
-from methodology.study.model import Asked, Done, Parameters
+from methodology.study.model import Done, Parameters, StudySettings
 from simulator.settings import EngineSettings
 
 SHORT = Parameters(load=0.5, requests=60, duration=10.0)
 
 
-def asked(**given: Any) -> Asked:
-    return Asked(test="prefix-cache", scale="short", parameters=SHORT, seed=3, **given)
+def asked(**given: Any) -> StudySettings:
+    return StudySettings(test="prefix-cache", scale="short", parameters=SHORT, seed=3, **given)
 
 
 @pytest.fixture(scope="module")

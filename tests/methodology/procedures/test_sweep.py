@@ -8,28 +8,28 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.sweep import SWEEP
-from methodology.study.findings import Findings, Table
-from methodology.study.model import Asked, Finished, Parameters
+from methodology.study.findings import ResultTable, StudyFindings
+from methodology.study.model import Finished, Parameters, StudySettings
 from simulator.settings import EngineSettings
 
 VARY = {"input_tokens": ("64", "256"), "concurrency": ("1", "4")}
 
 
-def asked(**fields: Any) -> Asked:
+def asked(**fields: Any) -> StudySettings:
     parameters = Parameters(**{"requests": 12, "repeat": 3, "order": "random", "vary": VARY, **fields})
-    return Asked(test="sweep", scale="short", parameters=parameters, seed=5, options={"output_tokens": "16"})
+    return StudySettings(test="sweep", scale="short", parameters=parameters, seed=5, options={"output_tokens": "16"})
 
 
 @pytest.fixture(scope="module")
-def swept() -> tuple[list[Finished], Findings]:
+def swept() -> tuple[list[Finished], StudyFindings]:
     return play(SWEEP, asked(), EngineSettings())
 
 
-def table(findings: Findings, name: str) -> Table:
+def table(findings: StudyFindings, name: str) -> ResultTable:
     return next(each for each in findings.tables if each.name == name)
 
 
-def test_every_repeat_has_every_cell_in_an_order_of_its_own(swept: tuple[list[Finished], Findings]) -> None:
+def test_every_repeat_has_every_cell_in_an_order_of_its_own(swept: tuple[list[Finished], StudyFindings]) -> None:
     """Blocks of all cells, shuffled by the study's seed; each run has contents of its own."""
     finished, _ = swept
     blocks = [[tuple(each.step.options.values()) for each in finished[at : at + 4]] for at in range(0, 12, 4)]
@@ -48,7 +48,7 @@ def test_ascending_cells_come_as_they_were_written() -> None:
     ]  # fmt: skip
 
 
-def test_the_long_table_has_a_row_a_run(swept: tuple[list[Finished], Findings]) -> None:
+def test_the_long_table_has_a_row_a_run(swept: tuple[list[Finished], StudyFindings]) -> None:
     """With the values of the varied options and all metrics, longer prompts take longer."""
     rows = table(swept[1], "sweep").rows
     names = [column.name for column in table(swept[1], "sweep").columns]
@@ -62,7 +62,7 @@ def test_the_long_table_has_a_row_a_run(swept: tuple[list[Finished], Findings]) 
     assert max(ttft["64"]) < min(ttft["256"])
 
 
-def test_spread_is_over_the_runs_of_a_cell(swept: tuple[list[Finished], Findings]) -> None:
+def test_spread_is_over_the_runs_of_a_cell(swept: tuple[list[Finished], StudyFindings]) -> None:
     """asiai's M8 pools cells, whose speeds differ far more than the runs of one do."""
     rows = table(swept[1], "asiai").rows
     medians = [float(row[3] or 0) for row in rows]
@@ -72,7 +72,7 @@ def test_spread_is_over_the_runs_of_a_cell(swept: tuple[list[Finished], Findings
     assert all(row[2] == 3 for row in rows)
 
 
-def test_a_cell_has_siclaits_eight_metrics(swept: tuple[list[Finished], Findings]) -> None:
+def test_a_cell_has_siclaits_eight_metrics(swept: tuple[list[Finished], StudyFindings]) -> None:
     """Eight rows, and for those of single requests Mean, Min, Max, P99, P90 and P75."""
     shown = table(swept[1], "siclait-64-4")
     assert [column.title for column in shown.columns] == ["Metric", "Mean", "Min", "Max", "P99", "P90", "P75"]
@@ -80,7 +80,9 @@ def test_a_cell_has_siclaits_eight_metrics(swept: tuple[list[Finished], Findings
     assert shown.rows[4][1] == 64
 
 
-def test_exos_json_has_a_row_a_request_and_says_what_no_client_knows(swept: tuple[list[Finished], Findings]) -> None:
+def test_exos_json_has_a_row_a_request_and_says_what_no_client_knows(
+    swept: tuple[list[Finished], StudyFindings],
+) -> None:
     """`runs`, `cluster` and `system_metrics`, with verified prompt lengths."""
     exo = swept[1].documents["exo"]
     assert len(exo["runs"]) == 12 * 12

@@ -8,15 +8,15 @@ import pytest
 from virtual_study import play
 
 from methodology.procedures.throughput import THROUGHPUT
-from methodology.study.model import Asked, Finished, Outcome, Parameters, Step
+from methodology.study.model import Finished, Outcome, Parameters, Step, StudySettings
 from methodology.study.quantities import number
 from rundir.printable.numbers import figure
 from simulator.settings import EngineSettings
 
 
-def asked(**differs: object) -> Asked:
+def asked(**differs: object) -> StudySettings:
     parameters = {"duration": 20.0, "min": 0.01, "max": 10_000.0, "increment": 0.01, "slo": None, **differs}
-    return Asked(test="throughput", scale="short", parameters=Parameters(**parameters), seed=1)  # type: ignore[arg-type]
+    return StudySettings(test="throughput", scale="short", parameters=Parameters(**parameters), seed=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

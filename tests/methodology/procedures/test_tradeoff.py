@@ -6,7 +6,7 @@ import pytest
 from virtual_study import assert_reported, play
 
 from methodology.procedures.tradeoff import TRADEOFF
-from methodology.study.model import Asked, Parameters
+from methodology.study.model import Parameters, StudySettings
 from simulator.settings import EngineSettings
 
 
@@ -16,7 +16,7 @@ def test_the_curve_of_an_engine():
         capacity=5.85, levels=(1.2, 0.1, 0.5, 0.8, 1.0), duration=40.0, requests=30, slo="ttft_p99<500ms"
     )
     steps, findings = play(
-        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
+        TRADEOFF, StudySettings(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
     )
     assert [each.step.share for each in steps] == [0.1, 0.5, 0.8, 1.0, 1.2]
     assert steps[0].step.duration == 30 / 0.585
@@ -37,7 +37,7 @@ def test_a_verdict_is_of_the_load_that_was_realised():
         capacity=5.85, capacity_tokens=936.0, levels=(0.5, 0.9, 1.0, 1.1, 1.2), duration=20.0, requests=10
     )
     steps, findings = play(
-        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=5), EngineSettings()
+        TRADEOFF, StudySettings(test="tradeoff", scale="short", parameters=parameters, seed=5), EngineSettings()
     )
     loads: dict[str | None, list[float]] = {}
     for each in steps:
@@ -57,7 +57,7 @@ def test_the_minimum_report_has_the_times_and_the_throughput_of_a_level(slo: str
     """Of the best level, else of the highest that was sustained; it says which, and why a throughput is missing."""
     parameters = Parameters(capacity=5.85, levels=(0.3, 0.6, 1.2), duration=40.0, requests=30, slo=slo)
     steps, findings = play(
-        TRADEOFF, Asked(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
+        TRADEOFF, StudySettings(test="tradeoff", scale="short", parameters=parameters, seed=1), EngineSettings()
     )
     results, level = findings.results, steps[1].outcome
     assert_reported(findings, steps[1], which)

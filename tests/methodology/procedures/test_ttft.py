@@ -11,29 +11,29 @@ from virtual_study import play
 
 from methodology.measures.looks import parse_until
 from methodology.procedures.ttft import TTFT, with_ramp
-from methodology.study.findings import Findings
-from methodology.study.model import Asked, Done, Finished, Outcome, Parameters, Step
+from methodology.study.findings import StudyFindings
+from methodology.study.model import Done, Finished, Outcome, Parameters, Step, StudySettings
 from methodology.study.planning import content_seed, decide
 from rundir.printable.numbers import figure
 from simulator.settings import EngineSettings
 
 
-def asked(**parameters: Any) -> Asked:
-    return Asked(
+def asked(**parameters: Any) -> StudySettings:
+    return StudySettings(
         test="ttft", scale="short", seed=4, parameters=Parameters(**{"load": 0.7, "requests": 300, **parameters})
     )
 
 
-def played(**parameters: Any) -> tuple[list[Finished], Findings]:
+def played(**parameters: Any) -> tuple[list[Finished], StudyFindings]:
     return play(TTFT, asked(capacity=5.9, **parameters), EngineSettings())
 
 
 @pytest.fixture(scope="module")
-def study() -> tuple[list[Finished], Findings]:
+def study() -> tuple[list[Finished], StudyFindings]:
     return played()
 
 
-def test_load_is_poisson_at_the_stated_share_of_the_capacity(study: tuple[list[Finished], Findings]):
+def test_load_is_poisson_at_the_stated_share_of_the_capacity(study: tuple[list[Finished], StudyFindings]):
     """One step, of so many requests that enough are left without its first tenth."""
     (step,) = [each.step for each in study[0]]
     assert (step.load, step.options["arrival"]) == ("open", "poisson")
@@ -49,7 +49,7 @@ def test_enough_requests_are_left_without_the_first_tenth():
         assert np.mean(with_ramp(count) - early < count) <= 1e-3
 
 
-def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], Findings]):
+def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], StudyFindings]):
     """Rows and headings by its words; of few requests high percentiles are bounds, and say so."""
     tables = {table.name: table for table in study[1].tables}
     rows = {row[0]: row for row in tables["ttft-results"].rows}

@@ -21,7 +21,7 @@ from methodology.compliance.statement import Compliance, Judgement
 from methodology.report import study_files
 from methodology.report.page import SCRIPTS, STYLES
 from methodology.report.tables import joined
-from methodology.study.findings import Column, Findings, Line, Plot, Table
+from methodology.study.findings import Plot, PlotLine, ResultColumn, ResultTable, StudyFindings
 from methodology.study.model import Parameters
 from methodology.study.result import StudyResult
 from recorded.system import System
@@ -46,7 +46,7 @@ NOTHING_REQUIRED = Compliance(
 )
 
 
-def files(of: StudyResult | None = None, derived: Findings | None = None) -> dict[str, str]:
+def files(of: StudyResult | None = None, derived: StudyFindings | None = None) -> dict[str, str]:
     return dict(study_files(of or result(), derived or findings(), NOTHING_REQUIRED))
 
 
@@ -206,8 +206,8 @@ def test_a_reason_that_ends_in_a_question_has_no_full_stop_behind_it():
 
 def test_tables_hold_numbers_in_full_and_nothing_that_a_spreadsheet_computes():
     """A text that begins as a formula does gets an apostrophe; numbers below zero stay numbers."""
-    columns = (Column(name="name", title="Name"), Column(name="value", title="Value"))
-    table = Table(
+    columns = (ResultColumn(name="name", title="Name"), ResultColumn(name="value", title="Value"))
+    table = ResultTable(
         name="odd",
         title="Odd",
         columns=columns,
@@ -221,8 +221,10 @@ def test_tables_hold_numbers_in_full_and_nothing_that_a_spreadsheet_computes():
 
 def test_what_servers_said_stays_text():
     """Neither elements of the page nor controls of a terminal, in sentences, tables and names of plots."""
-    table = Table(name="t", title=ATTACK, columns=(Column(name="a", title=ATTACK),), rows=((ATTACK + ESCAPE,),))
-    line = Line(name=ATTACK, x=(1.0,), y=(1.0,))
+    table = ResultTable(
+        name="t", title=ATTACK, columns=(ResultColumn(name="a", title=ATTACK),), rows=((ATTACK + ESCAPE,),)
+    )
+    line = PlotLine(name=ATTACK, x=(1.0,), y=(1.0,))
     plot = Plot(name="p", title=ATTACK, kind="line", x_title="x", y_title=ATTACK, lines=(line,))
     attacked = files(result(answer=[ATTACK + ESCAPE], notes=[ATTACK]), findings((table,), (plot,)))
     page = Page(attacked["report.html"])
@@ -257,8 +259,8 @@ def test_the_page_has_every_table_without_its_script(written: dict[str, str]):
 
 def test_plots_are_in_the_page_without_what_is_no_number():
     """Gaps stay gaps, places that are not numbers go, and of many points as many as can be seen are left."""
-    odd = Line(name="odd", x=(1.0, float("nan"), 3.0), y=(float("inf"), 2.0, 3.25))
-    many = Line(name="many", x=tuple(map(float, range(9000))), y=tuple(map(float, range(9000))))
+    odd = PlotLine(name="odd", x=(1.0, float("nan"), 3.0), y=(float("inf"), 2.0, 3.25))
+    many = PlotLine(name="many", x=tuple(map(float, range(9000))), y=tuple(map(float, range(9000))))
     plot = Plot(name="odd", title="Odd", kind="line", x_title="x", y_title="y", lines=(odd, many))
     data: Any = json.loads(Page(files(derived=findings(plots=(plot,)))["report.html"]).contents["script"][0])
     shown = data["plots"][-1]["lines"]

@@ -11,7 +11,7 @@ import pytest
 from waiting import BOUND_S
 
 from rundir.stats import Missing
-from scraper.hardware.powermetrics import Powermetrics, Sample, parse_plist, split_plists, start
+from scraper.hardware.powermetrics import Powermetrics, PowerSample, parse_plist, split_plists, start
 from scraper.hardware.records import HardwareRecord, SourceLostError
 
 HEAD = b"""<?xml version="1.0" encoding="UTF-8"?>
@@ -61,7 +61,7 @@ ECHO = (
 
 def test_a_plist_of_apple_silicon_has_each_part():
     """Milliwatts by part, the GPU's busy share from its idle one; the combined power would count them twice."""
-    expected = Sample(
+    expected = PowerSample(
         elapsed_s=1.25,
         power_w={"gpu": 20.0, "cpu": 4.0, "ane": 0.02},
         gpu_busy_ratio=0.75,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from scraper.exposition import Series, parse
 from scraper.series import table
-from scraper.series.log import Encoder, FailureRecord, LogReader, Row, ScrapeLog, SeriesLimit, read_log, rows
+from scraper.series.log import Encoder, FailureRecord, LogReader, ScrapeLog, ScrapeRow, SeriesLimit, read_log, rows
 from scraper.series.table import SeriesTable, build
 from scraper.targets.scrape import Scrape
 
@@ -37,7 +37,7 @@ def scrape(number: int, page: str, *, url: str = "u", error: str = "") -> Scrape
     )
 
 
-def read(path: Path) -> list[Row | FailureRecord]:
+def read(path: Path) -> list[ScrapeRow | FailureRecord]:
     return list(read_log(path))
 
 
@@ -64,7 +64,9 @@ def test_a_page_that_changed_nothing_is_its_stamps():
     assert 2 == len(first)
     assert 1 == len(again)
     assert len(again[0]) < 64
-    assert [True, False] == [row.changed for row in rows([scrape(1, page), scrape(2, page)]) if isinstance(row, Row)]
+    assert [True, False] == [
+        row.changed for row in rows([scrape(1, page), scrape(2, page)]) if isinstance(row, ScrapeRow)
+    ]
 
 
 def test_a_layout_that_returns_is_not_written_again():
@@ -82,7 +84,7 @@ def test_an_engine_that_starts_again_takes_no_names_again():
 
     def series(number: int, page: str) -> tuple[Series, ...]:
         row = [reader.take(payload) for payload in encoder.encode(scrape(number, page))[0]][-1]
-        assert isinstance(row, Row)
+        assert isinstance(row, ScrapeRow)
         return row.series
 
     started, served = "# HELP a text\na 1\n", '# HELP a text\na 1\nb{status="200"} 1\n'
@@ -98,7 +100,7 @@ def test_an_engine_that_starts_again_takes_no_names_again():
 def test_failures_and_malformed_pages_are_records_with_reasons():
     """A scrape without a page says why; so does a page that is cut off, with the byte."""
     records = list(rows([scrape(1, "", error="connect: refused"), scrape(2, "a 1\nb 2"), scrape(3, "a 1\n")]))
-    assert [FailureRecord, FailureRecord, Row] == [type(record) for record in records]
+    assert [FailureRecord, FailureRecord, ScrapeRow] == [type(record) for record in records]
     assert ["connect: refused", "malformed page: the page is cut off: its last line has no end (line 2, byte 7)"] == [
         record.error for record in records if isinstance(record, FailureRecord)
     ]
@@ -117,7 +119,7 @@ def test_a_torn_log_is_read_up_to_the_tear(tmp_path: Path):
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
         expected = [float(number) for number in range(4) if sizes[number] <= cut]
-        assert expected == [row.values[0] for row in read(path) if isinstance(row, Row)]
+        assert expected == [row.values[0] for row in read(path) if isinstance(row, ScrapeRow)]
 
 
 def test_a_log_that_was_opened_twice_is_read_whole(tmp_path: Path):
@@ -128,7 +130,7 @@ def test_a_log_that_was_opened_twice_is_read_whole(tmp_path: Path):
         for number in (start, start + 1):
             log.append(scrape(number, f"{'a' if start else 'b'} {number}\n"))
         log.close()
-    assert [0.0, 1.0, 10.0, 11.0] == [row.values[0] for row in read(path) if isinstance(row, Row)]
+    assert [0.0, 1.0, 10.0, 11.0] == [row.values[0] for row in read(path) if isinstance(row, ScrapeRow)]
 
 
 def test_recorded_run_takes_less_than_a_byte_and_a_half_a_sample(recording: Callable[[str], list[Scrape]]):
@@ -184,7 +186,7 @@ def test_ever_new_series_are_left_out():
     """What came first stays complete; the page's other values are not mixed up, and it says that there were more."""
     encoder, reader = Encoder(), LogReader(SeriesLimit(most=10))
     taken = [reader.take(payload) for page in churning(40) for payload in encoder.encode(page)[0]]
-    pages = [row for row in taken if isinstance(row, Row)]
+    pages = [row for row in taken if isinstance(row, ScrapeRow)]
     assert [False] * 3 + [True] * 37 == [page.is_cut for page in pages]
     (endpoint,) = build(pages)
     assert endpoint.is_cut

@@ -17,7 +17,7 @@ from served import collector
 from waiting import BOUND_S
 
 from rundir.access import Access, UnusableFile
-from scraper.spans.forward import Rejected, Unavailable, Wire, http_url
+from scraper.spans.forward import CollectorConnection, Rejected, Unavailable, http_url
 from scraper.spans.forwarder import Forwarder
 from scraper.spans.log import ForwardQueue, SpanLog, compressed
 from scraper.spans.receiver import Receiver
@@ -78,7 +78,7 @@ async def test_a_receiver_passes_on_what_it_takes(tmp_path: Path):
         spec = ReceiverSpec(grpc="127.0.0.1:0", http="", forward=f"http://127.0.0.1:{behind.http_port}/v1/traces")
         with closing(SpanLog(tmp_path / "spans-0.log")) as log:
             async with Receiver(spec, log=log, say=print) as before:
-                async with Wire(f"grpc://127.0.0.1:{before.grpc_port}", Access()) as wire:
+                async with CollectorConnection(f"grpc://127.0.0.1:{before.grpc_port}", Access()) as wire:
                     await wire.send(EXPORTS[1])
                 assert [EXPORTS[1]] == await take(given, 1)
     counts = before.counts()
@@ -189,7 +189,10 @@ def test_a_path_is_used_unchanged(url: str, spans: str, logs: str):
 
 async def test_a_grpc_port_asked_over_http_is_named_as_such():
     """Any number but 4317 is taken for HTTP; what answers is a frame of HTTP/2, and the cure is another scheme."""
-    async with receiving() as (receiver, _), Wire(f"http://127.0.0.1:{receiver.grpc_port}", Access()) as wire:
+    async with (
+        receiving() as (receiver, _),
+        CollectorConnection(f"http://127.0.0.1:{receiver.grpc_port}", Access()) as wire,
+    ):
         with pytest.raises(Rejected) as rejected:
             await wire.send(EXPORTS[0])
     assert f"this is a gRPC port: write grpc://127.0.0.1:{receiver.grpc_port}" == str(rejected.value)
@@ -205,7 +208,7 @@ async def test_what_is_no_http_and_no_grpc_is_shown_as_it_answers():
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, Wire(f"http://127.0.0.1:{port}", Access()) as wire:
+    async with server, CollectorConnection(f"http://127.0.0.1:{port}", Access()) as wire:
         with pytest.raises(Unavailable) as unavailable:
             await wire.send(EXPORTS[0])
     assert "gRPC" not in str(unavailable.value)
@@ -252,6 +255,6 @@ async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPat
             monkeypatch.delenv(name, raising=False)
         async with receiving() as (receiver, given):
             for url in (f"grpc://127.0.0.1:{receiver.grpc_port}", f"http://127.0.0.1:{receiver.http_port}"):
-                async with Wire(url, Access()) as wire:
+                async with CollectorConnection(url, Access()) as wire:
                     await wire.send(EXPORTS[0])
             assert 2 == given.qsize()

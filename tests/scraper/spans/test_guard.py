@@ -17,7 +17,7 @@ from odd_exports import PROTOBUF, odd_export
 from waiting import BOUND_S
 
 from rundir.access import Guard, UnusableFile
-from scraper.spans.log import Counts
+from scraper.spans.log import ReceiverCounts
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import SIGNALS, ReceiverSpec
 
@@ -82,7 +82,7 @@ async def test_a_token_is_asked_for_over_tls(authority: Authority):
         ):
             assert status == await over_http(receiver, authority, "", token)
             assert code == await over_grpc(receiver, authority, "", token)
-        assert receiver.counts() == Counts(exports=2, spans=2, unauthorized=4)
+        assert receiver.counts() == ReceiverCounts(exports=2, spans=2, unauthorized=4)
         assert 0 == await over_http(receiver, None, "", "Bearer hush")
         assert grpc.StatusCode.UNAVAILABLE == await over_grpc(receiver, None, "", "Bearer hush")
         assert 2 == receiver.counts().exports

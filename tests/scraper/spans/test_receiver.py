@@ -31,8 +31,8 @@ from waiting import BOUND_S
 
 from rundir.frames import read_frames
 from scraper.spans.log import (
-    Counts,
     ExportRecord,
+    ReceiverCounts,
     SpanLog,
     SpanLogRecord,
     StateRecord,
@@ -116,7 +116,7 @@ async def test_what_an_engine_sent_is_what_is_logged(tmp_path: Path, exports: Se
     assert list(exports) == listener.bodies()
     assert [] == listener.said
     counts = listener.receiver.counts()
-    assert counts == Counts(exports=len(exports), spans=69)
+    assert counts == ReceiverCounts(exports=len(exports), spans=69)
     assert {via.partition(" ")[0]} == {record.via for record in listener.records() if isinstance(record, ExportRecord)}
     assert 57 == len(engine_spans(listener.records()))
 
@@ -190,7 +190,7 @@ async def test_an_invalid_export_is_refused_over_grpc_too(
                 await listener.over_grpc(body, packing)
             assert code == refused.value.code()
         assert b"" == await listener.over_grpc(export())
-    assert listener.receiver.counts() == Counts(**{"exports": 1, "spans": 1, count: 2})
+    assert listener.receiver.counts() == ReceiverCounts(**{"exports": 1, "spans": 1, count: 2})
     assert 1 == len(listener.said)
     assert ("", "") == capfd.readouterr()
 
@@ -205,7 +205,7 @@ async def test_a_body_of_200_mb_is_not_read(tmp_path: Path):
     async with listening(tmp_path) as listener:
         status, _ = await listener.over_http(body())
     assert 413 == status
-    assert listener.receiver.counts() == Counts(too_large=1)
+    assert listener.receiver.counts() == ReceiverCounts(too_large=1)
     assert [] == listener.bodies()
 
 
@@ -257,7 +257,7 @@ async def test_a_bad_span_is_logged_but_never_used(tmp_path: Path, bad: bytes, r
             answer = ExportTraceServiceResponse.FromString(await listener.send("grpc", bad))
             assert (1, reason) == (answer.partial_success.rejected_spans, answer.partial_success.error_message)
         assert b"" == await listener.send("http", export())
-    assert listener.receiver.counts() == Counts(exports=3, spans=3, bad_spans=2)
+    assert listener.receiver.counts() == ReceiverCounts(exports=3, spans=3, bad_spans=2)
     assert [f"spans that came over grpc are not used: {reason} (said once; the counts show how often)"] == listener.said
     spans = engine_spans(listener.records())
     assert (1, {reason: 2}) == (len(spans), spans.refused)
@@ -273,7 +273,7 @@ async def test_a_span_by_another_clock_is_logged_but_never_used(tmp_path: Path, 
             answer = ExportTraceServiceResponse.FromString(await listener.send("grpc", bad))
             assert (1, OFF_CLOCK) == (answer.partial_success.rejected_spans, answer.partial_success.error_message)
         assert b"" == await listener.send("http", export())
-    assert listener.receiver.counts() == Counts(exports=3, spans=3, off_clock=2)
+    assert listener.receiver.counts() == ReceiverCounts(exports=3, spans=3, off_clock=2)
     (said,) = listener.said
     assert (
         f"spans of 'vllm\\n' that came over grpc are not used: their clock is SOME s {where} ours; set it right on "
@@ -326,7 +326,7 @@ async def test_exports_are_turned_away_until_a_receiver_with_the_new_time_is_the
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await listener.over_grpc(export())
     assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
-    assert listener.receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
+    assert listener.receiver.counts() == ReceiverCounts(exports=1, spans=1, turned_away=2)
     assert 1 == len(listener.bodies())
 
 
@@ -351,7 +351,7 @@ async def test_a_clock_that_is_minutes_off_is_used(tmp_path: Path):
         assert b"" == await listener.send(
             "grpc", export(start_time_unix_nano=stamp_ns, end_time_unix_nano=stamp_ns + 1)
         )
-    assert (listener.receiver.counts(), listener.said) == (Counts(exports=1, spans=1), [])
+    assert (listener.receiver.counts(), listener.said) == (ReceiverCounts(exports=1, spans=1), [])
     assert [stamp_ns] == engine_spans(listener.records()).arrival_ns.tolist()
 
 
@@ -410,7 +410,7 @@ async def test_an_address_in_use_is_named(tmp_path: Path):
             with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
                 async with listening(tmp_path, **{wire: f"127.0.0.1:{port}"}):
                     pass
-    assert (Counts(), 0) == counted(listener.records())
+    assert (ReceiverCounts(), 0) == counted(listener.records())
     with pytest.raises(ValueError, match="'4317' is not HOST:PORT"):
         Receiver(ReceiverSpec(grpc="4317"), log=None, say=print)
 
@@ -430,7 +430,7 @@ async def test_a_log_that_cannot_be_written_turns_exports_away(tmp_path: Path):
             await listener.over_grpc(export())
         assert grpc.StatusCode.UNAVAILABLE == refused.value.code()
     log.close()
-    assert listener.receiver.counts() == Counts(turned_away=2, unwritten=2)
+    assert listener.receiver.counts() == ReceiverCounts(turned_away=2, unwritten=2)
     reason = "it cannot be logged: Broken pipe (said once; the counts show how often)"
     assert [f"an export of spans over http is refused: {reason}"] == listener.said
 
@@ -444,7 +444,7 @@ async def test_what_was_refused_on_a_full_disk_is_recorded_once_there_is_room(
     append, is_full = SpanLog.append, True
 
     def append_if_room(log: SpanLog, record: SpanLogRecord) -> None:
-        if is_full and listener.receiver.counts() != Counts():
+        if is_full and listener.receiver.counts() != ReceiverCounts():
             refused.append(record)
             raise OSError(errno.ENOSPC, "No space left on device")
         append(log, record)
@@ -459,12 +459,12 @@ async def test_what_was_refused_on_a_full_disk_is_recorded_once_there_is_room(
             async with asyncio.timeout(BOUND_S):
                 while not refused:  # noqa: ASYNC110  the receiver's task
                     await asyncio.sleep(0.01)
-            assert [Counts()] == [state.counts for state in states()]
+            assert [ReceiverCounts()] == [state.counts for state in states()]
             is_full = False
             async with asyncio.timeout(BOUND_S):
                 while len(states()) < 2:  # noqa: ASYNC110  as above
                     await asyncio.sleep(0.01)
-        assert Counts(malformed=1) == states()[-1].counts
+        assert ReceiverCounts(malformed=1) == states()[-1].counts
 
 
 async def test_a_receiver_that_died_is_known_by_its_log(tmp_path: Path):
@@ -476,4 +476,4 @@ async def test_a_receiver_that_died_is_known_by_its_log(tmp_path: Path):
     listener.path.write_bytes(killed)
     async with listening(tmp_path) as again:
         await again.send("http", export())
-    assert (Counts(exports=2, spans=2), 1) == counted(again.records())
+    assert (ReceiverCounts(exports=2, spans=2), 1) == counted(again.records())

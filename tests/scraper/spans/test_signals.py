@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from waiting import BOUND_S
 
-from scraper.spans.log import Counts, ExportRecord, SpanLog, read_log
+from scraper.spans.log import ExportRecord, ReceiverCounts, SpanLog, read_log
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
 
@@ -66,7 +66,7 @@ async def test_logs_and_metrics_are_taken_and_dropped_with_a_count(tmp_path: Pat
         assert (200, b"") == await over_http(taking.receiver.http_port, OTHERS[signal], signal=signal)
         packed_ = gzip.compress(OTHERS[signal])
         assert (200, b"") == await over_http(taking.receiver.http_port, packed_, signal=signal, Content_Encoding="gzip")
-    assert taking.receiver.counts() == Counts(**{signal: 3, f"{signal}_dropped": 3})
+    assert taking.receiver.counts() == ReceiverCounts(**{signal: 3, f"{signal}_dropped": 3})
     assert ([], []) == (taking.bodies(), taking.said)
 
 
@@ -80,7 +80,7 @@ async def test_an_export_of_logs_or_metrics_beyond_the_limit_is_refused(tmp_path
         for _ in range(2):
             refused = await over_http(taking.receiver.http_port, body, signal=signal, **packing)
             assert (413, b"\x12" + bytes([len(text)]) + text.encode()) == refused
-    assert taking.receiver.counts() == Counts(too_large=2)
+    assert taking.receiver.counts() == ReceiverCounts(too_large=2)
     assert [f"an export of {signal} over http is refused: {text} (said once; the counts show how often)"] == taking.said
 
 
@@ -107,7 +107,7 @@ async def test_logs_and_metrics_are_forwarded_byte_for_byte(tmp_path: Path):
             assert b"" == await over_grpc(taking.receiver.grpc_port, sent, signal=signal)
         await asyncio.wait_for(complete.wait(), BOUND_S)
     assert {f"/v1/{signal}": sent for signal, sent in OTHERS.items()} == posted
-    assert taking.receiver.counts() == behind.receiver.counts() == Counts(logs=1, metrics=1)
+    assert taking.receiver.counts() == behind.receiver.counts() == ReceiverCounts(logs=1, metrics=1)
 
 
 async def test_a_collector_of_spans_alone_costs_the_others_a_count(tmp_path: Path):
@@ -115,7 +115,7 @@ async def test_a_collector_of_spans_alone_costs_the_others_a_count(tmp_path: Pat
     async with listening(tmp_path, forward="http://127.0.0.1:9/ingest") as taking:
         for _ in range(2):
             assert b"" == await over_grpc(taking.receiver.grpc_port, OTHERS["logs"], signal="logs")
-    assert taking.receiver.counts() == Counts(logs=2, logs_dropped=2)
+    assert taking.receiver.counts() == ReceiverCounts(logs=2, logs_dropped=2)
     (said,) = taking.said
     path = "the path of its URL is for spans alone; end it in /v1/traces, or in /v1/logs"
     assert said == f"http://127.0.0.1:9/ingest refuses logs: {path}"

@@ -17,7 +17,7 @@ from served import Serve
 
 from rundir.access import Access, UnusableFile, bare, basic, headers_for, masked, tls_context
 from scraper.engines.catalogue import metrics_paths
-from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape
 
 PAGE = b"x 1\n"
@@ -41,7 +41,7 @@ async def https(context: ssl.SSLContext) -> AsyncIterator[str]:
 
 async def once(url: str, access: Access) -> Scrape:
     async with open_session(access) as session:
-        return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=Limits(), access=access)
+        return await scrape(session, url, tick_ns=0, clock_offset_ns=0, limits=FetchLimits(), access=access)
 
 
 async def test_an_authority_of_ones_own(authority: Authority):

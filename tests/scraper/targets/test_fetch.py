@@ -18,12 +18,12 @@ from scraper.engines.catalogue import metrics_paths
 from scraper.engines.recognition import canonical
 from scraper.series.log import ScrapeLog, rows
 from scraper.series.table import build
-from scraper.targets.fetch import Limits, discover, open_session, scrape
+from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape
 
 PAGE = "# TYPE x gauge\nx 1\n"
 JSON = "JSON; an engine that empties it at each read (trtllm-serve) has lost what was read, so it is not read again"
-LIMITS = Limits(timeout_s=BOUND_S, body_bytes=10_000)
+LIMITS = FetchLimits(timeout_s=BOUND_S, body_bytes=10_000)
 
 
 def iterations(read: list[str]) -> Handler:
@@ -36,7 +36,7 @@ def iterations(read: list[str]) -> Handler:
     return handler
 
 
-async def once(url: str, limits: Limits = LIMITS) -> Scrape:
+async def once(url: str, limits: FetchLimits = LIMITS) -> Scrape:
     access = Access(headers={"X-Key": "k"})
     async with open_session(access) as session:
         return await scrape(session, url, tick_ns=7, clock_offset_ns=10**18, limits=limits, access=access)

@@ -13,7 +13,7 @@ from served import Serve, answer
 from waiting import BOUND_S
 
 from rundir.access import Access
-from scraper.targets.fetch import Limits, open_session
+from scraper.targets.fetch import FetchLimits, open_session
 from scraper.targets.pool import ScrapePool
 from scraper.targets.scrape import Scrape
 from scraper.targets.target import Say, ScrapeConfig
@@ -42,7 +42,9 @@ class Kept:
 async def pooled(log: Kept, say: Say) -> AsyncIterator[ScrapePool]:
     """A pool that ends with the block."""
     async with open_session() as session, asyncio.TaskGroup() as group:
-        config = ScrapeConfig(clock_offset_ns=0, access=Access(), limits=Limits(timeout_s=BOUND_S), session=session)
+        config = ScrapeConfig(
+            clock_offset_ns=0, access=Access(), limits=FetchLimits(timeout_s=BOUND_S), session=session
+        )
         pool = ScrapePool(config, log=log, group=group, say=say)
         yield pool
         pool.stop_schedule()

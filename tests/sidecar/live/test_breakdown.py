@@ -14,7 +14,7 @@ from sent_spans import S, engine, export
 from loadgen.requests.table import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import take
-from scraper.series.log import Row
+from scraper.series.log import ScrapeRow
 from scraper.spans.log import ExportRecord
 from sidecar.live.breakdown import LiveParts
 from sidecar.live.tally import Tally
@@ -34,11 +34,11 @@ def case() -> Case:
     return replace(overload, requests=replace(log, **server_times))
 
 
-def pages_of(case: Case) -> list[Row]:
+def pages_of(case: Case) -> list[ScrapeRow]:
     (endpoint,) = case.scrapes
     stamps = zip(endpoint.tick_ns.tolist(), endpoint.request_ns.tolist(), endpoint.response_ns.tolist(), strict=True)
     return [
-        Row(
+        ScrapeRow(
             url=endpoint.url,
             tick_ns=tick_ns,
             request_ns=request_ns,
@@ -51,7 +51,7 @@ def pages_of(case: Case) -> list[Row]:
     ]
 
 
-def passed(log: RequestLog, parts: LiveParts, pages: list[Row], spans: dict[int, ExportRecord]) -> list[int]:
+def passed(log: RequestLog, parts: LiveParts, pages: list[ScrapeRow], spans: dict[int, ExportRecord]) -> list[int]:
     """Let a run go by, a second at a time, and return how many estimates were counted in each; spans come a second
     after their request's end.
     """

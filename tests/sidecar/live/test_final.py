@@ -21,14 +21,14 @@ from exporter.prometheus.page import LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
 from exporter.prometheus.table import ENGINE_HISTOGRAMS
-from loadgen.requests.table import FirstToken
+from loadgen.requests.table import InFlightRequest
 from rundir.clock import anchor
 from rundir.columns import take
 from scraper.window.quantities import Histogram
 from scraper.window.window import Window
 from sidecar.live.final import final, linger, patience_s
 from sidecar.live.quantiles import estimated
-from sidecar.live.tally import Sample, Tally
+from sidecar.live.tally import Tally, TallySample
 from sidecar.live.view import LiveRun
 from sidecar.report.derive import derive_run
 
@@ -153,7 +153,7 @@ def test_a_request_that_fails_behind_its_first_token_leaves_the_percentiles():
     """As in the report; until it has ended it counts with those that go on. The histogram counts it once."""
     tally = Tally()
     firsts = [
-        FirstToken(phase="measure", index=index, trace_id="", submit_ns=0, first_token_ns=milliseconds * 1_000_000)
+        InFlightRequest(phase="measure", index=index, trace_id="", submit_ns=0, first_token_ns=milliseconds * 1_000_000)
         for index, milliseconds in ((0, 10), (1, 20), (2, 3000))
     ]
     tally.begin(firsts, streamed=0)
@@ -171,7 +171,7 @@ def test_a_request_that_fails_behind_its_first_token_leaves_the_percentiles():
 def test_quantiles_are_of_all_values_but_in_a_view_that_counts_each_second():
     """20 slow ones behind 1,000 quick ones: a report's history has them at once, a live view may be a little behind."""
     for stale_ratio, p99_s in ((1.0, 9.0), (1.05, 0.1)):
-        sample = Sample()
+        sample = TallySample()
         sample.add(np.full(1000, 0.1), stale_ratio)
         sample.add(np.full(20, 9.0), stale_ratio)
         assert p99_s == sample.quantiles[-1]

@@ -21,7 +21,7 @@ from loadgen.records import RequestPart, WorkerStat, append_record, read_log, re
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.table import RequestFold
 from recorded.directory import MANIFEST, RAW
-from rundir.clock import Clock, anchor
+from rundir.clock import AnchoredClock, anchor
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
 from sidecar.live.view import Described, LiveRun
@@ -189,7 +189,7 @@ def test_a_view_has_the_parts_of_the_page_without_one(tmp_path: Path):
     manifest = json.loads((recorded / MANIFEST).read_text(encoding="utf-8"))
     ended_ns, run_id = manifest["ended_ns"], manifest["run_id"]
     (tmp_path / RAW).mkdir()
-    clock = Clock(offset_ns=ended_ns, monotonic_ns=lambda: 0)
+    clock = AnchoredClock(offset_ns=ended_ns, monotonic_ns=lambda: 0)
     described = Described(slo=parse_slo("ttft_p99<1s"))
     with LiveRun(tmp_path, run_id=run_id, clock=clock, planned_s=None, stale_s=9.0, described=described) as live:
         live.shows_parts = True
@@ -213,7 +213,7 @@ def test_no_part_is_the_largest_while_requests_only_fail(tmp_path: Path):
     ended_ns = manifest["ended_ns"]
     (tmp_path / RAW).mkdir()
     looks = count()
-    clock = Clock(offset_ns=ended_ns, monotonic_ns=lambda: next(looks) * 10**9)
+    clock = AnchoredClock(offset_ns=ended_ns, monotonic_ns=lambda: next(looks) * 10**9)
     seen = []
     with LiveRun(tmp_path, run_id=manifest["run_id"], clock=clock, planned_s=None, stale_s=9.0) as live:
         live.shows_parts = True

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from scraper.spans.log import Counts
+from scraper.spans.log import ReceiverCounts
 from sidecar.run.phases import _span_notes
 
 LISTENING = "127.0.0.1:4317"
@@ -16,8 +16,8 @@ RUST = "0.33.0 (Rust frontend 0.3.1)"
 OLD_RUST = "0.32.0 (Rust frontend 0.32.0)"
 
 
-def notes(counts: Counts, engines: set[str], version: str = "") -> list[str]:
-    named = {name: getattr(counts, name) for name in Counts.__struct_fields__}
+def notes(counts: ReceiverCounts, engines: set[str], version: str = "") -> list[str]:
+    named = {name: getattr(counts, name) for name in ReceiverCounts.__struct_fields__}
     return list(_span_notes(named, LISTENING, engines, version))
 
 
@@ -32,7 +32,7 @@ def notes(counts: Counts, engines: set[str], version: str = "") -> list[str]:
 )
 def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: set[str], switch: str):
     """And the address to which they are to be sent."""
-    (text,) = notes(Counts(), engines)
+    (text,) = notes(ReceiverCounts(), engines)
     assert text.startswith(
         "no span was received at 127.0.0.1:4317, so no times come from spans; switch tracing on in the "
     )
@@ -53,23 +53,23 @@ def test_the_switch_of_the_engines_found_is_named_where_no_span_came(engines: se
 )
 def test_an_engine_that_sends_no_spans_has_another_way(engine: str, version: str, way: str):
     """Nothing is advised that it does not know: vLLM's Rust frontend does not start with the switch for spans."""
-    (text,) = notes(Counts(), {engine}, version)
+    (text,) = notes(ReceiverCounts(), {engine}, version)
     assert re.search(f"so no times come from spans: {way}", text)
 
 
 @pytest.mark.parametrize(
     ("counts", "why"),
     [
-        (Counts(turned_away=6, unwritten=6), "6 not written to the disk"),
+        (ReceiverCounts(turned_away=6, unwritten=6), "6 not written to the disk"),
         (
-            Counts(turned_away=3, unwritten=1, unauthorized=2),
+            ReceiverCounts(turned_away=3, unwritten=1, unauthorized=2),
             "2 turned away, 2 unauthorized, 1 not written to the disk",
         ),
-        (Counts(no_memory=4), "4 beyond the memory limit"),
+        (ReceiverCounts(no_memory=4), "4 beyond the memory limit"),
     ],
     ids=["disk", "mixed", "memory"],
 )
-def test_tracing_is_not_to_be_switched_on_where_all_exports_were_refused(counts: Counts, why: str):
+def test_tracing_is_not_to_be_switched_on_where_all_exports_were_refused(counts: ReceiverCounts, why: str):
     """It is on; what keeps spans out is the reason that is said."""
     (text,) = notes(counts, {"vllm"})
     nothing = "no span was received at 127.0.0.1:4317, so no times come from spans"
@@ -78,7 +78,7 @@ def test_tracing_is_not_to_be_switched_on_where_all_exports_were_refused(counts:
 
 def test_spans_that_were_refused_are_a_note():
     """By kind; where all was well there is nothing to say."""
-    assert [] == notes(Counts(exports=2, spans=9, forwarded=2), {"vllm"})
+    assert [] == notes(ReceiverCounts(exports=2, spans=9, forwarded=2), {"vllm"})
     assert [
         "exports of spans were refused (3 malformed, 1 too large, 2 incomplete); raw/receiver.stderr says why",
         "4 of 9 spans violate the OTLP specification and are not used; raw/receiver.stderr names them",
@@ -86,4 +86,6 @@ def test_spans_that_were_refused_are_a_note():
             "2 of 9 spans are timed by a clock more than 10 minutes off ours and are not used; raw/receiver.stderr "
             "names it"
         ),
-    ] == notes(Counts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1, incomplete=2), {"vllm"})
+    ] == notes(
+        ReceiverCounts(exports=2, spans=9, bad_spans=4, off_clock=2, malformed=3, too_large=1, incomplete=2), {"vllm"}
+    )

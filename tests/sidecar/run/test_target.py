@@ -16,7 +16,7 @@ from waiting import BOUND_S, movable_time
 from loadgen.plan.tokenizers.server import probe_server
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
-from sidecar.run.target import Contact, Served, probe, proxy_note, unlisted_note
+from sidecar.run.target import Contact, TargetInfo, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = (
@@ -26,7 +26,9 @@ EVENTS = (
 
 
 @asynccontextmanager
-async def answering(reply: bytes, sent: asyncio.Event | None = None, *, close: bool = False) -> AsyncIterator[Served]:
+async def answering(
+    reply: bytes, sent: asyncio.Event | None = None, *, close: bool = False
+) -> AsyncIterator[TargetInfo]:
     """Run a server that answers its first request with these bytes, and keeps the connection unless it shall close."""
     over = asyncio.Event()
 
@@ -43,7 +45,7 @@ async def answering(reply: bytes, sent: asyncio.Event | None = None, *, close: b
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        yield Served(url=f"http://127.0.0.1:{port}", model="m", max_model_len=None)
+        yield TargetInfo(url=f"http://127.0.0.1:{port}", model="m", max_model_len=None)
         over.set()
 
 
@@ -66,7 +68,7 @@ async def refusing(
     app = web.Application()
     app.router.add_post("/{path:.*}", serve)
     async with TestServer(app) as server:
-        yield Served(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None), bodies
+        yield TargetInfo(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None), bodies
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ async def test_a_server_that_refuses_one_token_is_asked_for_more(extra: dict[str
     app = web.Application()
     app.router.add_post("/{path:.*}", serve)
     async with TestServer(app) as server:
-        served = Served(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None)
+        served = TargetInfo(url=f"http://127.0.0.1:{server.port}", model="m", max_model_len=None)
         assert {} == await preflight(served, contact=Contact(extra=extra), ignore_eos=True)
     assert [1, tokens] == [body["max_tokens"] for body in bodies]
 

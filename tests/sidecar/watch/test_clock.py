@@ -20,7 +20,7 @@ from waiting import BOUND_S
 
 from correlator.live.window import TraceWindow
 from rundir.access import Access
-from scraper.spans.forward import Wire
+from scraper.spans.forward import CollectorConnection
 from sidecar.options.watch import WatchOptions, check_watch
 from sidecar.progress.reporter import Progress
 from sidecar.run import open_run
@@ -66,7 +66,7 @@ async def test_it_goes_on_in_another_directory_once_the_clock_is_set(tmp_path: P
     await said.until(r"the clock of this machine was set 3600\.\d s ahead.* goes on in another by the new time")
     await said.until("gRPC at", times=2)
     clock_ms = (time.time_ns() - NOON) / MS
-    async with asyncio.timeout(BOUND_S), Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+    async with asyncio.timeout(BOUND_S), CollectorConnection(f"grpc://127.0.0.1:{port}", Access()) as wire:
         await wire.send(body([call(clock_ms=clock_ms), engine(clock_ms=clock_ms)]))
     async with asyncio.timeout(BOUND_S), aiohttp.ClientSession() as session:
         text = ""
@@ -97,7 +97,7 @@ async def test_it_goes_on_by_the_time_before_until_the_step_can_be_recorded(tmp_
     port = await said.until(r"gRPC at 127\.0\.0\.1:(\d+)")
     ready = (await said.until(r"http://\S+/metrics")).replace("/metrics", "/readyz")
     events, aside = tmp_path / "watch" / "raw" / "events.log", tmp_path / "events.log"
-    async with asyncio.timeout(BOUND_S), Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+    async with asyncio.timeout(BOUND_S), CollectorConnection(f"grpc://127.0.0.1:{port}", Access()) as wire:
         await wire.deliver(body([engine(clock_ms=(time.time_ns() - NOON) / MS)]))
         events.rename(aside)
         events.mkdir()  # nothing can be recorded there now
@@ -186,7 +186,7 @@ async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest
         os.kill(scraper, signal.SIGKILL)
         await said.until("the scraper ended with code -9")
         assert "the scraper is down\n" == await (await session.get(ready)).text()
-        async with Wire(f"grpc://127.0.0.1:{port}", Access()) as wire:
+        async with CollectorConnection(f"grpc://127.0.0.1:{port}", Access()) as wire:
             await wire.send(body([call()]))
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(watching, BOUND_S)

@@ -14,11 +14,11 @@ from sent_spans import NOON, S, call, engine, export
 from series import histogram, scraped
 
 from correlator.live import breakdown, window
-from correlator.live.breakdown import Ended
-from correlator.live.traces import Trace, TracedRequest
+from correlator.live.breakdown import EndedRequests
+from correlator.live.traces import SpanTrace, TracedRequest
 from rundir.frames import FrameLog
 from scraper.series.log import ScrapeLog
-from scraper.spans.log import Counts, ForwardQueue, SpanLog, StateRecord
+from scraper.spans.log import ForwardQueue, ReceiverCounts, SpanLog, StateRecord
 from sidecar.watch.view import WatchView
 
 URL = "http://127.0.0.1:8000/metrics"
@@ -95,7 +95,7 @@ def test_what_a_killed_receiver_had_in_memory_is_counted_as_unknown(tmp_path: Pa
     queue = ForwardQueue(exports=2, size_bytes=200, limit_bytes=1000)
     with closing(SpanLog(tmp_path / "spans-000000.log")) as spans, WatchView(tmp_path, run_id="r", read_s=inf) as view:
         for _ in range(2):
-            spans.append(StateRecord(at_ns=NOON, state="started", counts=Counts(), queue=queue))
+            spans.append(StateRecord(at_ns=NOON, state="started", counts=ReceiverCounts(), queue=queue))
             spans.append(export([call()]))
         view.poll(NOON)
         shown = view.snapshot(restarts=1).watch
@@ -122,7 +122,7 @@ def polled(path: Path) -> WatchView:
 def test_a_request_that_cannot_be_broken_down_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A defect on one is counted as what it is; the others of that look are broken down."""
 
-    def fail(requests: Sequence[TracedRequest]) -> Ended:
+    def fail(requests: Sequence[TracedRequest]) -> EndedRequests:
         if any(request.engine[0].span.trace_id == POISON for request in requests):
             raise ZeroDivisionError
         return breakdown.break_down_ended(requests)
@@ -137,7 +137,7 @@ def test_a_trace_that_cannot_be_read_costs_no_other(tmp_path: Path, monkeypatch:
     """It is dropped, and its requests are counted as lost to a defect."""
     whole = window.requests_of
 
-    def fail(trace: Trace) -> Iterator[tuple[TracedRequest, int, bool]]:
+    def fail(trace: SpanTrace) -> Iterator[tuple[TracedRequest, int, bool]]:
         if any(span.span.trace_id == POISON for span in trace.engine.values()):
             raise ZeroDivisionError
         return whole(trace)

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.engine.driver import EngineDriver
 from simulator.engine.history import EngineRequest, RequestRecord
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import EngineSettings, SpeedProfile
 
 STEP_S = 0.01
@@ -27,7 +27,7 @@ async def served(*, late_s: float) -> tuple[RequestRecord, list[float]]:
         held_up_s += seconds
 
     driver = EngineDriver(
-        Engine(EngineSettings(speed=EVEN)),
+        SimulatedEngine(EngineSettings(speed=EVEN)),
         clock=lambda: round((loop.time() + held_up_s) * 1e9),
         on_step=lambda outcome: (steps_s.append((outcome.at_ns - outcome.begin_ns) / 1e9), held_up(late_s))[1],
         on_abort=lambda _: None,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_load import play
 
 from simulator.engine.history import EngineRequest, StepOutcome
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import POLICIES, PROFILES, EngineSettings, SettingsError, SpeedProfile
 
 LIMITS = st.builds(
@@ -229,7 +229,7 @@ def test_a_step_is_a_prefill_a_decode_or_both():
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_an_aborted_request_leaves_nothing_behind(steps: int):
     """Wherever it was, its blocks are free and no token of it comes after."""
-    engine = Engine(EngineSettings(max_num_seqs=1, speed=EXACT))
+    engine = SimulatedEngine(EngineSettings(max_num_seqs=1, speed=EXACT))
     numbers = [engine.submit(ask(name, [256] * 40, 50), 0) for name in ("a", "b")]
     for step in range(steps):
         engine.begin_step(2 * step)
@@ -249,7 +249,7 @@ def test_an_aborted_request_leaves_nothing_behind(steps: int):
 @pytest.mark.parametrize(("steps", "tokens"), [(0, 2), (1, 2), (4, 5)])
 def test_an_abandoned_request_ends_with_its_next_output_but_not_the_first(steps: int, tokens: int):
     """Until then it takes part as others do, and its record is among those that finished."""
-    engine = Engine(EngineSettings(speed=EXACT))
+    engine = SimulatedEngine(EngineSettings(speed=EXACT))
     number = engine.submit(ask("a", [256] * 8, 50), 0)
     for step in range(50):
         if step == steps:
@@ -277,7 +277,7 @@ def test_the_wait_after_a_retraction_is_known():
 
 def test_an_abort_before_the_first_step_is_never_queued():
     """A request dropped on arrival has no stamps but its own two."""
-    engine = Engine(EngineSettings())
+    engine = SimulatedEngine(EngineSettings())
     record = engine.abort(engine.submit(ask("a", [256], 1), 5), 6)
     assert record is not None
     assert (5, -1, -1, -1, 6) == (

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from simulated_load import ARRIVALS, LIMITS, ask, play
 
 from simulator.engine.history import RequestRecord
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import SimulatorSettings
 from simulator.telemetry.spans import export
 
@@ -99,7 +99,7 @@ def retracted() -> RequestRecord:
 
 def aborted() -> RequestRecord:
     """Return a request whose client left before the first token."""
-    engine = Engine(LIMITS, keep_steps=True)
+    engine = SimulatedEngine(LIMITS, keep_steps=True)
     engine.abandon(engine.submit(ask("a", 8, 24), 0))
     now_ns = 1
     while (duration_s := engine.begin_step(now_ns)) is not None:

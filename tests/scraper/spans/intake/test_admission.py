@@ -21,7 +21,7 @@ from waiting import BOUND_S
 
 from rundir.process import MemoryLimit
 from scraper.spans.intake import admission, over_grpc
-from scraper.spans.log import Counts, SpanLog
+from scraper.spans.log import ReceiverCounts, SpanLog
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import MOST_CONNECTIONS, SIGNALS, ReceiverSpec
 
@@ -89,7 +89,7 @@ async def test_slow_bodies_keep_no_export_waiting(tmp_path: Path):
                 assert 200 == response.status
         await until(lambda: receiver.counts().incomplete == receiver.counts().cut_connections)
         cut = slow + 1 - MOST_CONNECTIONS
-        assert receiver.counts() == Counts(exports=exports, spans=exports, incomplete=cut, cut_connections=cut)
+        assert receiver.counts() == ReceiverCounts(exports=exports, spans=exports, incomplete=cut, cut_connections=cut)
 
 
 @pytest.mark.usefixtures("patient")
@@ -106,7 +106,7 @@ async def test_calls_without_a_message_keep_no_export_waiting_either(tmp_path: P
         assert [grpc.StatusCode.UNAVAILABLE] * 10 == await first_of(ends, 10)
         assert b"" == await odd_exports.over_grpc(receiver.grpc_port, odd_export(NOW_NS))
         assert [grpc.StatusCode.UNAVAILABLE] * 11 == await first_of(ends, 11)
-        assert receiver.counts() == Counts(exports=1, spans=1, turned_away=11)
+        assert receiver.counts() == ReceiverCounts(exports=1, spans=1, turned_away=11)
         for call in slow:
             call.cancel()
         await asyncio.gather(*ends)
@@ -122,7 +122,7 @@ async def test_an_export_has_to_be_whole_in_time(tmp_path: Path, monkeypatch: py
         assert b"HTTP/1.1 503 Service Unavailable\r\n" == await asyncio.wait_for(reader.readline(), BOUND_S)
         monkeypatch.undo()
         assert 200 == (await over_http(receiver.http_port, odd_export(NOW_NS)))[0]
-        assert receiver.counts() == Counts(exports=1, spans=1, turned_away=2)
+        assert receiver.counts() == ReceiverCounts(exports=1, spans=1, turned_away=2)
 
 
 @pytest.mark.usefixtures("patient")
@@ -133,7 +133,7 @@ async def test_a_body_is_read_no_further_beyond_the_limit_of_memory(tmp_path: Pa
         receiver._admission._memory = MemoryLimit(1)
         writer.write(b"half")
         assert b"HTTP/1.1 503 Service Unavailable\r\n" == await asyncio.wait_for(reader.readline(), BOUND_S)
-        assert receiver.counts() == Counts(no_memory=1)
+        assert receiver.counts() == ReceiverCounts(no_memory=1)
 
 
 async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_path: Path):
@@ -158,4 +158,4 @@ async def test_beyond_the_limit_of_memory_exports_are_asked_to_come_again(tmp_pa
         detail = Any.FromString(status[status.index(b"\x1a") + 2 :])
         assert detail.type_url.endswith("/google.rpc.RetryInfo")
         assert 1 == Duration.FromString(detail.value[2:]).seconds
-        assert receiver.counts() == Counts(no_memory=2)
+        assert receiver.counts() == ReceiverCounts(no_memory=2)

@@ -21,7 +21,7 @@ from odd_exports import PROTOBUF, odd_export, over_grpc, over_http
 from waiting import BOUND_S
 
 from scraper.spans.intake import over_grpc as calls
-from scraper.spans.log import Counts, SpanLog, StateRecord, read_log
+from scraper.spans.log import ReceiverCounts, SpanLog, StateRecord, read_log
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import LIMIT_BYTES, ReceiverSpec
 
@@ -52,11 +52,11 @@ async def receiving(path: Path) -> AsyncIterator[Receiver]:
 async def counted(receiver: Receiver, **counts: int) -> None:
     """Wait until a receiver has counted that; it must count no more for what was sent before."""
     async with asyncio.timeout(BOUND_S):
-        while receiver.counts() == Counts():  # noqa: ASYNC110  nothing tells of it
+        while receiver.counts() == ReceiverCounts():  # noqa: ASYNC110  nothing tells of it
             await asyncio.sleep(0.001)
     assert 200 == (await over_http(receiver.http_port, odd_export(NOW_NS)))[0]
     await over_grpc(receiver.grpc_port, odd_export(NOW_NS))
-    assert receiver.counts() == Counts(exports=2, spans=2, **counts)
+    assert receiver.counts() == ReceiverCounts(exports=2, spans=2, **counts)
 
 
 async def read_by_grpc() -> None:
@@ -150,7 +150,7 @@ async def test_exports_packed_by_either_are_taken(tmp_path: Path, packing: grpc.
     """gRPC offers both to its clients."""
     async with receiving(tmp_path) as receiver:
         assert b"" == await over_grpc(receiver.grpc_port, odd_export(NOW_NS), packing)
-        assert receiver.counts() == Counts(exports=1, spans=1)
+        assert receiver.counts() == ReceiverCounts(exports=1, spans=1)
 
 
 async def test_another_encoding_is_refused_by_grpc(tmp_path: Path):
@@ -179,7 +179,7 @@ async def test_a_message_that_is_whole_when_it_gives_way_is_freed(tmp_path: Path
         before = allocated_bytes()
         await let_give_way(100)
         assert allocated_bytes() - before < 20 * MESSAGE_BYTES
-        assert receiver.counts() == Counts(turned_away=120)
+        assert receiver.counts() == ReceiverCounts(turned_away=120)
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
@@ -229,7 +229,7 @@ async def test_what_is_in_hand_when_a_receiver_ends_is_turned_away(tmp_path: Pat
                 calls.callback(writer.close)
         ended = list(read_log(tmp_path / "spans.log"))[-1]
     assert isinstance(ended, StateRecord)
-    assert ended.counts == receiver.counts() == Counts(turned_away=1 + has_http)
+    assert ended.counts == receiver.counts() == ReceiverCounts(turned_away=1 + has_http)
 
 
 async def begun(port: int, framing: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

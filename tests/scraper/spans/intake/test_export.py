@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from scraper.spans.intake.export import MAX_ATTRIBUTES, MAX_SPANS, Refusal, malformed, parsed, unpacked
+from scraper.spans.intake.export import MAX_ATTRIBUTES, MAX_SPANS, ExportRefusal, malformed, parsed, unpacked
 
 
 def export(shape: list[list[int]]) -> bytes:
@@ -39,7 +39,7 @@ def test_invalid_bytes_are_refused_and_raise_nothing_else(body: bytes, data: st.
     try:
         expected = ExportTraceServiceRequest.FromString(bytes(broken))
     except DecodeError:
-        with pytest.raises(Refusal, match="it is not an ExportTraceServiceRequest"):
+        with pytest.raises(ExportRefusal, match="it is not an ExportTraceServiceRequest"):
             parsed(bytes(broken))
     else:
         assert expected == parsed(bytes(broken))
@@ -49,7 +49,7 @@ def test_the_limit_of_spans_is_exact():
     """As many as allowed pass, over all scopes together; one more does not."""
     half = MAX_SPANS // 2
     assert 2 == len(parsed(export([[half], [half]])).resource_spans)
-    with pytest.raises(Refusal, match=f"more than {MAX_SPANS} spans at once"):
+    with pytest.raises(ExportRefusal, match=f"more than {MAX_SPANS} spans at once"):
         parsed(export([[half], [half + 1]]))
 
 
@@ -78,7 +78,7 @@ def field(number: int, content: bytes) -> bytes:
 def test_parts_that_are_looked_at_have_a_limit(parts: Callable[[int], bytes], name: str, most: int):
     """Each takes some microseconds, during which no other export is read."""
     assert parsed(parts(most)).ByteSize()
-    with pytest.raises(Refusal, match=f"more than {most} {name} at once"):
+    with pytest.raises(ExportRefusal, match=f"more than {most} {name} at once"):
         parsed(parts(most + 1))
 
 
@@ -88,11 +88,11 @@ def test_gzip_is_unpacked_up_to_the_limit(body: bytes):
     whole = gzip.compress(body)
     assert body == unpacked(whole, len(body))
     if body:
-        with pytest.raises(Refusal, match=f"more than {len(body) - 1} bytes"):
+        with pytest.raises(ExportRefusal, match=f"more than {len(body) - 1} bytes"):
             unpacked(whole, len(body) - 1)
-    with pytest.raises(Refusal, match="cut off: its gzip has no end"):
+    with pytest.raises(ExportRefusal, match="cut off: its gzip has no end"):
         unpacked(whole[:-1], len(body))
-    with pytest.raises(Refusal, match="declared as gzip, but is not"):
+    with pytest.raises(ExportRefusal, match="declared as gzip, but is not"):
         unpacked(zlib.compress(body), len(body))
 
 

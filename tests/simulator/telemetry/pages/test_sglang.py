@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST
 from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
 from simulator.engine.history import RequestRecord
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import PROFILES, EngineSettings
 from simulator.telemetry.pages.sglang import DECODE_LOG_INTERVAL, IDLE_REPORT_NS, SglangPage
 
@@ -139,7 +139,7 @@ def test_what_has_not_happened_has_no_series():
 def test_a_request_shows_stage_by_stage():
     """Queue time with the first chunk, time to first token with the first output, the rest when it finishes."""
     limits = EngineSettings(max_num_batched_tokens=16, max_num_seqs=4, speed=PROFILES["fast"])
-    engine, page = Engine(limits), SglangPage("m", limits, lambda: 0)
+    engine, page = SimulatedEngine(limits), SglangPage("m", limits, lambda: 0)
     engine.submit(ask("a", 24, 3), 0)
     seen, now_ns = [], 5
     while (duration_s := engine.begin_step(now_ns)) is not None:

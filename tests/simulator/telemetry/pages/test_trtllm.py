@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from simulated_load import ARRIVALS, LIMITS, ask, families_of, play, samples_of
 
-from simulator.engine.scheduler import Engine
+from simulator.engine.scheduler import SimulatedEngine
 from simulator.settings import EngineSettings
 from simulator.telemetry.pages.trtllm import COLLECTOR_PATIENCE_NS, TrtllmPage
 
@@ -78,7 +78,7 @@ def test_before_the_first_request_little_is_shown():
 
 def test_everything_of_a_request_shows_when_it_finishes():
     """Until then there is nothing of it, not even of its iterations; then all comes at once."""
-    engine, page = Engine(LIMITS), TrtllmPage("m", LIMITS)
+    engine, page = SimulatedEngine(LIMITS), TrtllmPage("m", LIMITS)
     engine.submit(ask("a", 30, 3), 0)
     seen, now_ns = [], 5
     while (duration_s := engine.begin_step(now_ns)) is not None:
