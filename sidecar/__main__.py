@@ -53,7 +53,7 @@ def main() -> None:
     if sys.argv[1:2] == ["report"] and bounded.UNBOUNDED not in sys.argv:
         bounded.continue_in_child(sys.argv[2:], heeded)
         interrupt = bounded.interrupt_once
-    from sidecar.cli import main as cli  # noqa: PLC0415  as above
+    from sidecar.cli.app import main as cli  # noqa: PLC0415  as above
 
     for number in heeded:
         signal.signal(number, interrupt)

@@ -21,7 +21,7 @@ from series import histogram
 
 from scraper.spans.log import read_log
 from scraper.spans.requests import engine_spans
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 
 HELD_S = 0.03
 PAGE = "/litellm/metrics"

@@ -36,7 +36,7 @@ from rundir.frames import FrameLog
 from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord
-from sidecar.cli import main
+from sidecar.cli.app import main
 from sidecar.options.fields import FORMATS
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"

@@ -29,12 +29,14 @@ from test_watch import TRACE, watching
 from waiting import BOUND_S
 
 from correlator.opening import open_run
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.report.derive import OPENMETRICS, derive_run
 
 PROMTOOL = shutil.which("promtool")
 # A run that waits for its last scrape on a busy machine too.
-PATIENT = "from sidecar import cli; from sidecar.live import final; final.INTERVALS = final.LONGEST_S; cli.main()"
+PATIENT = (
+    "from sidecar.cli import app as cli; from sidecar.live import final; final.INTERVALS = final.LONGEST_S; cli.main()"
+)
 # What is started, and its exit code.
 STARTED = {
     "spans": (0, ("--rate", "6", "--duration", "9", "--warmup", "2")),

@@ -16,7 +16,7 @@ from served import collector
 
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.run import Run, open_run
 
 LOAD = ("--rate", "20", "--requests", "40", "--warmup", "2", "--listen", "off", "--quiet")

@@ -68,7 +68,7 @@ def main() -> None:
     from methodology import commands as study  # noqa: PLC0415  as above
     from methodology.execution import data  # noqa: PLC0415  as above
     from methodology.procedures import PROCEDURES  # noqa: PLC0415  what the tests of other processes need not import
-    from sidecar import cli  # noqa: PLC0415  as above
+    from sidecar.cli import app as cli  # noqa: PLC0415  as above
 
     PROCEDURES[TINY.name] = TINY
     study.TESTS = (*study.TESTS, TINY.name)

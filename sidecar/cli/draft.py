@@ -13,6 +13,7 @@ COMMANDS = (
     ("compare", "methodology.commands:run_comparison", "A B [C ...]"),
     ("sweep", "methodology.commands:run_sweep", "URL"),
 )
+LOADING = ("run", *(name for name, _, _ in COMMANDS))  # commands that send a load
 OPTIONS = {"test": "StudyOptions", "compare": "CompareOptions", "sweep": "SweepOptions"}
 STUDY = "study.json"  # the file of a study's directory
 

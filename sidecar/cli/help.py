@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from cyclopts.help import DefaultFormatter, InlineText
 
-from sidecar.cli.messages import EPILOGUE, LOADING
+from sidecar.cli.draft import LOADING
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpEntry, HelpPanel
@@ -24,6 +24,13 @@ RARE = frozenset(
      "--metrics-timeout", "--otlp-forward", "--otlp-header", "--otlp-ca", "--listen-tls", "--listen-token",
      "--listen-client-ca", "--listen-open", "--sut", "--prometheus-header", "--trace-url")
 )  # fmt: skip
+EPILOGUE = (
+    "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
+    "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
+    "engine; 2 bad usage or configuration, also a path or a port that cannot be used; 3 the target could not be "
+    "reached or measured, or a file not be written; 130 interrupted (results up to then are written; a second signal "
+    "skips that, and `sidelight report RUN` writes them later)."
+)
 
 
 class Brief(DefaultFormatter):

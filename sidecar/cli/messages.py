@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import cyclopts
 
 from rundir.printable.text import printable, printable_lines
+from sidecar.cli.draft import LOADING
 from sidecar.cli.peers import COMMANDS
 from sidecar.options.config import REMOVED
 from sidecar.options.fields import Masked, declarations, flag_of
@@ -34,7 +35,6 @@ _MUST_BE = {
     bool: "is a flag and takes no value but true or false",
 }
 _NO_ROOM = ("can't start new thread", "failed to map segment", "cannot allocate memory", "Cannot allocate memory")
-LOADING = ("run", "test", "compare", "sweep")
 _MISSING = {
     "RUN": "report: the run directory is missing; give the one that a run wrote, e.g. sidelight report runs/NAME",
 }
@@ -47,14 +47,6 @@ _OTHERWISE = {
     ("sidelight run", "--timeout"): "; of one request it is --request-timeout, of those in flight at the end "
     "--drain-timeout",
 }
-
-EPILOGUE = (
-    "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
-    "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
-    "engine; 2 bad usage or configuration, also a path or a port that cannot be used; 3 the target could not be "
-    "reached or measured, or a file not be written; 130 interrupted (results up to then are written; a second signal "
-    "skips that, and `sidelight report RUN` writes them later)."
-)
 
 
 def unexpected(error: Exception) -> str:

@@ -1,6 +1,4 @@
-"""`--otlp-export`: a run's spans and metrics on their way to a collector. What fails is a warning: the results are on
-disk.
-"""
+"""`--otlp-export` and `--prometheus-write`: results on their way to a server. What fails is a warning."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from exporter.otlp.spans import SpanSource, exports
 from rundir.access import Access, bare, masked
 from scraper.engines import recognition as engines
 from scraper.spans.spec import METRICS, TRACES
+from sidecar.options.spans import ExportOptions, SpanOptions, forward_access
 from sidecar.progress.reporter import Progress
-from sidecar.report.history import history
+from sidecar.report.history import history, write_run
 
 # A collector of one signal alone does not know the path, or the service, of the other.
 _UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")
@@ -75,3 +74,11 @@ def span_source(derived: Evaluated) -> SpanSource:
         requests=run.requests,
         parts=derived.parts,
     )
+
+
+def send_results(derived: Evaluated, wanted: ExportOptions, options: SpanOptions, progress: Progress) -> None:
+    """Send the results of a run to the servers that were named."""
+    if wanted.otlp_export is not None:
+        export_run(derived, wanted.otlp_export, forward_access(options), progress)
+    if wanted.prometheus_write is not None:
+        write_run(derived.run, derived.parts, derived.summary, wanted, progress)

@@ -34,7 +34,7 @@ from test_watch import Watch, now_ms, request, watching  # that of the tests of 
 
 from recorded.events import CLOCK_LEFT
 from recorded.run import Run
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.run import open_run
 
 STEPS = {"+1s": 1.0, "-1s": -1.0, "+1h": 3600.0, "-1h": -3600.0}

@@ -32,7 +32,7 @@ from methodology.execution.derive import RESULT
 from methodology.execution.record import LOG, STEPS, open_study
 from recorded.directory import LOGS, RAW
 from rundir.frames import read_frames
-from sidecar import cli
+from sidecar.cli import app as cli
 
 RESUMED = "ttft"  # the study that goes on; the other one is a comparison
 SHARE_CUT = 0.25  # of the studies, that were killed before they are damaged

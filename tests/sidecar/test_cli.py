@@ -305,7 +305,7 @@ def test_the_help_of_a_run_fits_in_three_screens():
 def test_help_does_not_wait_for_numpy():
     """Nor for other imports that only a run or a report needs: they cost a multiple of what --help takes."""
     loaded = (
-        "import sys, sidecar.cli; print(sorted({'numpy', 'aiohttp', 'pyarrow', 'grpc', 'yaml'} & set(sys.modules)))"
+        "import sys, sidecar.cli.app; print(sorted({'numpy', 'aiohttp', 'pyarrow', 'grpc', 'yaml'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert "[]\n" == shown.stdout

@@ -13,7 +13,7 @@ from header_echo import HELD_S, PIECES, Way, gateway, header_echo
 from processes import engine, sidelight
 
 from recorded.errors import ConfigurationError
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.doctor import examination as doctor
 from sidecar.doctor.delivery import delivery_lines
 from sidecar.options.checks import check_doctor

@@ -27,7 +27,7 @@ from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from scraper.spans.spec import METRICS
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.report.derive import derive_run
 from sidecar.report.history import history
 from sidecar.report.span_export import span_source

@@ -11,7 +11,7 @@ import golden_files
 import pytest
 
 from methodology.execution.data import step_data
-from sidecar.cli import main
+from sidecar.cli.app import main
 
 
 def ran(*arguments: object) -> int:

@@ -15,7 +15,8 @@ from methodology.execution.asking import with_values
 from methodology.execution.verb import asked_of
 from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
-from sidecar.cli import draft, main
+from sidecar.cli import draft
+from sidecar.cli.app import main
 from sidecar.options import schema
 from sidecar.options.config import as_recorded, command_as_recorded
 from sidecar.options.load import RunOptions

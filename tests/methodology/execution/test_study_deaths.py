@@ -14,7 +14,7 @@ from tiny_study import TINY
 from methodology import commands as study
 from methodology.execution.record import open_study
 from methodology.procedures import PROCEDURES
-from sidecar.cli import main
+from sidecar.cli.app import main
 
 
 @contextmanager

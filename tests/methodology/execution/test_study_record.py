@@ -35,7 +35,7 @@ from methodology.execution.record import (
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Outcome, Parameters, Step, StudySettings
 from recorded.errors import ConfigurationError
-from sidecar.cli import main
+from sidecar.cli.app import main
 
 STEP = Step(kind="level", label="open-1", load="open", level=1.0, duration=1.0, seed=1)
 

@@ -28,7 +28,7 @@ from methodology.options import StudyOptions
 from methodology.procedures import PROCEDURES
 from methodology.study.model import Done, Finished, Outcome, Parameters, Procedure, Step, StepData, StudySettings
 from recorded.errors import CannotWrite, ConfigurationError, SidelightError, TargetNotMeasured, TargetUnreachable
-from sidecar.cli import main
+from sidecar.cli.app import main
 from sidecar.options.load import RunOptions
 from sidecar.progress.reporter import Progress
 

@@ -22,7 +22,7 @@ from scraper.spans.forwarder import Forwarder
 from scraper.spans.log import ForwardQueue, SpanLog, compressed
 from scraper.spans.receiver import Receiver
 from scraper.spans.spec import ReceiverSpec
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 
 EXPORTS = [
     ExportTraceServiceRequest(resource_spans=[{"schema_url": str(number)}]).SerializeToString()  # type: ignore[list-item]

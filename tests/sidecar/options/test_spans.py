@@ -11,7 +11,7 @@ import pytest
 from recorded.errors import ConfigurationError
 from rundir.access import Access
 from rundir.clock import anchor
-from sidecar.cli import free_pair
+from sidecar.cli.measuring import free_pair
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
 from sidecar.options.spans import SpanOptions, forward_access, receiver_spec, require_ports

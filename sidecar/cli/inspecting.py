@@ -1,0 +1,162 @@
+"""Commands that inspect: report, doctor, schema, and the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from recorded.errors import CannotWrite, ConfigurationError, unsaved
+from sidecar.cli import draft
+from sidecar.options.fields import (
+    OUTPUT,
+    Formats,
+    Outside,
+    TraceUrl,
+    Untrusted,
+    Verbose,
+    check_formats,
+    check_trace_url,
+    flag,
+    option,
+)
+from sidecar.options.load import DoctorOptions, RunOptions
+from sidecar.options.spans import ExportOptions, OtlpCa, OtlpHeader, SpanOptions, check_exports, check_spans
+from sidecar.options.watch import ScrapeOptions, WatchOptions
+from sidecar.progress.reporter import Progress
+
+if TYPE_CHECKING:
+    from exporter.evaluation.evaluate import Evaluated
+
+
+def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+    """Serve the simulated engine alone, for experiments. See `sidelight simulate --help`."""
+    from simulator.__main__ import main as serve  # noqa: PLC0415  as above
+
+    return serve(arguments, prog="sidelight simulate")
+
+
+def report(  # noqa: PLR0913  an argument is an option
+    run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory; of several, one page is written.")],
+    *others: Annotated[Path, Parameter(show=False)],
+    formats: Formats = (),
+    trace_url: TraceUrl = None,
+    exports: ExportOptions = ExportOptions(),  # noqa: B008  frozen
+    otlp_header: OtlpHeader = (),
+    otlp_ca: OtlpCa = None,
+    as_json: Annotated[bool, flag(OUTPUT, "Print summary.json in place of the report.", name="--json")] = False,
+    output: Annotated[
+        Path | None, option(OUTPUT, "Where the page of several runs is written. Default: comparison.html.")
+    ] = None,
+    base: Annotated[
+        Path | None, option(OUTPUT, "Put the times of the run in this directory beside in report.md.")
+    ] = None,
+    outside: Outside = False,
+    untrusted: Untrusted = True,
+    verbose: Verbose = False,
+) -> int:
+    """Derive the results of a run or of a study again from its directory, also of an interrupted or crashed one.
+
+    Without --formats, the formats of the run are written. Of several runs, one page: their times beside each
+    other, and what differs in the configuration. The directories stay as they are.
+
+    sidelight report before=runs/before after=runs/after --output difference.html
+
+    For a pull request, its comment with the times of the main branch beside its own:
+
+    sidelight report run --base main-run
+    """
+    del verbose, untrusted  # which are read before
+    from sidecar.report import derive  # noqa: PLC0415  as above
+
+    check_formats(formats)
+    check_trace_url(trace_url)
+    spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
+    check_spans(spans)
+    check_exports(exports)
+    if others:
+        if as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions():
+            raise ConfigurationError("report: of several runs, only --formats html and --output can be given")
+        return _compare_runs([run_directory, *others], output)
+    if output is not None:
+        raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
+    try:
+        if (run_directory / draft.STUDY).is_file():
+            return draft.report_study(run_directory, as_json=as_json, outside=outside)
+        derived = _report_of_run(run_directory, formats, trace_url=trace_url, base=base, as_json=as_json)
+        if exports != ExportOptions():
+            from sidecar.report import span_export  # noqa: PLC0415  as above
+
+            span_export.send_results(derived, exports, spans, Progress("lines"))
+        derive.require_sound(derived)
+    except CannotWrite as error:
+        raise unsaved(error) from error
+    return 0
+
+
+def _report_of_run(
+    path: Path, formats: Sequence[str], *, trace_url: str | None, base: Path | None, as_json: bool
+) -> Evaluated:
+    from sidecar.report import derive  # noqa: PLC0415  as above
+
+    derived = derive.derive(path, formats, trace_url=trace_url)
+    if base is not None and derived.unwritten is None:
+        from sidecar.report import comparison  # noqa: PLC0415  as above
+
+        comparison.write_change(derived, base)
+    if as_json:
+        sys.stdout.write(derive.as_json(derived.summary))
+    else:
+        derive.print_report(derived.summary, path if derived.unwritten is None else None)
+    return derived
+
+
+def _compare_runs(paths: Sequence[Path], output: Path | None) -> int:
+    from sidecar.report import comparison  # noqa: PLC0415  as above
+
+    comparison.compare(paths, output or comparison.DEFAULT_OUTPUT)
+    return 0
+
+
+def doctor(options: DoctorOptions = DoctorOptions()) -> int:  # noqa: B008  as above
+    """Examine an endpoint before a run: whether it answers and streams, its engine, its metrics, what is missing.
+
+    sidelight doctor http://127.0.0.1:8000
+
+    With --gateway: whether traces and request ids pass through it, what its spans tell, and what to change.
+
+    sidelight doctor --gateway http://127.0.0.1:4000 --otlp-listen 127.0.0.1:4317 --url http://127.0.0.1:8000
+    """
+    from sidecar.doctor import examination  # noqa: PLC0415  as above
+    from sidecar.options.checks import check_doctor  # noqa: PLC0415  as above
+
+    return asyncio.run(examination.examine(check_doctor(options)))
+
+
+def schema(
+    of: Annotated[
+        Literal["config", "scrape-config", "watch-config", "test-config", "summary", "result", "sut", "server-metrics"],
+        Parameter(help="Which schema; config is that of `run`, sut that of --sut, result that of result.json."),
+    ] = "config",
+    /,
+) -> int:
+    """Print a JSON Schema: of a configuration file, of summary.json, result.json, or server_metrics_export.json."""
+    from sidecar.options import schema as schemas  # noqa: PLC0415  as above
+
+    schema_of: dict[str, Callable[[], dict[str, Any]]] = {
+        "config": lambda: schemas.configuration(RunOptions),
+        "scrape-config": lambda: schemas.configuration(ScrapeOptions),
+        "watch-config": lambda: schemas.configuration(WatchOptions),
+        "test-config": lambda: schemas.configuration(draft.options_of("test")),
+        "summary": schemas.summary,
+        "result": draft.result_schema,
+        "sut": schemas.declaration,
+        "server-metrics": schemas.server_metrics,
+    }
+    print(json.dumps(schema_of[of](), indent=2))  # noqa: T201  its result
+    return 0
