@@ -26,7 +26,7 @@ from rundir.access import Access, connection_problem
 from scraper.spans.forward import CollectorConnection, Rejected, Unavailable
 from scraper.spans.spec import TRACES
 from scraper.targets import fetch
-from sidecar.run import target
+from sidecar.run.preparation import target
 
 KEY = ConnectionKey("host", 443, True, True, None, None, None)
 ARGUMENTS: tuple[tuple[Any, ...], ...] = (

@@ -32,8 +32,8 @@ from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import clock_of
 from scraper.window.aggregate import gauge_values
 from sidecar.options.load import RunOptions
-from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import TargetInfo, engine_version, probe
+from sidecar.run.preparation.prepare import contact_of, pages_access, pages_of, with_pages
+from sidecar.run.preparation.target import TargetInfo, engine_version, probe
 
 READY_S = 30.0  # an engine that does not answer may be starting again
 IDLE_SCRAPES = 2

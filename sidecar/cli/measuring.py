@@ -131,12 +131,12 @@ def scrape(options: ScrapeOptions = ScrapeOptions()) -> int:  # noqa: B008  as a
 
     sidelight scrape http://127.0.0.1:8000 --duration 5m
     """
-    from sidecar.run import session  # noqa: PLC0415  as above
+    from sidecar.run import scrape as scraping  # noqa: PLC0415  as above
 
     checked = check_scrape(options)
     return _measured(
         checked,
-        lambda progress, finish: session.scrape(checked, command=_command(), progress=progress, finish=finish),
+        lambda progress, finish: scraping.scrape(checked, command=_command(), progress=progress, finish=finish),
     )
 
 

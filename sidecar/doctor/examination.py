@@ -18,9 +18,17 @@ from sidecar.doctor.page import Servers, examine_metrics, examine_timings
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress.reporter import Terminal
-from sidecar.run.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
-from sidecar.run.prepare import contact_of, pages_access, pages_of, with_pages
-from sidecar.run.target import MOST_NAMED, Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
+from sidecar.run.preparation.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
+from sidecar.run.preparation.prepare import contact_of, pages_access, pages_of, with_pages
+from sidecar.run.preparation.target import (
+    MOST_NAMED,
+    Contact,
+    TargetInfo,
+    engine_version,
+    probe,
+    proxy_note,
+    unlisted_note,
+)
 
 # Engines by the owner that their lists of models state.
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tensorrt_llm": "trtllm"}

@@ -12,7 +12,7 @@ from recorded.gateway_spans import FirstBy, GatewaySpan
 from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
 from sidecar.doctor.reach import Surroundings, named
 from sidecar.doctor.trail import Trail
-from sidecar.run.target import MOST_NAMED
+from sidecar.run.preparation.target import MOST_NAMED
 
 HOW: dict[FirstBy, str] = {
     "attribute": "an attribute of its span says",

@@ -27,8 +27,8 @@ from sidecar.doctor.reach import Surroundings, direct_lines, named, request_id_l
 from sidecar.doctor.trail import ProbeSpans, Trail, follow
 from sidecar.options.spans import listen_addresses
 from sidecar.progress.reporter import Progress
-from sidecar.run.preflight import MOST_ATTEMPTS, PREFLIGHT, ProbeReply, ask, refusal, require_answer
-from sidecar.run.target import MOST_NAMED, Contact, TargetInfo, unlisted_note
+from sidecar.run.preparation.preflight import MOST_ATTEMPTS, PREFLIGHT, ProbeReply, ask, refusal, require_answer
+from sidecar.run.preparation.target import MOST_NAMED, Contact, TargetInfo, unlisted_note
 
 FEW_TRACES = 100  # that are looked through at each export
 TOKENS = 64  # enough pieces to see whether some are held back

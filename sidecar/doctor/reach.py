@@ -10,7 +10,7 @@ from scraper.engines import recognition as engines
 from scraper.gateways.catalogue import GatewayEntry
 from sidecar.doctor.lines import ASK_ENGINE, HINT, OK, SKIP, WAIT_LONGER, WARN, Line
 from sidecar.doctor.trail import Trail
-from sidecar.run.preflight import ProbeReply
+from sidecar.run.preparation.preflight import ProbeReply
 
 Missing = Literal["trace", "spans", "first_output", "delivery"]
 

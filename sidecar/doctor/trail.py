@@ -19,7 +19,7 @@ from recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
 from rundir.clock import AnchoredClock
 from scraper.spans.received import ReceivedSpan, received_spans
 from scraper.spans.requests import EngineSpans, request_spans
-from sidecar.run.preflight import ProbeReply
+from sidecar.run.preparation.preflight import ProbeReply
 
 By = Literal["trace", "request id", "time", ""]
 _CLOCKS_NS = 1_000_000_000  # by which the engine's clock may be off, and its span still be known by its time

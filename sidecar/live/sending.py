@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-from exporter.prometheus.remote_write import STEP_S, LiveWriter
-from exporter.prometheus.snapshot import Snapshot
 from rundir.access import masked
 from sidecar.options.spans import RemoteWriteOptions, write_access
 from sidecar.progress.reporter import Progress
+
+if TYPE_CHECKING:
+    from exporter.prometheus.snapshot import Snapshot
 
 FLUSH_S = 2.0
 
@@ -32,6 +34,8 @@ async def sending(
     Data that a server does not take are reported once; `on_sending` and `on_taken` are those of LiveWriter. With
     `flush`, where no report sends the rest, a last snapshot goes at the end, and lost data cause a warning.
     """
+
+    from exporter.prometheus.remote_write import STEP_S, LiveWriter  # noqa: PLC0415  few want it
 
     def offer() -> None:
         if (now := snapshot()) is not None:

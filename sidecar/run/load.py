@@ -33,7 +33,7 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.planning import (
+from sidecar.run.preparation.planning import (
     DRAFT_ROOM,
     first_measured,
     measure_plan,
@@ -41,7 +41,7 @@ from sidecar.run.planning import (
     preliminary_plan,
     write_plan,
 )
-from sidecar.run.prepare import Prepared
+from sidecar.run.preparation.prepare import Prepared
 from sidecar.run.processes import START_TIMEOUT_S
 
 SETTLE_LEAST_S = 0.5

@@ -38,7 +38,7 @@ from sidecar.options.watch import WatchOptions, reloaded
 from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible, unless_stopped_for
-from sidecar.run.target import reason_of
+from sidecar.run.preparation.target import reason_of
 from sidecar.watch.panel import WatchState, panel, panel_rows
 from sidecar.watch.processes import (
     Scraper,

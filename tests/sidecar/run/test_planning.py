@@ -14,7 +14,7 @@ from loadgen.plan.tokenizers.fitting import TokenizerError
 from loadgen.plan.tokenizers.server import ServerTokenizer
 from recorded.errors import TargetIncompatible, TargetUnreachable
 from sidecar.progress.reporter import Progress
-from sidecar.run.planning import write_plan
+from sidecar.run.preparation.planning import write_plan
 
 
 async def requests_counted_at(url: str) -> AsyncGenerator[Planned, None]:

@@ -12,7 +12,7 @@ from scraper.commands import SpanSpec, Spec
 from sidecar.options.load import RunOptions
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import ScrapeOptions
-from sidecar.run.session import scraper_spec, span_spec, span_spec_after, spec_after
+from sidecar.run.children import scraper_spec, span_spec, span_spec_after, spec_after
 
 
 def spec(options: RunOptions | ScrapeOptions) -> Spec:

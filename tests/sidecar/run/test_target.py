@@ -15,8 +15,8 @@ from waiting import BOUND_S, movable_time
 
 from loadgen.plan.tokenizers.server import probe_server
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
-from sidecar.run.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
-from sidecar.run.target import Contact, TargetInfo, probe, proxy_note, unlisted_note
+from sidecar.run.preparation.preflight import PREFLIGHT_TIMEOUT_S, SOON_S, preflight
+from sidecar.run.preparation.target import Contact, TargetInfo, probe, proxy_note, unlisted_note
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENTS = (

@@ -22,7 +22,7 @@ from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from recorded.errors import TargetIncompatible, TargetUnreachable
 from rundir.clock import AnchoredClock
-from sidecar.run.target import NO_KEY, UNAUTHORIZED, Contact, TargetInfo, excerpt_of
+from sidecar.run.preparation.target import NO_KEY, UNAUTHORIZED, Contact, TargetInfo, excerpt_of
 
 PREFLIGHT = "preflight"  # the run of its requests, by which their traces are known
 PREFLIGHT_TIMEOUT_S = 120.0  # a first request may compile kernels

@@ -38,9 +38,9 @@ from sidecar.options.checks import extra_of, headers_of, named
 from sidecar.options.load import ContactOptions, RunOptions
 from sidecar.options.watch import ScrapeOptions
 from sidecar.progress.reporter import Progress
-from sidecar.run.planning import PlannedLoad, read_load
-from sidecar.run.preflight import preflight, refusal, without_fields
-from sidecar.run.target import Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
+from sidecar.run.preparation.planning import PlannedLoad, read_load
+from sidecar.run.preparation.preflight import preflight, refusal, without_fields
+from sidecar.run.preparation.target import Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,157 @@
+"""The specifications of a run's processes, and their start and restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loadgen.protocols.table import PROTOCOLS
+from recorded import directory as run_directory
+from recorded import events as run_events
+from recorded.errors import WorkerDied
+from rundir.access import Access
+from rundir.child import ChildSpec
+from rundir.clock import AnchoredClock
+from sidecar.options.load import RunOptions
+from sidecar.options.watch import ScrapeOptions
+from sidecar.run.phases import Session, record_if_possible
+from sidecar.run.processes import START_TIMEOUT_S, Child, Supervised
+
+if TYPE_CHECKING:
+    from loadgen.transports.transport import WorkerSpec
+    from scraper.commands import SpanSpec, Spec
+    from scraper.spans.spec import ReceiverSpec
+    from sidecar.run.preparation.prepare import Prepared
+
+SPANS = "spans-{}.log"  # by how many receivers died before
+
+
+async def scraping(session: Session, stack: AsyncExitStack, child: Child, spec: Spec) -> Session:
+    """Start the scraper; return the session with it."""
+    events = run_events.SCRAPER_DIED, run_events.SCRAPER_RESTARTED
+    supervised = await _supervised(session, stack, child, lambda deaths: spec_after(spec, deaths), *events)
+    return replace(session, scraper=supervised)
+
+
+async def receiving(session: Session, stack: AsyncExitStack, child: Child, spec: SpanSpec) -> Session:
+    """Start the receiver of spans; return the session with it, and with where it listens."""
+    addresses = spec.receiver.grpc, spec.receiver.http
+    events = run_events.RECEIVER_DIED, run_events.RECEIVER_RESTARTED
+    supervised = await _supervised(
+        session, stack, child, lambda deaths: span_spec_after(spec, deaths, *addresses), *events
+    )
+    if addresses[0].endswith(":0"):  # only then is it worth waiting for what grpcio's import takes
+        ports = await child.expect("listening", timeout_s=START_TIMEOUT_S)
+        host = addresses[0].rpartition(":")[0]
+        addresses = f"{host}:{ports['grpc_port']}", f"{host}:{ports['http_port']}"
+    session.progress.stage(f"spans are received at http://{addresses[0]} (gRPC) and http://{addresses[1]}/v1/traces")
+    return replace(session, receiver=supervised, listening=addresses[0])
+
+
+async def _supervised(
+    session: Session,
+    stack: AsyncExitStack,
+    child: Child,
+    spec: Callable[[int], ChildSpec],
+    died: str,
+    restarted: str,
+) -> Supervised:
+    """Start a child that is restarted where it dies. `spec` returns its specification by the number of deaths.
+
+    `died` and `restarted` are the events that are recorded then.
+    """
+    stderr = session.path / run_directory.RAW / f"{child.name}.stderr"
+    await child.begin(spec(0), stderr=stderr)
+
+    async def begin(again: Child) -> None:
+        await again.begin(spec(supervised.deaths), stderr=stderr)
+
+    def on_death(death: WorkerDied) -> None:
+        record_if_possible(session, died, reason=str(death))
+        session.progress.warn(f"{death}; it is started again")
+
+    def on_restart() -> None:
+        record_if_possible(session, restarted)
+        session.progress.stage(f"the {child.name} runs again")
+
+    supervised = Supervised(child, begin=begin, died=on_death, restarted=on_restart)
+    return await stack.enter_async_context(supervised)
+
+
+def worker_spec(
+    number: int, path: Path, run_id: str, prepared: Prepared, options: RunOptions, clock: AnchoredClock
+) -> WorkerSpec:
+    """Return the specification of a load worker."""
+    from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  what a run's start need not wait for
+
+    return WorkerSpec(
+        worker=number,
+        workers=options.worker_count,
+        run_id=run_id,
+        clock_offset_ns=clock.offset_ns,
+        urls=[served.url for served in prepared.served],
+        headers=dict(prepared.contact.headers),
+        header_sets=tuple(map(dict, prepared.load.header_sets)),
+        tls=prepared.contact.tls,
+        transport=PROTOCOLS[options.endpoint].transport,
+        protocol=options.endpoint,
+        reuse=options.reuse,
+        sessions=True,
+        stand_ins=prepared.stand_ins,
+        redact_bodies=options.redact_bodies,
+        out=str(path / run_directory.RAW / f"requests-{number}.log"),
+        request_timeout_s=options.request_timeout,
+    )
+
+
+def scraper_spec(
+    path: Path,
+    targets: Sequence[str],
+    options: RunOptions | ScrapeOptions,
+    clock: AnchoredClock,
+    access: Access,
+) -> Spec:
+    """Return the specification of the scraper. A scrape without load has no seed of its own."""
+    from scraper.commands import Spec  # noqa: PLC0415  what a run's start need not wait for
+
+    spec = Spec(
+        targets=list(targets),
+        interval_s=options.scrape_interval,
+        timeout_s=options.scrape_timeout,
+        clock_offset_ns=clock.offset_ns,
+        access=access,
+        seed=options.seed if isinstance(options, RunOptions) else 0,
+        out=str(path / run_directory.RAW / run_directory.SCRAPES.format(0)),
+    )
+    return spec_after(spec, 0)
+
+
+def spec_after(spec: Spec, deaths: int) -> Spec:
+    """Return the specification of a scraper after `deaths` others died: logs of its own."""
+    raw = Path(spec.out).parent
+    return msgspec.structs.replace(
+        spec,
+        out=str(raw / run_directory.SCRAPES.format(deaths)),
+        hardware_out=str(raw / (f"hardware-{deaths}.log" if deaths else "hardware.log")),
+        timings_out=str(raw / f"timings-{deaths}.log"),
+    )
+
+
+def span_spec(path: Path, receiver: ReceiverSpec) -> SpanSpec:
+    """Return the specification of the process that receives spans."""
+    from scraper.commands import SpanSpec  # noqa: PLC0415  what a run's start need not wait for
+
+    return SpanSpec(receiver=receiver, out=str(path / run_directory.RAW / SPANS.format(0)))
+
+
+def span_spec_after(spec: SpanSpec, deaths: int, grpc: str, http: str) -> SpanSpec:
+    """Return the specification of a receiver after `deaths` others died. It has a log of its own, and the addresses at
+    which spans were received before, where free ports were asked for.
+    """
+    receiver = msgspec.structs.replace(spec.receiver, grpc=grpc, http=http)
+    return msgspec.structs.replace(spec, receiver=receiver, out=str(Path(spec.out).with_name(SPANS.format(deaths))))

@@ -1,0 +1,1 @@
+"""Preparation of a run: its target, its plan of requests and the probes before the load."""
