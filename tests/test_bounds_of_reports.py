@@ -22,8 +22,10 @@ from series import END, QUEUE, gauge, histogram, scraped
 from test_hostile_directories import ESCAPES, MOST_CPU_S, UNSEEN, ran
 from waiting import BOUND_S
 
-from exporter.evaluation.measured import MOST_SLICES
+from exporter.evaluation.measured import LEAST_SLICES, MOST_SLICES
+from exporter.evaluation.warnings import MOST_NOTES
 from exporter.summary import correlation
+from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
@@ -129,11 +131,23 @@ def changed(path: Path, **config: object) -> Path:
 
 
 def test_slices_are_only_so_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of a window of 8 s in slices of 5 us."""
+    """As its records are worth, of a window of 8 s in slices of 5 us: most would be empty."""
     path = changed(golden_files.copied("vllm_plain", tmp_path), slice_duration=5e-6)
     with cpu_limit(MOST_CPU_S):
         assert 0 == ran("report", path), capsys.readouterr().err
-    assert MOST_SLICES == 1 + max(pq.read_table(path / "timeslices.parquet")["slice"].to_pylist())
+    slices = 1 + max(pq.read_table(path / "timeslices.parquet")["slice"].to_pylist())
+    assert LEAST_SLICES < slices < MOST_SLICES / 4
+
+
+def test_of_many_notes_the_first_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = golden_files.copied("vllm_plain", tmp_path)
+    with FrameLog(path / "raw" / "events.log") as log:
+        for number in range(20_000):
+            log.append(msgspec.msgpack.encode(Event(at_ns=1, name="note", data={"text": f"note {number}"})))
+    assert ran("report", path) in (0, 3), capsys.readouterr().err
+    said = json.loads((path / "summary.json").read_text())["warnings"]
+    assert "raw/events.log has 19,900 more notes" in said
+    assert len(said) < 2 * MOST_NOTES
 
 
 @pytest.mark.parametrize("tags", [[f"k{number}=v" for number in range(100_000)], ['a"} 1\nb{c=d'], ["a=" + "b" * 9999]])

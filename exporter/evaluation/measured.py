@@ -17,6 +17,7 @@ from rundir.columns import Bools, take
 from scraper.window.window import Window
 
 MOST_SLICES = 20_000  # of a window: eleven hours in slices of two seconds
+LEAST_SLICES, SLICES_PER_RECORD = 1_000, 10  # by requests and scrapes: forged stamps are centuries apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +85,16 @@ def watched_window(run: Run, watched: Replayed, phase: Phase) -> Window:
 
 
 def _slice_ns(run: Run, window: Window) -> int:
-    """Return the length of a window's slices: as configured, or longer where there would be more than MOST_SLICES.
+    """Return the length of a window's slices: as configured, or longer where there would be too many for its records.
 
     Raises ValueError where that was no time at all.
     """
     asked_ns = int(float(run.manifest["config"]["slice_duration"]) * 1e9)
     if asked_ns <= 0:
         raise ValueError(f"slice_duration of {asked_ns} ns")
-    return max(asked_ns, -(-(window.end_ns - window.start_ns) // MOST_SLICES))
+    records = len(run.requests) + sum(len(endpoint.response_ns) for endpoint in run.endpoints)
+    most = min(MOST_SLICES, LEAST_SLICES + SLICES_PER_RECORD * records)
+    return max(asked_ns, -(-(window.end_ns - window.start_ns) // most))
 
 
 def closed_loop(run: Run) -> bool:

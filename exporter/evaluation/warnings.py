@@ -35,6 +35,7 @@ from scraper.window.summary import Server
 CACHED_RATIO = 0.05
 BLANK_RATIO = 0.1
 MOST_REASONS = 3  # named in one warning
+MOST_NOTES = 100  # of a run: an honest one has a handful
 SAID = 160  # characters of an error that a warning repeats
 HELD_RATIO = 0.1  # of the replies: fewer, held back on their way, may be the network's chance
 LEAST_HELD_MS = 50.0  # of a first token: less may be this machine's own delay
@@ -215,7 +216,10 @@ def _notes(run: Run) -> Iterator[str]:
     pages = run.manifest.get("metrics_targets", ())
     reasons = [page["reason"] for page in pages if "reason" in page] if run.manifest.get("server_missing") else []
     sent = (run.requests.phase == "measure").any()
-    yield from (note for note in run.notes if not (sent and any(reason in note for reason in reasons)))
+    notes = [note for note in run.notes if not (sent and any(reason in note for reason in reasons))]
+    yield from notes[:MOST_NOTES]
+    if len(notes) > MOST_NOTES:
+        yield f"raw/events.log has {count_of(len(notes) - MOST_NOTES, 'more note')}"
 
 
 def _scrapes(server: Server) -> Iterator[str]:

@@ -210,7 +210,11 @@ Metrics = Annotated[
 ScrapeInterval = Annotated[Interval, time_option(SCRAPING, "Time between scrapes.")]
 SliceDuration = Annotated[
     Annotated[float, Meta(ge=0.01, le=LONGEST_S)],
-    time_option(SCRAPING, "Length of the slices in timeslices.parquet; longer where there would be more than 20,000."),
+    time_option(
+        SCRAPING,
+        "Length of the slices in timeslices.parquet; longer where there would be more than 20,000, or many more than "
+        "requests and scrapes.",
+    ),
 ]
 Out = Annotated[
     Path | None, option(OUTPUT, "Run directory; must not contain a run yet. Default: a new one under runs/.")
