@@ -187,7 +187,7 @@ def _require_test(name: str) -> None:
 
 
 def _print_report(derived: "DerivedStudy", path: Path) -> None:
-    from sidecar.report.derive import files_in  # noqa: PLC0415  as above
+    from sidecar.report.printing import files_in  # noqa: PLC0415  as above
 
     _print(derived.report)
     if derived.unwritten is None:

@@ -14,7 +14,7 @@ from processes import engine
 from server_sent import listening
 from waiting import BOUND_S
 
-from exporter.html import as_parts
+from exporter.html.page import as_parts
 from sidecar.live.final import recorded
 from sidecar.report.derive import derive
 

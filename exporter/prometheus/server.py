@@ -166,7 +166,7 @@ def _is_address(name: str) -> bool:
 
 
 async def _show_page(_: web.Request) -> web.Response:
-    from exporter.html import live_page  # noqa: PLC0415  which the first request of a run need not wait for
+    from exporter.html.page import live_page  # noqa: PLC0415  which the first request of a run need not wait for
 
     return web.Response(text=live_page(), content_type="text/html", headers=_HEADERS)
 

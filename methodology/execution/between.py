@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from methodology.execution.asking import Variant
+from methodology.execution.asking import Variant, variants_of
+from methodology.execution.record import TargetSeen
+from methodology.options import StudyOptions
 from recorded.errors import TargetNotMeasured, TargetUnreachable
 from rundir.access import masked, root_url
 from rundir.clock import anchor
@@ -32,7 +34,7 @@ from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import clock_of
 from scraper.window.aggregate import gauge_values
 from sidecar.options.load import RunOptions
-from sidecar.run.preparation.prepare import contact_of, pages_access, pages_of, with_pages
+from sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.preparation.target import TargetInfo, engine_version, probe
 
 READY_S = 30.0  # an engine that does not answer may be starting again
@@ -203,3 +205,19 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
         last = output.read_text(errors="replace").strip().splitlines()[-1:]
         said = f": {last[0][:_OUTPUT_SHOWN]}" if last else ""
         raise TargetNotMeasured(f"variant {name}: before: {shown}: ended with {code}{said}; its output is in {output}")
+
+
+def targets_seen(
+    options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float
+) -> dict[str, TargetSeen]:
+    """Return the target at each configuration's address. Configurations that a command sets up are left out. Raises
+    SidelightError.
+    """
+    later = {name for name, variant in variants_of(options).items() if variant.before}
+    seen = {}
+    for name, each in configurations.items():
+        if name not in later:
+            served, version = asyncio.run(ready(each, limit_s=limit_s))
+            url, longest = masked(served.url), served.max_model_len
+            seen[name] = TargetSeen(url=url, model=served.model, max_model_len=longest, version=version)
+    return seen

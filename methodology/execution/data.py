@@ -16,21 +16,18 @@ from exporter.evaluation.measured import closed_loop, engine_here, window_of
 from exporter.evaluation.times import correlated
 from exporter.report.alerts import damage_of
 from exporter.summary.tail import sentence
-from loadgen.requests.metrics import request_metrics
 from loadgen.requests.self_check.check import SelfCheck
-from loadgen.requests.self_check.stated_error import ErrorBound
-from loadgen.requests.table import RequestLog
 from methodology.compliance.facts import StepFacts, step_facts
 from methodology.execution.record import step_directory
-from methodology.study.model import Finished, Kind, StepData
+from methodology.study.model import Finished, StepData
+from methodology.study.outcome import doubts, exceeded_errors
 from recorded.directory import MANIFEST, RAW
 from recorded.failures import evaluating
 from recorded.run import Run
 from rundir.columns import take
-from rundir.stats import Missing, known
+from rundir.stats import Missing
 from scraper.hardware.summary import gpu_names, hardware_summary
 
-MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
 _MOST_HELD = 2_000_000  # stamps of chunks: about 100 MB
 NO_THRESHOLD = Missing("not sought for a step")
 _MANIFEST_FACTS = ("target", "tokenizer", "workload", "clock", "clock_state", "network_rtt_ms", "config")
@@ -94,35 +91,11 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         closed_loop=closed_loop(run),
         status=run.status,
         doubts=doubts(check, requests),
-        error_ms={kind: bound.p99 or 0.0 for kind, bound in _exceeded(check) if bound.unusable},
+        error_ms={kind: bound.p99 or 0.0 for kind, bound in exceeded_errors(check) if bound.unusable},
         blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
         damage=damage_of(run.integrity),
         about=_about(run),
     )
-
-
-def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
-    """Return the reasons to doubt the load generator's measurements, by kind; empty without doubt.
-
-    Times are doubtful from an error of a tenth of their median on (`ErrorBound.unusable`): less changes no decision.
-    The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop
-    where workers were late, in the median, by over 5 % of what a request took: each left its place empty for so long.
-    """
-    because = f": {check.cause.text}. {check.cause.cure}" if check.cause else "."
-    late_ms, e2e_ms = check.loop_delay_ms.p50 or 0.0, known(request_metrics(requests).e2e_ms)
-    reasons: dict[Kind, str] = {}
-    if check.arrivals is not None and check.arrivals.distorted:
-        reasons["load"] = (check.arrivals.sentence or "").rstrip(".") + because
-    elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
-        reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
-    said = zip(_exceeded(check), check.reasons, strict=True)
-    return reasons | {kind: reason + because for (kind, bound), reason in said if bound.unusable}
-
-
-def _exceeded(check: SelfCheck) -> list[tuple[Kind, ErrorBound]]:
-    """Return the errors that are over their limits, in the order of the self-check's reasons."""
-    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
-    return [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]
 
 
 def _about(run: Run) -> Mapping[str, Any]:

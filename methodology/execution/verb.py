@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -17,7 +16,7 @@ from methodology.execution import asking, between, record
 from methodology.execution.asking import common_options, options_of, targets, variants_of
 from methodology.execution.derive import DerivedStudy, derive_study, procedure_named
 from methodology.execution.plan import Plan, expected, in_all, plan_lines, served_at, speed_of, within
-from methodology.execution.record import Study, TargetSeen
+from methodology.execution.record import Study
 from methodology.execution.runner import Conduct, conduct
 from methodology.options import ALL, TESTS, StudyOptions
 from methodology.search import bracket
@@ -26,7 +25,6 @@ from methodology.study.result import StudyResult
 from methodology.study.saturation import Capacity, capacity, capacity_shown, load_of, measured_capacity
 from recorded.errors import ConfigurationError, SidelightError, TargetNotMeasured
 from recorded.system import as_text
-from rundir.access import masked
 from rundir.printable.numbers import count_of, figure, minutes
 from sidecar.options.config import as_recorded
 from sidecar.options.load import RunOptions
@@ -155,7 +153,7 @@ def start(options: StudyOptions, procedure: Procedure, command: list[str], progr
         progress.warn(doubt)
     configurations = targets(options, procedure)
     _planned(procedure, asked, next(iter(configurations.values())))
-    seen = _seen(options, configurations, limit_s=0.0)
+    seen = between.targets_seen(options, configurations, limit_s=0.0)
     longest = min((each.max_model_len for each in seen.values() if each.max_model_len), default=None)
     new = record.new(options, replaced(asked, max_model_len=longest), command, seen)
     return record.create(path, new)
@@ -168,20 +166,6 @@ def _too_few(options: StudyOptions, asked: StudySettings) -> Iterator[str]:
     pairs = asked.parameters.pairs
     if pairs is not None and 0 < pairs < LEAST_RUNS:
         yield f"--pairs {pairs}: too few for a verdict, which takes at least {LEAST_RUNS} runs of each configuration"
-
-
-def _seen(options: StudyOptions, configurations: Mapping[str, RunOptions], limit_s: float) -> dict[str, TargetSeen]:
-    """Return the target at each configuration's address. Configurations that a command sets up are left out. Raises
-    SidelightError.
-    """
-    later = {name for name, variant in variants_of(options).items() if variant.before}
-    seen = {}
-    for name, each in configurations.items():
-        if name not in later:
-            served, version = asyncio.run(between.ready(each, limit_s=limit_s))
-            url, longest = masked(served.url), served.max_model_len
-            seen[name] = TargetSeen(url=url, model=served.model, max_model_len=longest, version=version)
-    return seen
 
 
 def test(options: StudyOptions, name: str, command: list[str], progress: Progress) -> StudyEnd:
@@ -254,7 +238,9 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
         )
     then = asking.from_record(study.record.options, options)
     asking.require_same(path, options, then)
-    for variant, seen in _seen(then, targets(then, procedure_named(asked.test)), between.READY_S).items():
+    for variant, seen in between.targets_seen(
+        then, targets(then, procedure_named(asked.test)), between.READY_S
+    ).items():
         before = study.record.seen.get(variant, seen)
         compared = (("model", before.model, seen.model), ("engine version", before.version, seen.version))
         for what, was, now in compared:

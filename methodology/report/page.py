@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from exporter.document import Section
-from exporter.html import as_page
 from exporter.html.markup import escape, page_header, section
+from exporter.html.page import as_page
 from exporter.html.sections import NO_SCRIPT
 from methodology.report.content import StudyContent, answer, heading, sections
 from methodology.study.findings import PlotLine

@@ -19,6 +19,8 @@ from correlator.load.sustained import stability_of
 from correlator.statistics.intervals import QuantileInterval, autocorrelation_time, quantiles
 from correlator.statistics.percentiles import times_in_order
 from loadgen.requests.metrics import RequestMetrics, counts, input_tokens, request_metrics
+from loadgen.requests.self_check.check import SelfCheck
+from loadgen.requests.self_check.stated_error import ErrorBound
 from loadgen.requests.slo.objectives import Objective, parse_slo
 from loadgen.requests.slo.results import slo_result
 from loadgen.requests.table import RequestLog
@@ -35,6 +37,7 @@ KIND_OF: Mapping[str, Kind] = {"ttft": "ttft", "tpot": "gaps", "itl": "gaps"}
 OF_REQUESTS = ("error_rate", "goodput_ratio")  # what an SLO may bound of a step, beside latencies
 _OUT_OF_MEMORY = re.compile(r"out of memory|\boom\b|not enough memory", re.IGNORECASE)
 NOTHING_SENT = "no request was sent"
+MOST_IDLE = 0.05  # of a closed loop's time in flight, that a slot may wait for its next request
 
 
 def outcome(step: Step, data: StepData, rests_on: Collection[Kind] = ()) -> Outcome:
@@ -212,3 +215,27 @@ def _beyond(objective: Objective, log: RequestLog, metrics: RequestMetrics) -> B
         n=len(late),
         tau=autocorrelation_time(late),
     )
+
+
+def doubts(check: SelfCheck, requests: RequestLog) -> dict[Kind, str]:
+    """Return the reasons to doubt the load generator's measurements, by kind; empty without doubt.
+
+    Times are doubtful from an error of a tenth of their median on (`ErrorBound.unusable`): less changes no decision.
+    The load is doubtful where requests of an open loop left in bunches that were not asked for, and in a closed loop
+    where workers were late, in the median, by over 5 % of what a request took: each left its place empty for so long.
+    """
+    because = f": {check.cause.text}. {check.cause.cure}" if check.cause else "."
+    late_ms, e2e_ms = check.loop_delay_ms.p50 or 0.0, known(request_metrics(requests).e2e_ms)
+    reasons: dict[Kind, str] = {}
+    if check.arrivals is not None and check.arrivals.distorted:
+        reasons["load"] = (check.arrivals.sentence or "").rstrip(".") + because
+    elif check.arrivals is None and len(e2e_ms) and late_ms > MOST_IDLE * np.median(e2e_ms):
+        reasons["load"] = f"Load workers were {late_ms:.0f} ms late (p50) in replacing requests{because}"
+    said = zip(exceeded_errors(check), check.reasons, strict=True)
+    return reasons | {kind: reason + because for (kind, bound), reason in said if bound.unusable}
+
+
+def exceeded_errors(check: SelfCheck) -> list[tuple[Kind, ErrorBound]]:
+    """Return the errors that are over their limits, in the order of the self-check's reasons."""
+    bounds: dict[Kind, ErrorBound] = {"ttft": check.error_ms.ttft, "gaps": check.error_ms.itl}
+    return [(kind, bound) for kind, bound in bounds.items() if bound.exceeded]

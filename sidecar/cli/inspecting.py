@@ -102,7 +102,7 @@ def report(  # noqa: PLR0913  an argument is an option
 def _report_of_run(
     path: Path, formats: Sequence[str], *, trace_url: str | None, base: Path | None, as_json: bool
 ) -> Evaluated:
-    from sidecar.report import derive  # noqa: PLC0415  as above
+    from sidecar.report import derive, printing  # noqa: PLC0415  as above
 
     derived = derive.derive(path, formats, trace_url=trace_url)
     if base is not None and derived.unwritten is None:
@@ -112,7 +112,7 @@ def _report_of_run(
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))
     else:
-        derive.print_report(derived.summary, path if derived.unwritten is None else None)
+        printing.print_report(derived.summary, path if derived.unwritten is None else None)
     return derived
 
 

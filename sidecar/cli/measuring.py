@@ -154,20 +154,20 @@ def watch(options: WatchOptions = WatchOptions()) -> int:  # noqa: B008  as abov
         try:
             outcome, path = asyncio.run(resident.watch(checked, command=_command(), progress=progress))
         except SidelightError as error:
-            from sidecar.report import derive  # noqa: PLC0415  as above
+            from sidecar.report import printing  # noqa: PLC0415  as above
 
-            derive.report_up_to(error, span_bytes=resident.SPAN_BYTES_AT_END)
+            printing.report_up_to(error, span_bytes=resident.SPAN_BYTES_AT_END)
             raise
         try:
             Terminal(highlight=False).print(Text(outcome), soft_wrap=True)
         except OSError:  # its terminal has gone: the report is written all the same
             discard(sys.stdout)
         progress.stage(f"deriving the report; a second signal skips it, `sidelight report {path}` derives it later")
-        from sidecar.report import derive  # noqa: PLC0415  as above
+        from sidecar.report import derive, printing  # noqa: PLC0415  as above
 
         derived = derive.derive(path, span_bytes=resident.SPAN_BYTES_AT_END)
         progress.done(str(path), derived.summary.status)
-    derive.print_report(derived.summary, path)
+    printing.print_report(derived.summary, path)
     if derived.unwritten is not None:
         raise derived.unwritten
     return 0
@@ -182,19 +182,19 @@ def _measured(
     with Progress(mode) as progress:
 
         def finish(measured: Run) -> tuple[Evaluated, Parts, Summary]:
-            from sidecar.report import derive  # noqa: PLC0415  what it imports would make the first request wait
+            from sidecar.report import derive, printing  # noqa: PLC0415  what it imports would make the first request wait
 
             derived = derive.derive_run(measured)
             progress.done(str(measured.path), derived.summary.status)
-            derive.print_report(derived.summary, measured.path, said=progress.warned)
+            printing.print_report(derived.summary, measured.path, said=progress.warned)
             return derived, derived.parts, derived.summary
 
         try:
             derived = asyncio.run(measure(progress, finish))
         except SidelightError as error:
-            from sidecar.report import derive  # noqa: PLC0415  as above
+            from sidecar.report import printing  # noqa: PLC0415  as above
 
-            derive.report_up_to(error)
+            printing.report_up_to(error)
             raise
     from sidecar.report import derive  # noqa: PLC0415  as above
 

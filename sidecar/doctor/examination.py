@@ -18,8 +18,8 @@ from sidecar.doctor.page import Servers, examine_metrics, examine_timings
 from sidecar.options.load import DoctorOptions
 from sidecar.options.spans import SpanOptions, require_ports
 from sidecar.progress.reporter import Terminal
+from sidecar.run.preparation.pages import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.preparation.preflight import FEW_TOKENS, ask, is_streamed, preflight, refusal, without_fields
-from sidecar.run.preparation.prepare import contact_of, pages_access, pages_of, with_pages
 from sidecar.run.preparation.target import (
     MOST_NAMED,
     Contact,

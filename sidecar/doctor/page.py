@@ -28,7 +28,7 @@ from scraper.perf_metrics import SteadyClock, record_of, timings
 from scraper.targets.fetch import FetchLimits, discover, open_session, scrape
 from scraper.targets.scrape import Scrape, clock_of
 from sidecar.doctor.lines import HINT, OK, WARN, Line, print_line
-from sidecar.run.preparation.prepare import cure_of_page
+from sidecar.run.preparation.pages import cure_of_page
 
 NEEDED = ("queue_time", "prefill_time", "requests_waiting")
 SCRAPES = 5

@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from correlator.breakdown import TTFT_PARTS, Parts
-from exporter.html import as_parts
 from exporter.html.data import PageInputs
 from exporter.html.live import event
+from exporter.html.page import as_parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot

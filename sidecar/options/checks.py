@@ -22,7 +22,7 @@ from recorded.errors import ConfigurationError
 from rundir.access import masked
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
-from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions
+from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions, tags_of
 from sidecar.options.spans import SpanOptions, check_exports, check_spans
 
 C = TypeVar("C", bound=ContactOptions)
@@ -162,6 +162,15 @@ def check_tags(tags: Sequence[str]) -> None:
             raise ConfigurationError(f"--tag {tag}: the value must be printable text, in UTF-8")
         if name in LABELS:
             raise ConfigurationError(f"--tag {tag}: {name} is a label of the page itself; choose another name")
+
+
+def recorded_tags(tags: Sequence[str], manifest: Path) -> dict[str, str]:
+    """Return the labels of a manifest's tags. Raises ConfigurationError for invalid ones."""
+    try:
+        check_tags(tags)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{manifest}: {error}") from error
+    return tags_of(tags)
 
 
 def _check_load(options: RunOptions) -> None:

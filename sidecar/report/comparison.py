@@ -11,7 +11,7 @@ from exporter.ci.markdown import as_markdown
 from exporter.comparison import LABELS, Compared, comparison
 from exporter.document import without_controls
 from exporter.evaluation.evaluate import Evaluated
-from exporter.html import as_comparison
+from exporter.html.page import as_comparison
 from exporter.text import print_on
 from recorded.directory import write_text
 from recorded.errors import ConfigurationError, unusable_place

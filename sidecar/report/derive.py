@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from rich.text import Text
 
 from correlator.opening import open_run
 from exporter import tables
@@ -18,23 +14,20 @@ from exporter.ci.junit import as_junit
 from exporter.ci.markdown import as_markdown
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.evaluation.server import require_server
-from exporter.html import as_html
-from exporter.report.sections import as_text, report
+from exporter.html.page import as_html
+from exporter.report.sections import as_text
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import MetricsSource
 from exporter.summary.result import (
     Summary,
     as_written,
 )
-from exporter.text import print_on
 from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
-from recorded.errors import CannotWrite, DamagedRun, SidelightError
+from recorded.errors import CannotWrite, DamagedRun
 from recorded.failures import evaluating
 from recorded.run import Run
-from rundir.printable.text import escaped, printable
 from sidecar.live.final import recorded
 from sidecar.options.fields import DEFAULT_FORMATS
-from sidecar.progress.reporter import Terminal
 
 SUMMARY = "summary.json"
 MARKDOWN = "report.md"
@@ -128,38 +121,6 @@ def require_sound(derived: Evaluated) -> None:
             f"{run.path}: recorded data are damaged, and all results are derived from what is left of them"
         )
     require_server(run)
-
-
-def print_report(summary: Summary, path: Path | None, *, said: Collection[str] = ()) -> None:
-    """Print the report, and under it the path and files written. None: they could not be written.
-
-    `said` are warnings that standard error has had: where it is the same stream, they are not printed again.
-    """
-    console = Terminal(highlight=False)
-    if said and _one_stream():
-        summary = msgspec.structs.replace(summary, warnings=[text for text in summary.warnings if text not in said])
-    print_on(console, report(summary))
-    if path is not None:
-        console.print(Text(f"\nWritten to {escaped(str(path))}: {files_in(path)}"), soft_wrap=True)
-
-
-def report_up_to(error: SidelightError, *, span_bytes: int | None = None) -> None:
-    """Print the report of the data recorded up to an error, where there are any."""
-    if error.run_directory is not None:
-        print_report(derive(error.run_directory, span_bytes=span_bytes).summary, error.run_directory)
-
-
-def files_in(path: Path) -> str:
-    """Return the names of the files in a directory, as a person may see them."""
-    return ", ".join(sorted(printable(item.name) for item in path.iterdir() if not item.name.startswith(".")))
-
-
-def _one_stream() -> bool:
-    """Return whether standard output and standard error go to the same place: a terminal, or one log."""
-    with suppress(OSError, ValueError):
-        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
-        return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
-    return False
 
 
 def _server_metrics(derived: Evaluated) -> MetricsSource:

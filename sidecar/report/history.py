@@ -1,8 +1,7 @@
-"""The live page of a run at any step of it, from recorded data; sending it elsewhere."""
+"""The live page of a run at any step of it, from recorded data."""
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,16 +11,13 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.remote_write import STEP_S, write
+from exporter.prometheus.remote_write import STEP_S
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.table import InFlightRequest, RequestLog
 from recorded.directory import MANIFEST
-from recorded.errors import ConfigurationError
-from recorded.events import WRITING, WRITTEN
 from recorded.run import Run
-from rundir.access import masked
 from rundir.columns import take
 from rundir.printable.text import LONGEST_WORD
 from scraper.series.table import EndpointSeries
@@ -30,10 +26,7 @@ from sidecar.live.engine import EngineView, about_engine, known_of, stated
 from sidecar.live.final import final, verdicts
 from sidecar.live.quantiles import MOST_SCRAPES, estimated, scrapes_of
 from sidecar.live.tally import Tally, rates_so_far, reported_rates
-from sidecar.options.checks import check_tags
-from sidecar.options.load import tags_of
-from sidecar.options.spans import RemoteWriteOptions, write_access
-from sidecar.progress.reporter import Progress
+from sidecar.options.checks import recorded_tags
 from sidecar.version import VERSION
 
 STEP_NS = round(STEP_S * 1e9)
@@ -60,7 +53,7 @@ def history(
     counts, done, before_ns = nothing_counted(), 0, -1
     run_id = str(run.manifest["run_id"])
     about, judged = _about(run, [view for _, view in engines]), verdicts(summary)
-    labels = {"run_id": run_id, **_tags(run)}
+    labels = {"run_id": run_id, **recorded_tags(run.manifest["config"].get("tag") or (), run.path / MANIFEST)}
     moments = list(_moments(run, after_ns, sent_ns))
     quantiles = _Quantiles(start_ns=summary.window.start_ns)
     for at_ns in moments:
@@ -139,16 +132,6 @@ def _about(run: Run, engines: Sequence[EngineView]) -> dict[str, str]:
     }
 
 
-def _tags(run: Run) -> dict[str, str]:
-    """Return the labels of --tag. Raises ConfigurationError for invalid ones: others may have written the manifest."""
-    tags = run.manifest["config"].get("tag") or ()
-    try:
-        check_tags(tags)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{run.path / MANIFEST}: {error}") from error
-    return tags_of(tags)
-
-
 def _version(run: Run) -> str:
     """Return the version that the engine said at `/version`."""
     return str((run.manifest.get("target") or {}).get("version") or "")
@@ -205,42 +188,3 @@ def _at(endpoint: EndpointSeries, view: EngineView, at_ns: int) -> EngineView:
     failed = bisect_right(endpoint.failures, at_ns, key=itemgetter(0))
     view.counts = replace(view.counts, scrapes={"ok": pages, "failed": failed})
     return view
-
-
-def write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptions, progress: Progress) -> None:
-    """Send the history of a run by remote write and report the outcome; a failing server raises nothing.
-
-    A server to which the run was sent while it went gets what came after that. What it was being sent when the run was
-    cut short it may have or not: the last step, the report's numbers, is later.
-    """
-    url = wanted.prometheus_write
-    if url is None:
-        return
-    where = masked(url)
-    progress.stage(f"sending the series of the run to {where}")
-    sendings = [event for event in run.events if event.data.get("url") == where]
-    live = [event.data for event in sendings if event.name == WRITTEN][-1:]
-    sent_ns = [event.data["until_ns"] for event in sendings if event.name == WRITING]
-    after_ns = live[0]["until_ns"] if live else None
-    steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
-    sent = asyncio.run(write(steps, url, write_access(wanted), report=progress.stage))
-    before = "".join(f", after {data['samples']:,} while it went" for data in live)
-    taken = f"{sent.samples:,} samples{before}"
-    if sent.reason:
-        progress.warn(
-            f"--prometheus-write {where}: {sent.reason}; it took {taken}; "
-            f"`sidelight report {run.path} --prometheus-write URL` sends the rest"
-        )
-    else:
-        there = f"; {sent.there:,} others, or newer ones, were there already" if sent.there else ""
-        progress.stage(f"{where} took {taken}{there}")
-    if sent.too_old:
-        progress.warn(
-            f"--prometheus-write {where}: {sent.too_old:,} samples are too old for it; write --formats openmetrics and "
-            "create blocks of it"
-        )
-    if lost := sum(data["lost"] for data in live):
-        progress.warn(
-            f"--prometheus-write {where}: {lost:,} samples were dropped while it did not take them; its counters and "
-            "histograms end at the report's numbers all the same"
-        )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from urllib.parse import urlsplit
 
+from correlator.breakdown import Parts
 from exporter.evaluation.evaluate import Evaluated
 from exporter.otlp.metrics import metric_exports
 from exporter.otlp.send import Sent, send
 from exporter.otlp.spans import SpanSource, exports
+from exporter.prometheus.remote_write import write
+from exporter.summary.result import Summary
+from recorded.events import WRITING, WRITTEN
+from recorded.run import Run
 from rundir.access import Access, bare, masked
 from scraper.engines import recognition as engines
 from scraper.spans.spec import METRICS, TRACES
-from sidecar.options.spans import ExportOptions, SpanOptions, forward_access
+from sidecar.options.spans import ExportOptions, RemoteWriteOptions, SpanOptions, forward_access, write_access
 from sidecar.progress.reporter import Progress
-from sidecar.report.history import history, write_run
+from sidecar.report.history import history
 
 # A collector of one signal alone does not know the path, or the service, of the other.
 _UNKNOWN = ("HTTP 404", "HTTP 405", "UNIMPLEMENTED")
@@ -76,9 +82,48 @@ def span_source(derived: Evaluated) -> SpanSource:
     )
 
 
+def _write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOptions, progress: Progress) -> None:
+    """Send the history of a run by remote write and report the outcome; a failing server raises nothing.
+
+    A server to which the run was sent while it went gets what came after that. What it was being sent when the run was
+    cut short it may have or not: the last step, the report's numbers, is later.
+    """
+    url = wanted.prometheus_write
+    if url is None:
+        return
+    where = masked(url)
+    progress.stage(f"sending the series of the run to {where}")
+    sendings = [event for event in run.events if event.data.get("url") == where]
+    live = [event.data for event in sendings if event.name == WRITTEN][-1:]
+    sent_ns = [event.data["until_ns"] for event in sendings if event.name == WRITING]
+    after_ns = live[0]["until_ns"] if live else None
+    steps = history(run, parts, summary, after_ns=after_ns, sent_ns=max(sent_ns, default=0))
+    sent = asyncio.run(write(steps, url, write_access(wanted), report=progress.stage))
+    before = "".join(f", after {data['samples']:,} while it went" for data in live)
+    taken = f"{sent.samples:,} samples{before}"
+    if sent.reason:
+        progress.warn(
+            f"--prometheus-write {where}: {sent.reason}; it took {taken}; "
+            f"`sidelight report {run.path} --prometheus-write URL` sends the rest"
+        )
+    else:
+        there = f"; {sent.there:,} others, or newer ones, were there already" if sent.there else ""
+        progress.stage(f"{where} took {taken}{there}")
+    if sent.too_old:
+        progress.warn(
+            f"--prometheus-write {where}: {sent.too_old:,} samples are too old for it; write --formats openmetrics and "
+            "create blocks of it"
+        )
+    if lost := sum(data["lost"] for data in live):
+        progress.warn(
+            f"--prometheus-write {where}: {lost:,} samples were dropped while it did not take them; its counters and "
+            "histograms end at the report's numbers all the same"
+        )
+
+
 def send_results(derived: Evaluated, wanted: ExportOptions, options: SpanOptions, progress: Progress) -> None:
     """Send the results of a run to the servers that were named."""
     if wanted.otlp_export is not None:
         export_run(derived, wanted.otlp_export, forward_access(options), progress)
     if wanted.prometheus_write is not None:
-        write_run(derived.run, derived.parts, derived.summary, wanted, progress)
+        _write_run(derived.run, derived.parts, derived.summary, wanted, progress)

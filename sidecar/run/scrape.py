@@ -50,7 +50,7 @@ async def _scrape(options: ScrapeOptions, reading: ExitStack, *, command: Sequen
     """Scrape to the end of the scraper; return the reader of its logs, which `reading` closes."""
     from scraper.targets.target import STALE_TICKS  # noqa: PLC0415  as in run
     from sidecar.live.view import LiveRun  # noqa: PLC0415
-    from sidecar.run.preparation.prepare import prepare_scrape  # noqa: PLC0415
+    from sidecar.run.preparation.pages import prepare_scrape  # noqa: PLC0415
 
     async with stop_on_signals() as stop:
         run_directory.require_free(options.out)

@@ -95,7 +95,8 @@ async def _run(
         scraper = await processes.enter_async_context(Child("scraper", SCRAPER))
         # Ours are imported while theirs are.
         from sidecar.run.load import load  # noqa: PLC0415
-        from sidecar.run.preparation.prepare import pages_access, prepare  # noqa: PLC0415
+        from sidecar.run.preparation.pages import pages_access  # noqa: PLC0415
+        from sidecar.run.preparation.prepare import prepare  # noqa: PLC0415
 
         async with until_deadline(begun_s, options.deadline):
             prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))

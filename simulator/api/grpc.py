@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from simulator.api.dialects import generation, text_of
+from simulator.api.dialects.dialect import generation, text_of
 from simulator.api.requests import Generation, RefusedError
 from simulator.api.responses import ReplyInfo
 from simulator.api.service import Service, submitted

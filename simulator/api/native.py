@@ -6,7 +6,8 @@ from functools import partial
 
 from aiohttp import web
 
-from simulator.api.dialects import Dialect, exo, ollama, responses, sglang, tgi
+from simulator.api.dialects import exo, ollama, responses, sglang, tgi
+from simulator.api.dialects.dialect import Dialect
 from simulator.api.requests import Generation, RefusedError
 from simulator.api.service import SERVICE, Service, answering, reply_id, streamed, submitted, whole
 from simulator.engine.history import TokenOutput

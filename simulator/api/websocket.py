@@ -7,7 +7,7 @@ import uuid
 import msgspec
 from aiohttp import WSMsgType, web
 
-from simulator.api.dialects import Positive, generation, text_of
+from simulator.api.dialects.dialect import Positive, generation, text_of
 from simulator.api.requests import ChatMessage, RefusedError, chat_token_ids, check_model, read
 from simulator.api.responses import ReplyInfo
 from simulator.api.service import SERVICE, Service, submitted

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,18 +25,22 @@ from loadgen.plan.tokenizers import (
 )
 from loadgen.protocols.request import RequestTarget
 from loadgen.protocols.table import PROTOCOLS
-from recorded.errors import ConfigurationError, TargetUnreachable
-from rundir.access import Access, Tls, masked, tls_context
+from recorded.errors import ConfigurationError
+from rundir.access import Tls, tls_context
 from rundir.printable.masking import register_headers, with_stand_ins
 from rundir.stats import Missing
-from scraper.engines.catalogue import metrics_paths
-from scraper.targets.fetch import FetchLimits, discover
-from scraper.targets.scrape import clock_of
-from sidecar.options.access import metrics_access
-from sidecar.options.checks import extra_of, headers_of, named
-from sidecar.options.load import ContactOptions, RunOptions
-from sidecar.options.watch import ScrapeOptions
+from sidecar.options.checks import named
+from sidecar.options.load import RunOptions
 from sidecar.progress.reporter import Progress
+from sidecar.run.preparation.pages import (
+    about_metrics,
+    contact_of,
+    found_pages,
+    pages_access,
+    pages_of,
+    scraped_pages,
+    with_pages,
+)
 from sidecar.run.preparation.planning import PlannedLoad, read_load
 from sidecar.run.preparation.preflight import preflight, refusal, without_fields
 from sidecar.run.preparation.target import Contact, TargetInfo, engine_version, probe, proxy_note, unlisted_note
@@ -91,7 +94,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
         version, metrics, (tokenizer, unused), refused = await _looked(
             options, served, contact, stack, say=progress.stage
         )
-        targets, notes = _scraped(metrics)
+        targets, notes = scraped_pages(metrics)
         first = served[0]
         limit = f", up to {first.max_model_len} tokens" if first.max_model_len else ""
         where = ", ".join(server.url for server in served)
@@ -127,7 +130,7 @@ async def prepare(options: RunOptions, *, progress: Progress) -> AsyncIterator[P
                     msgspec.to_builtins(round_trip(server.url, rtt))
                     for server, rtt in zip(served, round_trips, strict=True)
                 ],
-                **_about_metrics(metrics),
+                **about_metrics(metrics),
             },
         )
 
@@ -142,27 +145,6 @@ def _require_room(options: RunOptions, served: Sequence[TargetInfo]) -> None:
             raise ConfigurationError(
                 f"{asked}: {server.model} takes {server.max_model_len} tokens at most, input and output together"
             )
-
-
-def contact_of(options: ContactOptions) -> Contact:
-    paths = {name: str(path) for name in ("ca", "cert", "key") if (path := getattr(options, name)) is not None}
-    authorization = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    return Contact(
-        endpoint=options.endpoint,
-        headers={**authorization, **headers_of(options)},
-        extra=extra_of(options),
-        tls=Tls(**paths, insecure=options.insecure),
-    )
-
-
-def pages_access(options: ContactOptions) -> Access:
-    """Return the access to metrics pages. It uses the API's TLS at the API's own hosts, unless their own was given."""
-    access = metrics_access(options, urls=options.url, api_key=options.api_key)
-    hosts = {urlsplit(url).netloc for url in options.url}
-    if access.ca or access.cert or access.insecure or any(urlsplit(url).netloc not in hosts for url in options.metrics):
-        return access
-    tls = contact_of(options).tls
-    return msgspec.structs.replace(access, ca=tls.ca, cert=tls.cert, key=tls.key, insecure=tls.insecure)
 
 
 async def _served(options: RunOptions, contact: Contact) -> tuple[TargetInfo, ...]:
@@ -200,7 +182,7 @@ async def _looked(
             ]
             tokenizer = group.create_task(_tokenizer(options, served[0], contact, stack))
             version = group.create_task(engine_version(urls[0], contact))
-            metrics = group.create_task(_targets(pages, pages_access(options), options.scrape_timeout))
+            metrics = group.create_task(found_pages(pages, pages_access(options), options.scrape_timeout))
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     refused = {
@@ -209,20 +191,6 @@ async def _looked(
         for field, said in tried.result().items()
     }
     return version.result(), metrics.result(), tokenizer.result(), refused
-
-
-def pages_of(urls: Sequence[str], contact: Contact) -> tuple[str, ...]:
-    """Return the addresses that may have metrics pages. They are beside the API, but for gRPC: its port speaks no
-    HTTP/1.
-    """
-    return tuple(urls) if contact.endpoint != "grpc" else ()
-
-
-def with_pages(named: Sequence[str], usual: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses of metrics: the pages that were named, else the usual ones. A `/perf_metrics` does not count
-    as a named page: it is read beside the usual ones.
-    """
-    return (*(() if any(not clock_of(url) for url in named) else usual), *named)
 
 
 def _shortage(options: RunOptions) -> str | None:
@@ -236,32 +204,6 @@ def _shortage(options: RunOptions) -> str | None:
             raise ConfigurationError(f"--concurrency {options.concurrency}: {shortfall}")
         return None
     return outlasting(options.pace.most_per_s, workers=workers, targets=targets)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedScrape:
-    """Facts that a scrape without load needs before its start; as in Prepared."""
-
-    targets: tuple[str, ...]
-    about: Mapping[str, Any]
-    notes: tuple[str, ...]
-
-
-async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
-    """Find the pages of a scrape. Raises TargetUnreachable when there is none at all, and no spans are received."""
-    configured = with_pages(options.metrics, (options.url,) if options.url else ())
-    metrics = await _targets(configured, metrics_access(options), options.scrape_timeout)
-    targets, notes = _scraped(metrics)
-    if not targets and options.otlp_listen is None:
-        reasons = "; ".join(page.reason for _, page in metrics if isinstance(page, Missing))
-        raise TargetUnreachable(f"no metrics page found: {reasons}")
-    return PreparedScrape(targets=targets, about=_about_metrics(metrics), notes=notes)
-
-
-async def _targets(configured: tuple[str, ...], access: Access, timeout_s: float) -> list[tuple[str, str | Missing]]:
-    limits, paths = FetchLimits(timeout_s=timeout_s), metrics_paths()
-    pages = await asyncio.gather(*(discover(url, paths, access=access, limits=limits) for url in configured))
-    return list(zip(configured, pages, strict=True))
 
 
 async def _tokenizer(
@@ -303,48 +245,3 @@ async def _chosen_tokenizer(name: str, served: TargetInfo, contact: Contact) -> 
 
 async def _reference() -> ReferenceTokenizer:
     return await asyncio.to_thread(ReferenceTokenizer)  # 0.1 s, in which the sockets go on
-
-
-def _about_metrics(metrics: list[tuple[str, str | Missing]]) -> dict[str, Any]:
-    pages = [(configured, page) for configured, page in metrics if not clock_of(configured)]
-    timings = [masked(configured) for configured, _ in metrics if clock_of(configured)]
-    reasons = [page.reason for _, page in pages if isinstance(page, Missing)]
-    return {
-        "metrics_targets": [
-            {
-                "configured": masked(configured),
-                **({"reason": page.reason} if isinstance(page, Missing) else {"url": masked(page)}),
-            }
-            for configured, page in pages
-        ],
-        **({"timing_targets": timings} if timings else {}),
-        **({"server_missing": "; ".join(reasons)} if len(reasons) == len(pages) else {}),
-    }
-
-
-def _scraped(metrics: list[tuple[str, str | Missing]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the URLs to scrape, and notes on those that are left out.
-
-    Beside one that answers, a page that was named and did not is asked all the same: an engine that is starting will
-    show it, and scrapes that fail are counted. What speaks something else is left alone.
-    """
-    answers = any(isinstance(page, str) and not clock_of(page) for _, page in metrics)
-    targets, notes = [], []
-    for configured, page in metrics:
-        if isinstance(page, str):
-            targets.append(page)
-        elif answers and "metrics" in urlsplit(configured).path and "speaks something else" not in page.reason:
-            targets.append(configured)
-        else:
-            notes.append(f"no server metrics: {page.reason}; {cure_of_page(page.reason)}")
-    return tuple(targets), tuple(notes)
-
-
-def cure_of_page(reason: str) -> str:
-    """Return the cure for a missing metrics page, by the reason why it is missing."""
-    if "HTTP 401" in reason or "HTTP 403" in reason:
-        return (
-            "set SIDELIGHT_METRICS_TOKEN or SIDELIGHT_METRICS_USER to credentials that it accepts (SIDELIGHT_API_KEY "
-            "goes to pages on the host of --url)"
-        )
-    return "if the page is elsewhere, give its address with --metrics URL"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects import Dialect
+from simulator.api.dialects.dialect import Dialect
 from simulator.api.requests import Generation, read_generation
 from simulator.api.responses import ReplyInfo, refused, whole_reply
 from simulator.engine.history import RequestRecord, TokenOutput

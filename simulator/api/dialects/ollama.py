@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, generation, text_of
+from simulator.api.dialects.dialect import Dialect, Positive, generation, text_of
 from simulator.api.requests import ChatMessage, Generation, RefusedError, chat_token_ids, read
 from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, generation, sse, text_of
+from simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
 from simulator.api.requests import Generation, RefusedError, read
 from simulator.api.responses import DONE, ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from simulator.api.dialects import Dialect, Positive, generation, sse, text_of
+from simulator.api.dialects.dialect import Dialect, Positive, generation, sse, text_of
 from simulator.api.requests import Generation, RefusedError, read
 from simulator.api.responses import ReplyInfo
 from simulator.engine.history import RequestRecord, TokenOutput

@@ -19,8 +19,8 @@ from golden_files import GOLDEN
 from correlator.opening import open_run
 from exporter.document import Line, Prose
 from exporter.evaluation.evaluate import Evaluated
-from exporter.html import LIVE_SCRIPTS, live_page
 from exporter.html.live import LiveColumns, state_event
+from exporter.html.page import LIVE_SCRIPTS, live_page
 from loadgen.requests.table import RequestLog
 from rundir.columns import take
 from scraper.series.log import FailureRecord, ScrapeRow

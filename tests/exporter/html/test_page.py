@@ -21,9 +21,9 @@ from packed_columns import read
 from correlator.opening import open_run
 from exporter.document import BARS, Prose, table, words
 from exporter.evaluation.evaluate import Evaluated
-from exporter.html import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.data import PageInputs
 from exporter.html.markup import blocks
+from exporter.html.page import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
 from exporter.html.sections import bar
 from exporter.html.sections import figures as figures_of
 from exporter.report.sections import as_text

@@ -8,8 +8,8 @@ from aiohttp.test_utils import TestServer
 
 from sidecar.options.load import RunOptions
 from sidecar.options.watch import ScrapeOptions
+from sidecar.run.preparation.pages import prepare_scrape, with_pages
 from sidecar.run.preparation.planning import planned_requests
-from sidecar.run.preparation.prepare import prepare_scrape, with_pages
 
 URL = "http://127.0.0.1:8000"
 
