@@ -212,8 +212,8 @@ SliceDuration = Annotated[
     Annotated[float, Meta(ge=0.01, le=LONGEST_S)],
     time_option(
         SCRAPING,
-        "Length of the slices in timeslices.parquet; longer where there would be more than 20,000, or many more than "
-        "requests and scrapes.",
+        "Length of the slices in timeslices.parquet. It is longer where there would be more than 20,000, or many more "
+        "than requests and scrapes.",
     ),
 ]
 Out = Annotated[
