@@ -70,6 +70,8 @@ _BEFORE_TOKEN = (
     Part(name="queue", label="queue", error="queue"),
     Part(name="prefill", label="prefill", error="prefill"),
 )
+# What engines' spans state of a request whose client sent no span.
+ENGINE_PARTS = _BEFORE_TOKEN[2:]
 DECODE = Part(name="decode", label="decode")
 # What adds up to the TTFT, and to the end-to-end time.
 TTFT_PARTS = (*_BEFORE_TOKEN, Part(name="other", label="other", error="engine_frontend"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
-from correlator.live.breakdown import EndedRequests, break_down_ended
+from correlator.live.breakdown import EndedRequests, EngineMeans, break_down_ended
 from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
 from correlator.live.requests import Guard, SpanRequests
 from loadgen.requests.table import RequestLog
@@ -36,6 +36,7 @@ class Replayed:
     parts       their times; where there are none, `reason` says why
     from_ns     when the first span came that is in this; None where none did
     missing     requests without a breakdown of the TTFT by reason, those without a client's span too
+    engine_only_ms  means of queue and prefill, by engines' spans, of requests without a client's
     engine_spans, repeated, evicted  spans of engines' requests; spans that came again; spans that had to make room
     probes      spans of health probes that engines served like requests
     whole, broken  requests with client and engine in one trace; and others, by where their trace breaks
@@ -48,6 +49,7 @@ class Replayed:
     parts: Parts
     from_ns: int | None
     missing: Mapping[str, int]
+    engine_only_ms: Mapping[str, float]
     engine_spans: int
     repeated: int
     evicted: int
@@ -84,6 +86,7 @@ class Replay:
         self._fresh: list[_Table] = []
         self._fresh_rows = 0
         self._missing: Counter[str] = Counter()
+        self._engine_only = EngineMeans()
         self._dropped = 0
 
     def take(self, record: ExportRecord | StateRecord) -> None:
@@ -113,6 +116,7 @@ class Replay:
             parts=whole.parts,
             from_ns=from_ns,
             missing=dict(self._missing.most_common()),
+            engine_only_ms=self._engine_only.ms,
             engine_spans=self._requests.spans.engine_spans,
             repeated=self._requests.spans.repeated,
             evicted=self._requests.spans.evicted,
@@ -149,6 +153,7 @@ class Replay:
     def _count(self, ended: Sequence[EndedRequests]) -> None:
         for requests in ended:
             self._missing.update(reason for reason in requests.reason.tolist() if reason)
+            self._engine_only.add(requests.engine_only)
             if (requests.requests.status != "").any():
                 self._fresh.append(_Table.of(requests))
                 self._fresh_rows += len(self._fresh[-1].requests)

@@ -11,6 +11,7 @@ from panels import (
     engines,
     increase,
     lines,
+    mean,
     quantile,
     quantiles,
     share,
@@ -125,7 +126,11 @@ NOT_BROKEN_DOWN = stack(
     {"{{reason}}": total("sidelight_breakdown_missing_total", WATCH, by="reason")},
     "What to switch on or mend: spans that never come, clients that note no first token, pages that cannot be scraped.",
     unit="reqps",
-    width=24,
+)
+ENGINE_ONLY = lines(
+    "Queue and prefill without a client's span",
+    {part: mean("sidelight_no_client_part_seconds", f'{WATCH}, part="{part}"') for part in ("queue", "prefill")},
+    "Means of requests whose engine sent a span and no client did: as the engine states them.",
 )
 
 ONE_AXIS = PanelRow(
@@ -254,7 +259,7 @@ BOARD = Board(
     description="Where the TTFT of real traffic goes, by spans and scrapes, without any load of our own.",
     rows=(
         ANSWER_FIRST,
-        breakdown_row(SCOPE, NOT_BROKEN_DOWN),
+        breakdown_row(SCOPE, NOT_BROKEN_DOWN, ENGINE_ONLY),
         ONE_AXIS,
         engine_row(SCOPE, "the last 5 minutes"),
         distributions_row(SCOPE, "engine"),

@@ -100,6 +100,7 @@ def snapshot(step: int) -> Snapshot:
         engines=(engine(step),),
         parts=PartCounts(
             pending=1,
+            engine_only={("queue", "trace"): observed(step, 0.1, LATENCY_BOUNDS_S)},
             ttft={(part, "trace"): observed(step, seconds, LATENCY_BOUNDS_S) for part, seconds in PARTS_S.items()},
             inner={
                 (part, "trace"): observed(step, 0.02, LATENCY_BOUNDS_S)

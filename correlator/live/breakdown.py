@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.breakdown import Parts, break_down
+from correlator.breakdown import ENGINE_PARTS, Parts, break_down
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import Owners, own_spans, span_times
 from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
@@ -29,7 +29,7 @@ from correlator.live.reasons import (
 from correlator.live.traces import TracedRequest
 from loadgen.requests.table import RequestLog
 from recorded.client_spans import request_log
-from rundir.columns import Bools, Floats, Texts
+from rundir.columns import Bools, Floats, Texts, take
 from scraper.spans.requests import request_spans
 
 _SOURCES = {"trace": "trace", "id": "request id", "time": SPAN_BY_TIME}
@@ -53,6 +53,31 @@ class EndedRequests:
     def __len__(self) -> int:
         return len(self.reason)
 
+    @property
+    def engine_only(self) -> Parts:
+        """Return the parts of requests without a client's span: queue and prefill as the engine's span states them."""
+        return take(self.parts, self.requests.status == "")
+
+
+class EngineMeans:
+    """Means of queue and prefill over requests without a client's span."""
+
+    def __init__(self) -> None:
+        self._sums_s = dict.fromkeys((part.name for part in ENGINE_PARTS), 0.0)
+        self._counts = dict.fromkeys(self._sums_s, 0)
+
+    def add(self, engine_only: Parts) -> None:
+        """Add the parts of requests."""
+        for part in ENGINE_PARTS:
+            values_s = part.of(engine_only)
+            self._sums_s[part.name] += float(np.nansum(values_s))
+            self._counts[part.name] += int(np.isfinite(values_s).sum())
+
+    @property
+    def ms(self) -> dict[str, float]:
+        """Return the means by part, without unknown ones."""
+        return {name: 1e3 * self._sums_s[name] / count for name, count in self._counts.items() if count}
+
 
 def break_down_ended(requests: Sequence[TracedRequest]) -> EndedRequests:
     """Break down requests that ended, in their order, by the engines' spans.
@@ -69,8 +94,9 @@ def break_down_ended(requests: Sequence[TracedRequest]) -> EndedRequests:
     ends = replace(clients, first_output_ns=unseen, first_token_ns=unseen)
     whole = break_down(ends, joined, no_estimates, gateways=gateways, begins_at_gateway=begins)
     inconsistent = _inconsistent(parts, parts.other_s) | _inconsistent(whole, whole.e2e_other_s)
-    _discard(parts, inconsistent)
-    _discard(whole, inconsistent)
+    engine_only = np.array([request.client is None for request in requests], dtype=np.bool_)
+    _discard(parts, inconsistent | engine_only)
+    _discard(whole, inconsistent | engine_only)
     whole = _with_decode(whole, parts)
     reason = _reasons(requests, parts, joined, inconsistent)
     return EndedRequests(requests=clients, attribution=no_estimates, parts=parts, whole=whole, reason=reason)
@@ -126,7 +152,7 @@ def _reasons(requests: Sequence[TracedRequest], parts: Parts, joined: Joined, in
 
 
 def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
-    """Return the engine times of requests with a client's span. The client's wait is compared with them later."""
+    """Return the engine times of requests. The client's wait is compared with them later."""
     owners: dict[tuple[str, str], int] = {}
     for row, request in enumerate(requests):
         for received in request.engine:
@@ -140,6 +166,6 @@ def _joined(requests: Sequence[TracedRequest], clients: RequestLog) -> Joined:
     for row, request_places in places.items():
         selection = own_spans(request_owners, row, spans, request_places)
         times = None if isinstance(selection, Refusal) else span_times(spans, selection, request_places)
-        if times is not None and requests[row].client is not None:
+        if times is not None:
             put(table, row, _SOURCES[requests[row].joined], times)
     return table

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from correlator.breakdown import (
     E2E_PARTS,
     ENGINE_FRONTEND,
+    ENGINE_PARTS,
     GATEWAY_REQUEST,
     SCHEDULER_INTAKE,
     SOURCES,
@@ -47,6 +48,7 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
     their first rise; those of others come with their first request.
     """
     empty, coarse, sources = bucketize([], LATENCY_BOUNDS_S), bucketize([], MEAN_BOUNDS_S), tuple(sources)
+    missing = dict.fromkeys(reasons, 0)
     return PartCounts(
         ttft={(part.name, source): empty for part in TTFT_PARTS for source in sources},
         e2e={(part.name, source): coarse for part in E2E_PARTS for source in sources},
@@ -54,7 +56,8 @@ def nothing_counted(*, sources: Iterable[str] = SOURCES[:-1], reasons: Iterable[
         requests=dict.fromkeys(SOURCES, 0),
         quality=dict.fromkeys(QUALITIES, 0),
         gateways=dict.fromkeys((*FIRST_OUTPUT, NO_GATEWAY), 0),
-        missing=dict.fromkeys(reasons, 0),
+        missing=missing,
+        engine_only={(part.name, "trace"): coarse for part in ENGINE_PARTS if missing},
     )
 
 
@@ -65,11 +68,13 @@ def counted(
     whole: Parts | None = None,
     reasons: Texts | None = None,
     requests: RequestColumns | None = None,
+    engine_only: Parts | None = None,
 ) -> PartCounts:
     """Add requests that ended: their TTFT by `parts`, their end-to-end time by `whole`, without one by `parts` too.
 
     `reasons`, each one of `before.missing`, say why a TTFT was not broken down, "" where it was; more than n where
-    others are without one that are no requests here. The traces of `requests`[n] become exemplars of the TTFT's parts.
+    others are without one that are no requests here, but `engine_only`. The traces of `requests`[n] become exemplars of
+    the TTFT's parts.
     """
     whole = parts if whole is None else whole
     ended = (whole.source != "none") & np.isfinite(whole.e2e_s)
@@ -84,6 +89,15 @@ def counted(
         quality=_more(before.quality, quality),
         gateways=_more(before.gateways, map(_first_output, parts.gateways[source != SOURCES[-1]].tolist())),
         missing=before.missing if reasons is None else _more(before.missing, reasons[reasons != ""]),
+        engine_only=before.engine_only
+        if engine_only is None
+        else _observed(
+            before.engine_only,
+            ENGINE_PARTS,
+            engine_only,
+            np.full(len(engine_only), "trace", dtype=np.object_),
+            MEAN_BOUNDS_S,
+        ),
     )
 
 

@@ -167,7 +167,8 @@ class PartCounts:
     a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
     broken down. `ttft_means_s` are by part, over all sources; None: `mean_parts` of `ttft`, which on the last page of
     a run may be above the report's, since no counter falls. `largest` has the largest part of the mean TTFT of the
-    latest requests and its share, where it is certain.
+    latest requests and its share, where it is certain. `engine_only` are queue and prefill of requests that are in none
+    of the others, by their engines' spans.
     """
 
     ttft: Mapping[tuple[str, str], Cumulative]
@@ -180,6 +181,7 @@ class PartCounts:
     pending: int | None = None
     ttft_means_s: Mapping[str, float] | None = None
     largest: Mapping[str, float] = field(default_factory=dict)
+    engine_only: Mapping[tuple[str, str], Cumulative] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

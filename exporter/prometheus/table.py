@@ -314,6 +314,9 @@ _PARTS = (
         "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
         "other, gateway_request of gateway, before it called the next server.",
         lambda counts: {key: histogram for key, histogram in counts.inner.items() if any(histogram.counts)}),
+    MetricRow("no_client_part", "histogram", "s", ("part",),
+        "Queue and prefill of requests without a client's span, as their engines' spans state them.",
+        lambda counts: {part: histogram for (part, _), histogram in counts.engine_only.items()}),
     MetricRow("requests", "counter", "", ("source",), "Requests by where their breakdown is from.", "requests"),
     MetricRow("breakdown_quality", "counter", "", ("quality",), "Requests by how good their breakdown is.", "quality"),
     MetricRow("gateway_requests", "counter", "", ("first_output",),

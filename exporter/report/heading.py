@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from correlator.breakdown import ENGINE_PARTS
 from correlator.live.reasons import NO_CLIENT
 from exporter.document import Heading, Line, Prose
 from exporter.summary.result import MeasuredWindow, Summary, Workload
@@ -12,7 +13,7 @@ from exporter.summary.watched import WatchedTraffic
 from loadgen.driver import is_closed_loop
 from loadgen.plan.rates import pace_of
 from loadgen.requests.summary import HeldBack, RequestCounts
-from rundir.printable.numbers import count_of, duration, ms
+from rundir.printable.numbers import count_of, duration, ms, spoken
 from rundir.printable.text import first_of
 
 
@@ -82,7 +83,8 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
         )
     counts = _counts(summary.client.requests) + (", by their outermost spans" if summary.client.requests.sent else "")
     if unseen := watch.missing.get(NO_CLIENT):
-        counts += f"; {count_of(unseen, 'engine request')} without a client's span"
+        stated = by_engines(watch.engine_only_ms)
+        counts += f"; {count_of(unseen, 'engine request')} without a client's span{f' ({stated})' if stated else ''}"
     lines = [f"traffic at {where}{server}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(
@@ -93,6 +95,12 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
     # Whether it goes on or was killed cannot be seen in its logs.
     status = ("not ended", "warning") if summary.status == "crashed" else (summary.status, "met")
     return _title(summary, "watch", status), *map(Prose, lines)
+
+
+def by_engines(means_ms: Mapping[str, float]) -> str:
+    """Return the means that engines' spans state of requests without a client's span; "" for none."""
+    stated = [f"{part.label} {spoken(means_ms[part.name])}" for part in ENGINE_PARTS if part.name in means_ms]
+    return f"by the engine, on average: {', '.join(stated)}" if stated else ""
 
 
 def _until(window: MeasuredWindow) -> str:

@@ -49,6 +49,10 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
         dict[str, int],
         doc("Why a TTFT is not broken down, in the window; requests without a client's span too.", "requests"),
     ]
+    engine_only_ms: Annotated[
+        dict[str, float],
+        doc("Mean queue and prefill of requests without a client's span, where their engines' spans state them.", "ms"),
+    ]
     engine_spans: Annotated[Count, doc("Spans of engines' requests in it.", "spans")]
     repeated_spans: Annotated[Count, doc("Spans that came again, and count once.", "spans")]
     evicted_spans: Annotated[Count, doc("Spans that had to make room before their request was whole.", "spans")]
@@ -76,6 +80,7 @@ def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraff
         begun=iso_ms(begun_ns),
         shortened=watched.shortened,
         missing=dict(watched.missing),
+        engine_only_ms=dict(watched.engine_only_ms),
         engine_spans=watched.engine_spans,
         repeated_spans=watched.repeated,
         evicted_spans=watched.evicted,

@@ -15,7 +15,7 @@ import numpy as np
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import Attribution
-from correlator.live.breakdown import EndedRequests
+from correlator.live.breakdown import EndedRequests, EngineMeans
 from correlator.live.reasons import NO_CLIENT
 from exporter.report.conclusion import largest_part
 from exporter.summary.breakdown import Explained, Group, group
@@ -41,6 +41,7 @@ class _Batch:
     attribution: Attribution
     missing: Mapping[str, int]
     slowest: Sequence[SlowRequest]
+    engine_only: Parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,8 @@ class RecentRequests:
     begun or requests are too many.
 
     `group` is None where none had a TTFT. `missing` says why requests have no breakdown of it, by count, the most
-    frequent first. `ended_per_s` and `failed` are of the clients' spans of the last RATE_S.
+    frequent first. `ended_per_s` and `failed` are of the clients' spans of the last RATE_S. `engine_only_ms` are the
+    means of queue and prefill of requests without a client's span, where engines' spans state them.
     """
 
     window_s: float
@@ -67,6 +69,7 @@ class RecentRequests:
     missing: Mapping[str, int]
     ended_per_s: float | None
     failed: int
+    engine_only_ms: Mapping[str, float]
 
 
 class Lately:
@@ -101,6 +104,7 @@ class Lately:
                 attribution=ended.attribution,
                 missing=Counter(ended.reason[ended.reason != ""].tolist()),
                 slowest=longest[:SLOWEST],
+                engine_only=ended.engine_only,
             )
         )
 
@@ -134,6 +138,9 @@ class Lately:
         elapsed_s = (now_ns - begun_ns) / 1e9
         is_cut = self._size >= self._most
         requests = chain.from_iterable(batch.slowest for batch in self._batches)
+        engine_only = EngineMeans()
+        for batch in self._batches:
+            engine_only.add(batch.engine_only)
         return RecentRequests(
             window_s=(now_ns - self._batches[0].at_ns) / 1e9 if is_cut else min(WINDOW_S, elapsed_s),
             group=self._group(),
@@ -141,6 +148,7 @@ class Lately:
             missing=dict(sum((Counter(batch.missing) for batch in self._batches), Counter[str]()).most_common()),
             ended_per_s=self._ended_per_s(elapsed_s),
             failed=sum(spans.failed for spans in self._clients),
+            engine_only_ms=engine_only.ms,
         )
 
     def _ended_per_s(self, elapsed_s: float) -> float | None:

@@ -13,9 +13,10 @@ from rich.panel import Panel
 from rich.text import Text
 
 from correlator.breakdown import TTFT_PARTS
-from correlator.live.reasons import EXPLANATIONS
+from correlator.live.reasons import EXPLANATIONS, NO_CLIENT
 from exporter.document import Block, Line, Prose
 from exporter.report.conclusion import where_it_goes
+from exporter.report.heading import by_engines
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
@@ -154,7 +155,8 @@ def _without(recent: RecentRequests) -> Iterator[Prose]:
     count = count_of(sum(recent.missing.values()), "request")
     yield Prose(f"{count} without a breakdown of the TTFT:", "warning")
     for reason, requests in list(recent.missing.items())[:MOST_REASONS]:
-        yield Prose(f"  {requests:,}: {EXPLANATIONS[reason]}")
+        stated = by_engines(recent.engine_only_ms) if reason == NO_CLIENT else ""
+        yield Prose(f"  {requests:,}: {EXPLANATIONS[reason]}{f'; {stated}' if stated else ''}")
 
 
 def _receiver(state: WatchState) -> Line:

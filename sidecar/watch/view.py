@@ -208,16 +208,18 @@ class WatchView:
             if not gateway.first_by and can_state_more(gateway.name) and len(self._half_known) < MOST_GATEWAYS:
                 self._half_known.setdefault(gateway.service, False)
         rows = ended.requests.status != ""  # others are engines' requests without an outermost span
+        requests, parts = take(ended.requests, rows), take(ended.parts, rows)
         self._parts = counted(
             self._parts,
-            take(ended.parts, rows),
+            parts,
             whole=take(ended.whole, rows),
             reasons=ended.reason,
-            requests=take(ended.requests, rows),
+            requests=requests,
+            engine_only=ended.engine_only,
         )
         self._lately.take(ended, now_ns)
         if self._columns is not None:
-            self._columns.known(ended.requests, ended.parts)
+            self._columns.known(requests, parts)
 
     def prune(self, now_ns: int, *, keep_s: float, keep_bytes: int) -> None:
         """Delete data that were read and are beyond the limits.

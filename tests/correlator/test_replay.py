@@ -45,6 +45,7 @@ def test_a_row_is_what_the_clients_span_says_beside_where_the_wait_went():
         parts.source[0],
     )
     assert ({"no_client_span": 1}, 2) == (of.missing, of.engine_spans)
+    assert {"queue": pytest.approx(50), "prefill": pytest.approx(100)} == of.engine_only_ms
 
 
 def test_an_error_is_named_by_its_kind():

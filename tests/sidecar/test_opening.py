@@ -146,7 +146,10 @@ def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
     assert summary.watch
     assert [BrokenTraces(service="router", how="new_trace", requests=20)] == summary.watch.broken_traces
     report = " ".join((watched / "report.txt").read_text().split())
-    assert "20 requests, all ok, by their outermost spans; 23 engine requests without a client's span" in report
+    assert (
+        "20 requests, all ok, by their outermost spans; 23 engine requests without a client's span "
+        "(by the engine, on average: queue 50 ms, prefill 100 ms)"
+    ) in report
     assert (
         "! 20 of 20 requests have their client's spans in one trace and their engine's in another, so that the two are "
         "not joined by trace: router begins a new trace instead of going on with that of the header traceparent."

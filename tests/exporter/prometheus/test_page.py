@@ -118,6 +118,7 @@ CONTRACT = {
     "sidelight_ttft_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_e2e_part_seconds_bucket": {"part", "source", "le"},
     "sidelight_inner_part_seconds_bucket": {"part", "source", "le"},
+    "sidelight_no_client_part_seconds_bucket": {"part", "le"},
     "sidelight_requests_total": {"source"},
     "sidelight_breakdown_pending": set(),
     "sidelight_ttft_part_mean_seconds": {"part"},

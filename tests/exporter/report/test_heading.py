@@ -14,6 +14,7 @@ WATCH = WatchedTraffic(
     begun="2026-01-01T00:00:00.000Z",
     shortened=False,
     missing={},
+    engine_only_ms={},
     engine_spans=0,
     repeated_spans=0,
     evicted_spans=0,

@@ -148,13 +148,18 @@ def test_the_network_before_a_gateway_is_not_seen_where_clients_send_no_spans(tm
     assert b"client_output_tokens" not in page.render()
 
 
-def test_a_rate_that_no_client_stated_is_no_zero(tmp_path: Path):
-    """Engines alone send spans: their requests are counted as without a breakdown."""
+def test_of_engines_spans_alone_queue_and_prefill_are_shown_and_no_more(tmp_path: Path):
+    """Their requests have no breakdown and no rate, which only a client states: neither is a zero."""
     logged(tmp_path, *(traced(number)[2:] for number in range(1, 4)))
+    page = LivePage()
     with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         text = words(shown(looked(view, NOON + 40 * S), width=100))
+        page.update(view.snapshot(restarts=0))
     assert "requests/s - failed - pending 0" in text
-    assert "3: no client's span came for it in time" in text
+    assert "3: no client's span came for it in time; by the engine, on average: queue 50 ms, prefill 100 ms" in text
+    sums_s = dict(re.findall(rb'sidelight_no_client_part_seconds_sum{.*part="(\w+)".*} (.*)', page.render()))
+    assert {b"queue": 0.15, b"prefill": 0.3} == {part: pytest.approx(float(sum_s)) for part, sum_s in sums_s.items()}
+    assert not re.findall(rb"sidelight_requests_total{.*} [^0]", page.render())
 
 
 def test_requests_go_after_five_minutes(tmp_path: Path):
