@@ -1,18 +1,18 @@
-"""One scraped endpoint while a run goes: its last page in canonical quantities, of an engine or a gateway or both."""
+"""Scraped endpoints while a run or a watch goes: their last pages in canonical quantities, of engines and gateways."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, GatewayCounts, add
 from rundir.clock import iso_ms
 from rundir.columns import Floats, Indices
-from rundir.stats import Missing
+from rundir.stats import Missing, finite
 from scraper.engines import recognition as engines
 from scraper.engines.binding import CanonicalSource
 from scraper.engines.recognition import RecognisedEngine
@@ -20,8 +20,13 @@ from scraper.exposition import Series
 from scraper.gateways import catalogue as gateways
 from scraper.gateways.catalogue import Recognised
 from scraper.series.log import FailureRecord, ScrapeRow
-from scraper.series.table import union_columns
+from scraper.series.table import SeriesTable, union_columns
 from scraper.window.aggregate import gauge_values
+from sidecar.live.lately import Peaks
+from sidecar.progress.panel import BAR
+
+if TYPE_CHECKING:
+    from sidecar.live.quantiles import QuantileView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,65 @@ class EngineView:
             self.first = counts
         self.handled = handled
         return replace(counts, own_s=_own_s(counts, self.first))
+
+
+class Engines:
+    """Owner of the scraped endpoints of a view, by URL: their last pages, their quantiles, and how many waited lately.
+
+    Quantiles are of `tables`, or of those that it keeps itself, of the last `keep_s`. An endpoint without a page for
+    `stale_s` seconds is silent, and its gauges do not count.
+    """
+
+    def __init__(
+        self, tables: Mapping[str, SeriesTable] | None = None, *, keep_s: float = 0.0, column_s: float = 1.25
+    ) -> None:
+        self.views: dict[str, EngineView] = {}
+        self._recent: dict[str, SeriesTable] = {}
+        self._tables, self._keep_ns = self._recent if tables is None else tables, round(keep_s * 1e9)
+        self._quantiles: QuantileView | None = None
+        self._waiting = Peaks(columns=BAR, column_s=column_s)
+
+    def take(self, record: ScrapeRow | FailureRecord) -> EngineView:
+        """Add a scrape, and return the view of its endpoint."""
+        view = self.views.setdefault(record.url, EngineView(counts=EngineCounts(endpoint=record.url)))
+        view.take(record)
+        if self._keep_ns:
+            self._recent.setdefault(record.url, SeriesTable(record.url, keep_ns=self._keep_ns)).append(record)
+        return view
+
+    def keep(self, urls: Collection[str]) -> None:
+        """Forget all other endpoints."""
+        for gone in self.views.keys() - urls:
+            del self.views[gone]
+            self._recent.pop(gone, None)
+
+    def estimate_quantiles(self, start_ns: int, end_ns: int) -> None:
+        """Estimate the quantiles of a window up to now, if that is due."""
+        from scraper.window.window import Window  # noqa: PLC0415  a run's first request would wait for these imports
+        from sidecar.live.quantiles import QuantileView  # noqa: PLC0415
+
+        self._quantiles = self._quantiles or QuantileView()
+        self._quantiles.refresh(self._tables, Window(start_ns=start_ns, end_ns=end_ns))
+
+    def silent(self, stale_s: float) -> dict[str, str]:
+        """Return the silent endpoints, each with the start and reason."""
+        return {url: why for url, view in self.views.items() if (why := view.silence(stale_s))}
+
+    def gauge(self, quantity: str, stale_s: float, now_ns: int | None = None) -> float | None:
+        """Return a gauge of all endpoints that answer: their sum, of a usage the maximum; None where missing."""
+        answering = [view.counts.gauges for view in self.views.values() if not view.silence(stale_s, now_ns)]
+        values = [gauges[quantity] for gauges in answering if quantity in gauges]
+        return finite(max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
+
+    def waiting_lately(self, waiting: float | None, now_ns: int) -> list[float | None]:
+        """Add the number of waiting requests; return the most in each of the last columns."""
+        return self._waiting.take(now_ns / 1e9, waiting)
+
+    def counts(self, version: str = "") -> tuple[EngineCounts, ...]:
+        """Return the counts of all endpoints with their quantiles; `version` is that of the leading engine."""
+        quantiles = self._quantiles.latest if self._quantiles else {}
+        engines = stated(list(self.views.values()), version)
+        return tuple(replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in engines)
 
 
 def stated(views: Sequence[EngineView], version: str) -> tuple[EngineCounts, ...]:

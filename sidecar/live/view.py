@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from exporter.prometheus.snapshot import EngineCounts, GeneratorCounts, Snapshot
+from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
 from loadgen.records import WorkerStat
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult
@@ -25,19 +25,17 @@ from recorded.failures import ErrorCount
 from recorded.logs import News, RunLogs
 from rundir.clock import AnchoredClock
 from rundir.columns import take
-from rundir.stats import finite
 from scraper.series.log import FailureRecord, ScrapeRow
 from sidecar.live.browsers import Browsers
-from sidecar.live.engine import EngineView, about_engine, stated
-from sidecar.live.lately import Flow, Peaks
+from sidecar.live.engine import Engines, about_engine
+from sidecar.live.lately import Flow
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
-from sidecar.progress.panel import BAR, Standing, View
+from sidecar.progress.panel import Standing, View
 from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from exporter.prometheus.events import EventStream
     from sidecar.live.breakdown import LiveParts
-    from sidecar.live.quantiles import QuantileView
 
 STALE_RATIO = 1.01  # of the quantiles
 SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
@@ -95,13 +93,12 @@ class LiveRun:
         self._received = deque[tuple[int, int]]()  # output tokens of the phase, at some moments lately
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
-        self._engines: dict[str, EngineView] = {}
-        self._quantiles: QuantileView | None = None
+        self._engines = Engines(self.logs.pages)
         self._parts: LiveParts | None = None
         self._browsers = Browsers(stream, run_id=run_id, trace_url=described.trace_url) if stream else None
         self._shown = False  # somebody wants snapshots
         self.shows_parts = False  # somebody wants the parts of the TTFT in views
-        self._flow, self._waiting = Flow(), Peaks(columns=BAR)
+        self._flow = Flow()
         self.failures = ErrorCount("the live view cannot show all of the run, which goes on")
 
     @property
@@ -122,7 +119,7 @@ class LiveRun:
         self._starts_ns[phase] = self._phase_ns
         self._flow.counts.clear()
         if phase == "measure":
-            for engine in self._engines.values():
+            for engine in self._engines.views.values():
                 engine.highest.clear()
 
     def leave(self) -> None:
@@ -145,8 +142,9 @@ class LiveRun:
                 self._show_page(scrape)
         with self.failures.guard():
             self._break_down(news)
-        with self.failures.guard():
-            self._estimate_quantiles()
+        if self._shown and "measure" in self._starts_ns:
+            with self.failures.guard():
+                self._engines.estimate_quantiles(self._starts_ns["measure"], self._clock.now_ns())
 
     @property
     def errors(self) -> int:
@@ -154,7 +152,8 @@ class LiveRun:
         return self.failures.count + sum(log.count for log in self.logs.unreadable.values())
 
     def engines(self) -> set[str]:
-        return {engine.known.engine.name for engine in self._engines.values() if engine.known.engine is not None}
+        views = self._engines.views.values()
+        return {engine.known.engine.name for engine in views if engine.known.engine is not None}
 
     def view(self) -> View:
         tally = self._tallies[self._phase]
@@ -189,13 +188,13 @@ class LiveRun:
             ttft_parts_ms={} if parts is None else parts.mean_ms,
             broken_down=0 if parts is None else parts.broken_down,
             cause=tally.failing or ("" if parts is None else parts.cause),
-            waiting_lately=self._waiting.take(now_ns / 1e9, waiting),
+            waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             objectives=[
                 Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)
                 for each in (slo.objectives if slo else ())
             ],
             planned_requests=self._described.planned_requests if self._phase == "measure" else None,
-            silent={url: why for url, engine in self._engines.items() if (why := engine.silence(self._stale_s))},
+            silent=self._engines.silent(self._stale_s),
         )
 
     def snapshot(self) -> Snapshot:
@@ -203,9 +202,8 @@ class LiveRun:
         self._shown = True
         tally = self._tallies["measure"]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        quantiles = self._quantiles.latest if self._quantiles else {}
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
-        pages, version = list(self._engines.values()), self.engine_version
+        version = self.engine_version
         elapsed_s = self._measured_s()
         client = tally.client_counts(
             in_flight=self._in_flight,
@@ -225,9 +223,7 @@ class LiveRun:
                 loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
                 live_errors=self.errors,
             ),
-            engines=tuple(
-                replace(counts, quantiles=quantiles.get(counts.endpoint, {})) for counts in stated(pages, version)
-            ),
+            engines=self._engines.counts(version),
             parts=None
             if self._parts is None
             else replace(
@@ -235,7 +231,7 @@ class LiveRun:
                 pending=self._parts.pending,
                 largest={} if tally.failing else self._parts.largest,
             ),
-            about={**self._described.about, **about_engine(pages, version)},
+            about={**self._described.about, **about_engine(list(self._engines.views.values()), version)},
             labels={"run_id": self._run_id, **self._described.tags},
         )
 
@@ -312,8 +308,7 @@ class LiveRun:
             self._received.popleft()
 
     def _show_page(self, scrape: ScrapeRow | FailureRecord) -> None:
-        engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
-        engine.take(scrape)
+        engine = self._engines.take(scrape)
         if self._browsers is not None:
             self._browsers.scraped(scrape, engine.counts.gauges)
 
@@ -340,17 +335,5 @@ class LiveRun:
             if self._browsers is not None and start_ns is not None:
                 self._browsers.take(measured, released, in_flight=self._in_flight, start_ns=start_ns, now_ns=now_ns)
 
-    def _estimate_quantiles(self) -> None:
-        if self._shown and "measure" in self._starts_ns:
-            from scraper.window.window import Window  # noqa: PLC0415  as in _break_down
-            from sidecar.live.quantiles import QuantileView  # noqa: PLC0415  as in _break_down
-
-            self._quantiles = self._quantiles or QuantileView()
-            window = Window(start_ns=self._starts_ns["measure"], end_ns=self._clock.now_ns())
-            self._quantiles.refresh(self.logs.pages, window)
-
     def _gauge(self, quantity: str) -> float | None:
-        answering = [engine for engine in self._engines.values() if not engine.silence(self._stale_s)]
-        gauges = [engine.counts.gauges for engine in answering if quantity in engine.counts.gauges]
-        values = [counts[quantity] for counts in gauges]
-        return finite(max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
+        return self._engines.gauge(quantity, self._stale_s)

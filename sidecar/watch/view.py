@@ -28,7 +28,6 @@ from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     REFUSED,
     ClientCounts,
-    EngineCounts,
     PartCounts,
     Snapshot,
     WatchCounts,
@@ -42,15 +41,10 @@ from rundir.columns import take
 from rundir.frames import LogTails
 from rundir.framing import GAP
 from rundir.printable.numbers import count_of
-from rundir.stats import finite
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
-from scraper.series.table import SeriesTable
 from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
-from scraper.window.window import Window
-from sidecar.live.engine import EngineView
-from sidecar.live.lately import Peaks
-from sidecar.live.quantiles import QuantileView
+from sidecar.live.engine import Engines, EngineView
 from sidecar.progress.panel import BAR
 from sidecar.version import VERSION
 from sidecar.watch.lately import WINDOW_S, Lately
@@ -80,7 +74,7 @@ class WatchView:
     ) -> None:
         self._columns, self._read_s = columns, read_s
         self._lately = Lately()
-        self._waiting = Peaks(columns=BAR, column_s=WINDOW_S / BAR)
+        self._engines = Engines(keep_s=WINDOW_S, column_s=WINDOW_S / BAR)
         self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
@@ -88,9 +82,6 @@ class WatchView:
         self._requests = SpanRequests(self.failures.guard)
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
-        self._engines: dict[str, EngineView] = {}
-        self._pages: dict[str, SeriesTable] = {}  # of the last minutes
-        self._quantiles = QuantileView()
         self._client = ClientCounts(
             requests={"ok": 0, "failed": 0},
             ttft=bucketize([], LATENCY_BOUNDS_S),
@@ -140,9 +131,8 @@ class WatchView:
         and until then requests end by when the spans came that were read. What cannot be read or counted is passed
         over, and `failures` counts it.
         """
-        if not self._wanted.issuperset(self._engines):
-            self._engines = {url: engine for url, engine in self._engines.items() if url in self._wanted}
-            self._pages = {url: page for url, page in self._pages.items() if url in self._wanted}
+        if not self._wanted.issuperset(self._engines.views):
+            self._engines.keep(self._wanted)
             self._requests.estimates.forget_pages(self._wanted)
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
@@ -150,8 +140,7 @@ class WatchView:
         self._read_spans(now_ns, within_s=math.inf if all_of_it else self._read_s)
         self._count_ended(min(now_ns, self._spans_ns) if self.is_behind else now_ns, all_of_it=all_of_it)
         with self.failures.guard():
-            window = Window(start_ns=now_ns - round(WINDOW_S * 1e9), end_ns=now_ns)
-            self._quantiles.refresh(self._pages, window)
+            self._engines.estimate_quantiles(now_ns - round(WINDOW_S * 1e9), now_ns)
 
     def _read_spans(self, now_ns: int, *, within_s: float) -> None:
         """Read the remaining spans of the previous poll and, if time permits, new ones."""
@@ -255,10 +244,7 @@ class WatchView:
             run_id=self._run_id,
             phase="watch",
             client=self._client,
-            engines=tuple(
-                replace(engine.counts, quantiles=self._quantiles.latest.get(url, {}))
-                for url, engine in self._engines.items()
-            ),
+            engines=self._engines.counts(),
             parts=self.parts,
             watch=WatchCounts(
                 receiver=receiver,
@@ -283,13 +269,12 @@ class WatchView:
         restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
         self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
         received = self.receiver_counts()
-        engines = [self._engine_state(engine, now_ns, stale_s) for engine in self._engines.values()]
-        queues = [engine.waiting for engine in engines if engine.waiting is not None]
+        waiting = self._engines.gauge("requests_waiting", stale_s, now_ns)
         return WatchState(
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
-            engines=engines,
-            waiting_lately=self._waiting.take(now_ns / 1e9, finite(sum(queues)) if queues else None),
+            engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.views.values()],
+            waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],
@@ -321,13 +306,9 @@ class WatchView:
         scrape = self._readers[path].take(payload)
         if scrape is None or scrape.url not in self._wanted:
             return
-        engine = self._engines.setdefault(scrape.url, EngineView(counts=EngineCounts(endpoint=scrape.url)))
-        engine.take(scrape)
+        engine = self._engines.take(scrape)
         if self._columns is not None:
             self._columns.scraped(scrape, engine.counts.gauges)
-        if scrape.url not in self._pages:
-            self._pages[scrape.url] = SeriesTable(scrape.url, keep_ns=round(WINDOW_S * 1e9))
-        self._pages[scrape.url].append(scrape)
         self._requests.estimates.scraped(scrape)
 
     def _take_spans(self, payload: bytes) -> None:

@@ -208,6 +208,17 @@ def test_engines_are_shown_with_what_became_of_them(tmp_path: Path):
     assert "vllm 127.0.0.1:8000 has not answered since 22:13:21 UTC: refused" in after
 
 
+def test_the_last_queue_of_an_engine_that_answers_no_more_is_not_drawn(tmp_path: Path):
+    """As in a run: it waits there no longer, as far as is known."""
+    pages = ScrapeLog(tmp_path / "scrapes-000000.log")
+    pages.append(scraped(NOON, PAGE.format(started=100), url=URL))
+    pages.append(scraped(NOON + 3 * S, "", url=URL, error="refused"))
+    pages.close()
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
+        first, *_, last = [looked(view, NOON + second * S).waiting_lately[-1] for second in (1, 20)]
+    assert (3.0, None) == (first, last)
+
+
 def state_of(**changes: object) -> WatchState:
     """Return a state without requests."""
     with WatchView(Path(os.devnull), run_id="r", read_s=inf) as view:
