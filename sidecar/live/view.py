@@ -30,7 +30,7 @@ from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, about_engine
 from sidecar.live.lately import Flow
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
-from sidecar.progress.panel import Standing, View
+from sidecar.progress.panel import Standing, View, panel_rows
 from sidecar.version import VERSION
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class LiveRun:
         self._worst_delay_ns = 0
         self._engines = Engines(self.logs.pages)
         self._parts: LiveParts | None = None
-        self._browsers = Browsers(stream, run_id=run_id, trace_url=described.trace_url) if stream else None
+        title, url = f"Sidelight run {run_id}", described.trace_url
+        self._browsers = Browsers(stream, title, run_id=run_id, trace_url=url) if stream else None
         self._shown = False  # somebody wants snapshots
         self.shows_parts = False  # somebody wants the parts of the TTFT in views
         self._flow = Flow()
@@ -266,8 +267,9 @@ class LiveRun:
 
     def publish(self) -> None:
         """Send new events to browsers."""
-        if self._browsers is not None:
-            self._browsers.publish(self.view, self._clock.now_ns())
+        if self._browsers is not None and self._browsers.stream.is_due:
+            events = self._browsers.events(lambda: panel_rows(self.view()), self._clock.now_ns())
+            self._browsers.stream.publish(*events)
 
     @property
     def _in_flight(self) -> int:
@@ -309,8 +311,8 @@ class LiveRun:
 
     def _show_page(self, scrape: ScrapeRow | FailureRecord) -> None:
         engine = self._engines.take(scrape)
-        if self._browsers is not None:
-            self._browsers.scraped(scrape, engine.counts.gauges)
+        if self._browsers is not None and self._browsers.columns is not None:
+            self._browsers.columns.scraped(scrape, engine.counts.gauges)
 
     def _break_down(self, news: News) -> None:
         if (self._shown or self.shows_parts) and self._parts is None and len(news.requests):
@@ -333,7 +335,11 @@ class LiveRun:
             self._parts.poll(now_ns)
             released, start_ns = self._parts.released(), self._starts_ns.get("measure")
             if self._browsers is not None and start_ns is not None:
-                self._browsers.take(measured, released, in_flight=self._in_flight, start_ns=start_ns, now_ns=now_ns)
+                columns = self._browsers.begin(start_ns)
+                columns.ended(measured)
+                columns.in_flight(self._in_flight, now_ns)
+                for index, parts in released:
+                    columns.counted(index, parts)
 
     def _gauge(self, quantity: str) -> float | None:
         return self._engines.gauge(quantity, self._stale_s)

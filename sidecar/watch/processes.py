@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from exporter.html.live import LiveColumns
 from exporter.prometheus.page import LivePage
 from recorded import directory as run_directory
 from recorded import events as run_events
@@ -26,6 +25,7 @@ from rundir.access import masked
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.frames import Rotation, next_number
 from scraper.commands import SpanSpec, Spec
+from sidecar.live.browsers import Browsers
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
@@ -96,7 +96,7 @@ class Watch:
     progress: Progress
     view: WatchView
     page: LivePage
-    columns: LiveColumns
+    browsers: Browsers
     begun_ns: int
     receiver: WatchReceiver
     scraper: Scraper

@@ -13,11 +13,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.html.live import LiveColumns, event, state_event
+from exporter.html.live import event
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
@@ -31,6 +32,7 @@ from rundir.clock import anchor, time_of_day_ns
 from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
 from scraper.targets.target import STALE_TICKS
+from sidecar.live.browsers import Browsers
 from sidecar.options.access import guard_of
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import require_ports
@@ -124,16 +126,17 @@ async def _watch(
             options, out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
-        columns = LiveColumns(run_id, clock.now_ns(), is_by_clock=True)
+        browsers = Browsers(page.stream, f"Sidelight watch {run_id}", run_id=run_id)
+        browsers.begin(clock.now_ns(), is_by_clock=True)
         raw = path / run_directory.RAW
         shared = Watch(
             path=path,
             clock=clock,
             options=options,
             progress=progress,
-            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, columns=columns)),
+            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, browsers=browsers)),
             page=page,
-            columns=columns,
+            browsers=browsers,
             begun_ns=clock.now_ns(),
             receiver=WatchReceiver(lives=1, ports=before.ports, clock_step_ns=before.moved_ns)
             if before
@@ -189,7 +192,7 @@ async def _end_recording(shared: Watch) -> None:
     record_if_possible(shared, "phase_end", phase="measure")
     await asyncio.to_thread(_look, shared, all_of_it=True)
     with shared.view.failures.guard():
-        shared.page.stream.publish(shared.columns.rows(), b"")
+        shared.page.stream.publish(shared.browsers.rows(), b"")
     note = f"The watch has ended. Its report is in {shared.path}."
     if shared.moved_ns:
         note = "The clock was set, and the watch goes on in another directory: reload this page."
@@ -316,16 +319,10 @@ async def _look_on(shared: Watch) -> None:
 
 async def _publish(shared: Watch) -> None:
     """Send new rows to browsers when they are due. While one is connected, it gets the terminal's panel too."""
-    stream = shared.page.stream
-    if not stream.is_due:
-        return
-    with shared.view.failures.guard():
-        state = b""
-        if stream.is_watched:
-            lines = panel_rows(await asyncio.to_thread(_state, shared))
-            facts = shared.columns.facts(shared.clock.now_ns())
-            state = state_event(f"Sidelight watch {facts['run']}", lines, facts, kept_s=stream.kept_s)
-        stream.publish(shared.columns.rows(), state)
+    if shared.page.stream.is_due:
+        with shared.view.failures.guard():
+            events = partial(shared.browsers.events, lambda: panel_rows(_state(shared)), shared.clock.now_ns())
+            shared.page.stream.publish(*await asyncio.to_thread(events))
 
 
 async def _draw_on(shared: Watch) -> None:

@@ -22,7 +22,6 @@ from correlator.live.breakdown import EndedRequests
 from correlator.live.reasons import DEFECT, NO_CLIENT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
-from exporter.html.live import LiveColumns
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -44,6 +43,7 @@ from rundir.printable.numbers import count_of
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
 from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
+from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, EngineView
 from sidecar.progress.panel import BAR
 from sidecar.version import VERSION
@@ -59,7 +59,7 @@ class WatchView:
     """View of a watch on its logs, which it tails. A context manager; `poll` and `state` may run in a thread, one call
     at a time.
 
-    It keeps the requests of the last minutes, for `state`. `columns` are filled for browsers. A poll reads spans for
+    It keeps the requests of the last minutes, for `state`. `browsers` have begun, and get rows. A poll reads spans for
     `read_s`, after which what is known by then is shown.
     """
 
@@ -69,10 +69,10 @@ class WatchView:
         *,
         run_id: str,
         pages: Collection[str] = (),
-        columns: LiveColumns | None = None,
+        browsers: Browsers | None = None,
         read_s: float = READ_S,
     ) -> None:
-        self._columns, self._read_s = columns, read_s
+        self._columns, self._read_s = None if browsers is None else browsers.columns, read_s
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, column_s=WINDOW_S / BAR)
         self._restarted_ns: dict[str, int] = {}
