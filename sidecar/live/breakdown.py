@@ -6,6 +6,7 @@ by estimates of a window. The report, which knows the whole run, is more exact.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
@@ -23,7 +24,7 @@ from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
 from exporter.report.conclusion import largest_part, where_it_goes
-from exporter.summary.breakdown import Breakdown, Explained, group
+from exporter.summary.breakdown import Breakdown
 from loadgen.requests.table import RequestLog
 from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
@@ -31,6 +32,7 @@ from scraper.series.log import FailureRecord, ScrapeRow
 from scraper.spans.received import ReceivedSpan
 from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
+from sidecar.live.lately import Lately
 
 LATEST = 1000  # requests: what is said of them costs some milliseconds each time
 
@@ -47,7 +49,7 @@ class LiveParts:
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
         self._released: list[tuple[Ints, Parts]] = []
-        self._latest: deque[tuple[Parts, Attribution]] = deque()
+        self._latest = Lately(most=LATEST, window_s=math.inf)
 
     @property
     def pending(self) -> int:
@@ -72,21 +74,18 @@ class LiveParts:
         """Return the cause of the latest requests' TTFT in a sentence. The requests are the LATEST last ones; "" where
         too little is known.
         """
-        breakdown = self._lately()
+        breakdown = self._breakdown()
         return where_it_goes(breakdown) if breakdown else ""
 
     @property
     def largest(self) -> dict[str, float]:
         """Return the largest part of their TTFT with its share, where the cause is said."""
-        breakdown = self._lately()
+        breakdown = self._breakdown()
         return largest_part(breakdown) if breakdown else {}
 
-    def _lately(self) -> Breakdown | None:
-        if not self._latest:
-            return None
-        parts, attribution = (concat(list(columns)) for columns in zip(*self._latest, strict=True))
-        explained = Explained(parts=parts, attribution=attribution, clocks={})
-        return group(explained, np.ones(len(parts), dtype=np.bool_)).breakdown
+    def _breakdown(self) -> Breakdown | None:
+        latest = self._latest.group()
+        return None if latest is None else latest.breakdown
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
@@ -116,7 +115,7 @@ class LiveParts:
         if due:
             self._join(concat(due), now_ns)
         for estimated in (*self._window.estimates(now_ns), *self._window.leaving(now_ns)):
-            self._count(estimated.requests, estimated.parts, estimated.attribution)
+            self._count(estimated.requests, estimated.parts, estimated.attribution, now_ns)
         before_ns = now_ns - round(WINDOW_S * 1e9)
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
@@ -127,14 +126,12 @@ class LiveParts:
         released, self._released = self._released, []
         return released
 
-    def _count(self, requests: RequestColumns, parts: Parts, attribution: Attribution) -> None:
+    def _count(self, requests: RequestColumns, parts: Parts, attribution: Attribution, now_ns: int) -> None:
         self.counts = counted(self.counts, parts, requests=requests)
         self._released.append((requests.index, parts))
         if parts.covered.any():
-            self._latest.append((take(parts, parts.covered), take(attribution, parts.covered)))
-        excess = sum(len(batch) for batch, _ in self._latest) - LATEST
-        while self._latest and excess >= len(self._latest[0][0]):
-            excess -= len(self._latest.popleft()[0])
+            self._latest.take_parts(take(parts, parts.covered), take(attribution, parts.covered), now_ns)
+            self._latest.forget(now_ns)
 
     def _has_come(self, log: RequestLog) -> bool:
         """Return whether all spans have come. Where gateways send spans, one may come after the engine's."""
@@ -167,7 +164,7 @@ class LiveParts:
             pairs = zip(timed.trace_id, joined.trace_id, strict=True)
             gateways = [nested(*map(self._gateways.of, map(bytes.fromhex, dict.fromkeys(pair)))) for pair in pairs]
             exact = break_down(timed, joined, nothing(len(timed), ""), gateways=gateways)
-            self._count(take(log, known), take(exact, known[may]), nothing(int(known.sum()), ""))
+            self._count(take(log, known), take(exact, known[may]), nothing(int(known.sum()), ""), now_ns)
         waits = np.asarray(~known & (log.status == "ok"), dtype=np.bool_)
         rest = take(log, ~known & ~waits)
         if len(rest):

@@ -1,4 +1,4 @@
-"""Events of the live page for browsers while a run or a watch goes, from its view."""
+"""Events for browsers on the live page of a run or a watch."""
 
 from __future__ import annotations
 

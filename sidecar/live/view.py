@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import time
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STALE_RATIO = 1.01  # of the quantiles
 SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
-RATE_S = 5.0  # the output rate is of so long ago
+TOKENS_S = 5.0  # the output rate is of so long ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class LiveRun:
         self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO, slo=described.slo))
         self._slo: SloResult | None = None
         self._slo_due_s = 0.0
-        self._received = deque[tuple[int, int]]()  # output tokens of the phase, at some moments lately
+        self._received, self._tokens_per_s = Flow(window_s=TOKENS_S, least_s=1e-3), 0.0
         self._stats: dict[int, WorkerStat] = {}
         self._worst_delay_ns = 0
         self._engines = Engines(self.logs.pages)
@@ -116,9 +116,10 @@ class LiveRun:
     def enter(self, phase: str, *, start_ns: int | None = None) -> None:
         """Begin a phase, now or at a moment: the view counts from there."""
         self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
-        self._received = deque([(self._phase_ns, self._tallies[phase].received)])
+        for flow in (self._flow, self._received):
+            flow.counts.clear()
+        self._count_tokens(self._phase_ns)
         self._starts_ns[phase] = self._phase_ns
-        self._flow.counts.clear()
         if phase == "measure":
             for engine in self._engines.views.values():
                 engine.highest.clear()
@@ -177,7 +178,7 @@ class LiveRun:
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],
             in_flight=self._in_flight,
-            output_tokens_per_s=self._output_rate(),
+            output_tokens_per_s=self._tokens_per_s or None,
             ttft_p50_ms=1e3 * ttft_s["0.5"] if ttft_s else None,
             ttft_p99_ms=1e3 * ttft_s["0.99"] if ttft_s else None,
             running=self._gauge("requests_running"),
@@ -258,12 +259,10 @@ class LiveRun:
         offsets_ns = self.logs.requests.offsets_ns.get("measure")
         return self._planned_s or (offsets_ns[-1] / 1e9 if offsets_ns else 0.0)
 
-    def _output_rate(self) -> float | None:
-        """Return the output tokens a second lately; None without any."""
-        if len(self._received) < 2:
-            return None
-        (began_ns, before), (ended_ns, now) = self._received[0], self._received[-1]
-        return (now - before) * 1e9 / (ended_ns - began_ns) if now > before and ended_ns > began_ns else None
+    def _count_tokens(self, now_ns: int) -> None:
+        """Keep the rate of the phase's output tokens lately; 0 before there is one."""
+        (rate,) = self._received.rates(now_ns / 1e9, self._tallies[self._phase].received)
+        self._tokens_per_s = rate or 0.0
 
     def publish(self) -> None:
         """Send new events to browsers."""
@@ -304,10 +303,7 @@ class LiveRun:
             firsts[first.phase].append(first)
         for phase in {*firsts, self._phase}:
             self._tallies[phase].begin(firsts[phase], streamed=self.logs.requests.streamed[phase])
-        now_ns = self._clock.now_ns()
-        self._received.append((now_ns, self._tallies[self._phase].received))
-        while self._received[0][0] < now_ns - RATE_S * 1e9:
-            self._received.popleft()
+        self._count_tokens(self._clock.now_ns())
 
     def _show_page(self, scrape: ScrapeRow | FailureRecord) -> None:
         engine = self._engines.take(scrape)

@@ -23,8 +23,8 @@ from exporter.summary.slowest import SlowRequest
 from exporter.text import render
 from rundir.printable.numbers import brief, count_of, duration, percent, spoken
 from rundir.printable.text import printable
+from sidecar.live.lately import RecentRequests
 from sidecar.progress.panel import cell, row, waiting_row
-from sidecar.watch.lately import RecentRequests
 
 MOST_ENGINES, MOST_REASONS = 4, 3
 WIDTH = 100

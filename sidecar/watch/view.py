@@ -45,9 +45,9 @@ from scraper.series.log import LogReader
 from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, EngineView
+from sidecar.live.lately import WINDOW_S, Lately
 from sidecar.progress.panel import BAR
 from sidecar.version import VERSION
-from sidecar.watch.lately import WINDOW_S, Lately
 from sidecar.watch.panel import EngineState, WatchState
 
 MOST_GATEWAYS = 20  # said by name

@@ -19,8 +19,8 @@ from series import WAITING, gauge, scraped
 from exporter.prometheus.page import LivePage
 from scraper.series.log import FailureRecord, ScrapeLog
 from scraper.spans.log import SpanLog
+from sidecar.live.lately import WINDOW_S
 from sidecar.progress.reporter import Progress
-from sidecar.watch.lately import WINDOW_S
 from sidecar.watch.panel import EngineState, WatchState, panel
 from sidecar.watch.view import WatchView
 
