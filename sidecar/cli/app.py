@@ -53,8 +53,9 @@ app = App(
 )
 app.command(measuring.demo, group=MEASURE)
 app.command(measuring.run, group=MEASURE, usage="Usage: sidelight run [OPTIONS] URL")
-for _name, _path, _operands in draft.COMMANDS:
-    app.command(_path, name=_name, group=MEASURE, usage=f"Usage: sidelight {_name} [OPTIONS] {_operands}")
+for _draft in draft.COMMANDS:
+    _usage = f"Usage: sidelight {_draft.name} [OPTIONS] {_draft.operands}"
+    app.command(_draft.function, name=_draft.name, group=MEASURE, usage=_usage)
 app.command(measuring.scrape, group=MEASURE, usage="Usage: sidelight scrape [OPTIONS] [URL]")
 app.command(measuring.watch, group=MEASURE, usage="Usage: sidelight watch [OPTIONS] [URL of a metrics page...]")
 app.command(inspecting.simulate, group=INSPECT, help_flags=[])

@@ -27,9 +27,7 @@ _COMMANDS: dict[str, tuple[type | None, str]] = {
     "run": (RunOptions, "--url"),
     "doctor": (DoctorOptions, "--url"),
     "scrape": (ScrapeOptions, "--url"),
-    "test": (None, "--url"),
-    "compare": (None, "--variant"),
-    "sweep": (None, "--url"),
+    **{command.name: (None, command.bare) for command in draft.COMMANDS},
     "watch": (WatchOptions, "--metrics"),
 }
 # Options that take all values up to the next option.

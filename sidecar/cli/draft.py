@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyclopts import App
 
-# Name, function, and what stands behind the options.
+
+class DraftCommand(NamedTuple):
+    """A command: its function, its operands in the usage, the class of its options, the option of a bare value."""
+
+    name: str
+    function: str
+    operands: str
+    options: str
+    bare: str
+
+
 COMMANDS = (
-    ("test", "methodology.commands:run_test", "NAME URL"),
-    ("compare", "methodology.commands:run_comparison", "A B [C ...]"),
-    ("sweep", "methodology.commands:run_sweep", "URL"),
+    DraftCommand("test", "methodology.commands:run_test", "NAME URL", "StudyOptions", "--url"),
+    DraftCommand("compare", "methodology.commands:run_comparison", "A B [C ...]", "CompareOptions", "--variant"),
+    DraftCommand("sweep", "methodology.commands:run_sweep", "URL", "SweepOptions", "--url"),
 )
-LOADING = ("run", *(name for name, _, _ in COMMANDS))  # commands that send a load
-OPTIONS = {"test": "StudyOptions", "compare": "CompareOptions", "sweep": "SweepOptions"}
+LOADING = ("run", *(command.name for command in COMMANDS))  # commands that send a load
+OPTIONS = {command.name: command.options for command in COMMANDS}
 STUDY = "study.json"  # the file of a study's directory
 
 
@@ -26,8 +36,8 @@ def options_of(command: str) -> type:
 
 def describe(app: App) -> None:
     """Import the commands, so that the list of commands has their first lines."""
-    for name, _, _ in COMMANDS:
-        app[name]
+    for command in COMMANDS:
+        app[command.name]
 
 
 def report_study(path: Any, *, as_json: bool, outside: bool) -> int:
