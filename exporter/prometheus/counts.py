@@ -1,4 +1,4 @@
-"""Count requests that were broken down, for the histograms by part on the Prometheus page.
+"""Counts of requests by part and of clients' spans, for the Prometheus page.
 
 Shared by a run, whose requests are its own, and by `watch`, whose requests are production's. Apart from `page`, since
 what this imports would delay a run's first request.
@@ -29,12 +29,14 @@ from correlator.requests import RequestColumns
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
     MEAN_BOUNDS_S,
+    ClientCounts,
     Cumulative,
     PartCounts,
     add,
     bucketize,
     traced,
 )
+from recorded.client_spans import ClientSpan
 from recorded.gateway_spans import FIRST_OUTPUT
 from rundir.columns import Texts
 
@@ -99,6 +101,37 @@ def counted(
             MEAN_BOUNDS_S,
         ),
     )
+
+
+def no_clients_counted() -> ClientCounts:
+    """Return the counts of no clients' spans."""
+    empty = bucketize([], LATENCY_BOUNDS_S)
+    return ClientCounts(requests={"ok": 0, "failed": 0}, ttft=empty, e2e=empty)
+
+
+def clients_counted(before: ClientCounts, clients: Sequence[tuple[ClientSpan, str]], now_ns: int) -> ClientCounts:
+    """Add clients' spans that ended, each with its trace, an exemplar of the TTFT."""
+    if before.ttft is None or before.e2e is None:
+        raise AssertionError("they are counted from the start")
+    spans, traces = [span for span, _ in clients], np.array([trace for _, trace in clients], object)
+    first_s, whole_s = np.array([span.first_s for span in spans]), np.array([span.whole_s for span in spans])
+    failed = sum(span.failed for span in spans)
+    return ClientCounts(
+        requests={
+            "ok": before.requests["ok"] + len(spans) - failed,
+            "failed": before.requests["failed"] + failed,
+        },
+        input_tokens=_tokens(before.input_tokens, [span.input_tokens for span in spans]),
+        output_tokens=_tokens(before.output_tokens, [span.output_tokens for span in spans]),
+        ttft=add(before.ttft, traced(first_s, LATENCY_BOUNDS_S, traces, np.full(len(spans), now_ns))),
+        e2e=add(before.e2e, bucketize(whole_s, LATENCY_BOUNDS_S)),
+    )
+
+
+def _tokens(before: int | None, counts: Sequence[int]) -> int | None:
+    """Add the token counts that spans state, -1 where missing; None if all are missing."""
+    stated = [count for count in counts if count >= 0]
+    return (before or 0) + sum(stated) if stated or before else None
 
 
 def _observed(

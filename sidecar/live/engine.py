@@ -126,18 +126,18 @@ class EngineView:
 class Engines:
     """Owner of the scraped endpoints of a view, by URL: their last pages, their quantiles, and how many waited lately.
 
-    Quantiles are of `tables`, or of those that it keeps itself, of the last `keep_s`. An endpoint without a page for
-    `stale_s` seconds is silent, and its gauges do not count.
+    Quantiles are of `tables`, or of those that it keeps itself, of the last `keep_s`; peaks are of `waiting_s`. An
+    endpoint without a page for `stale_s` seconds is silent, and its gauges do not count.
     """
 
     def __init__(
-        self, tables: Mapping[str, SeriesTable] | None = None, *, keep_s: float = 0.0, column_s: float = 1.25
+        self, tables: Mapping[str, SeriesTable] | None = None, *, keep_s: float = 0.0, waiting_s: float = 60.0
     ) -> None:
         self.views: dict[str, EngineView] = {}
         self._recent: dict[str, SeriesTable] = {}
         self._tables, self._keep_ns = self._recent if tables is None else tables, round(keep_s * 1e9)
         self._quantiles: QuantileView | None = None
-        self._waiting = Peaks(columns=BAR, column_s=column_s)
+        self._waiting = Peaks(columns=BAR, column_s=waiting_s / BAR)
 
     def take(self, record: ScrapeRow | FailureRecord) -> EngineView:
         """Add a scrape, and return the view of its endpoint."""
@@ -184,10 +184,10 @@ class Engines:
 
 def stated(views: Sequence[EngineView], version: str) -> tuple[EngineCounts, ...]:
     """Return the counts of pages. The leading engine has the version that it stated elsewhere, as in the report."""
-    leading = _leading(views)
+    leading = _leading(views) if version else None
     return tuple(
         replace(view.counts, version=version)
-        if version and leading is not None and view.counts.engine == leading.name
+        if leading is not None and view.counts.engine == leading.name
         else view.counts
         for view in views
     )

@@ -31,7 +31,8 @@ from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
 from sidecar.progress.reporter import Progress
 from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, keep_up
-from sidecar.watch.view import SCRAPES, SPANS, WatchView
+from sidecar.watch.exports import SPANS
+from sidecar.watch.view import SCRAPES, WatchView
 
 CLOCK_EVERY_S = 1.0
 UNWRITABLE = "its logs cannot be written"

@@ -5,53 +5,35 @@ Everything kept is bounded: the windows of spans, requests and scrapes by their 
 
 from __future__ import annotations
 
-import math
 import resource
-import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
-
-import msgspec
-import numpy as np
 
 from correlator.breakdown import SOURCES
 from correlator.live.breakdown import EndedRequests
 from correlator.live.reasons import DEFECT, NO_CLIENT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
-from exporter.prometheus.counts import counted, nothing_counted
-from exporter.prometheus.snapshot import (
-    LATENCY_BOUNDS_S,
-    REFUSED,
-    ClientCounts,
-    PartCounts,
-    Snapshot,
-    WatchCounts,
-    add,
-    bucketize,
-    traced,
-)
+from exporter.prometheus.counts import clients_counted, counted, no_clients_counted, nothing_counted
+from exporter.prometheus.snapshot import REFUSED, PartCounts, Snapshot, WatchCounts
 from recorded.failures import ErrorCount
 from rundir.access import masked
 from rundir.columns import take
 from rundir.frames import LogTails
-from rundir.framing import GAP
 from rundir.printable.numbers import count_of
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
-from scraper.spans.log import ExportRecord, ForwardQueue, ReceiverCounts, ReceiverLife, StateRecord, decode, follow
 from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, EngineView
 from sidecar.live.lately import WINDOW_S, Lately
-from sidecar.progress.panel import BAR
 from sidecar.version import VERSION
+from sidecar.watch.exports import SPANS, Exports
 from sidecar.watch.panel import EngineState, WatchState
 
 MOST_GATEWAYS = 20  # said by name
-SPANS, SCRAPES = "spans-*.log", "scrapes-*.log"
+SCRAPES = "scrapes-*.log"
 READ_S = 1.0
 
 
@@ -72,37 +54,38 @@ class WatchView:
         browsers: Browsers | None = None,
         read_s: float = READ_S,
     ) -> None:
-        self._columns, self._read_s = None if browsers is None else browsers.columns, read_s
+        self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
-        self._engines = Engines(keep_s=WINDOW_S, column_s=WINDOW_S / BAR)
+        self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)
         self._restarted_ns: dict[str, int] = {}
         self.failures = ErrorCount("what had just come is lost; the watch goes on")
         self._tails = LogTails(raw)
+        self._exports = Exports(self._tails, self.failures.guard, read_s=read_s)
         self._run_id = run_id
         self._requests = SpanRequests(self.failures.guard)
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
-        self._client = ClientCounts(
-            requests={"ok": 0, "failed": 0},
-            ttft=bucketize([], LATENCY_BOUNDS_S),
-            e2e=bucketize([], LATENCY_BOUNDS_S),
-        )
+        self._client = no_clients_counted()
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
         self._breaks: Mapping[Break, str] = {}
         self._said_breaks: set[Break] = set()
-        self._spans: Iterator[tuple[Path, bytes]] = iter(())  # what is still to be read of the logs as they were
-        self._spans_ns = 0  # when the export came that was read last
-        self._read_to_s = time.monotonic()
-        self.is_behind = False
-        self._received = {"exports": 0, "spans": 0}
-        self._before, self._lives = Counter[str](), list[ReceiverLife]()  # receivers that ended, and the last one
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._tails.__exit__()
+
+    @property
+    def receiver_counts(self) -> dict[str, int]:
+        """Return the counts of all receivers."""
+        return self._exports.counts()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether spans have come that are not read yet."""
+        return self._exports.is_behind
 
     @property
     def parts(self) -> PartCounts:
@@ -137,31 +120,10 @@ class WatchView:
         for path, payload in self._tails.news(SCRAPES, in_turn=True):
             with self.failures.guard():
                 self._take_page(path, payload)
-        self._read_spans(now_ns, within_s=math.inf if all_of_it else self._read_s)
-        self._count_ended(min(now_ns, self._spans_ns) if self.is_behind else now_ns, all_of_it=all_of_it)
+        known_ns = self._exports.read(now_ns, self._requests.spans.take, all_of_it=all_of_it)
+        self._count_ended(known_ns, all_of_it=all_of_it)
         with self.failures.guard():
             self._engines.estimate_quantiles(now_ns - round(WINDOW_S * 1e9), now_ns)
-
-    def _read_spans(self, now_ns: int, *, within_s: float) -> None:
-        """Read the remaining spans of the previous poll and, if time permits, new ones."""
-        begun_s = time.monotonic()
-        is_anew = not self.is_behind
-        while True:
-            if is_anew:
-                self._spans = self._tails.news(SPANS, in_turn=True)
-            for _, payload in self._spans:
-                if payload is GAP:
-                    continue
-                with self.failures.guard():
-                    self._take_spans(payload)
-                if time.monotonic() > begun_s + within_s:
-                    self.is_behind = True
-                    self._read_to_s = begun_s - max(0, now_ns - self._spans_ns) / 1e9
-                    return
-            if is_anew:
-                break
-            is_anew = True
-        self.is_behind, self._read_to_s = False, begun_s
 
     def _count_ended(self, now_ns: int, *, all_of_it: bool) -> None:
         """Count the requests that have ended."""
@@ -217,11 +179,6 @@ class WatchView:
         """
         self._tails.prune((SPANS, SCRAPES), now_ns=now_ns, keep_s=keep_s, keep_bytes=keep_bytes)
 
-    def receiver_counts(self) -> dict[str, int]:
-        """Return the counts of all receivers: exports and spans as logged, the rest as last reported."""
-        last = Counter(msgspec.structs.asdict(self._lives[-1].state.counts)) if self._lives else Counter[str]()
-        return {**(self._before + last), **self._received}
-
     def since_start(self, *, restarts: int) -> dict[str, Any]:
         """Return the counts since the start, for the summary."""
         parts = self.parts
@@ -232,13 +189,12 @@ class WatchView:
             "missing": {reason: count for reason, count in parts.missing.items() if count},
             "ok": self._client.requests["ok"],
             "failed": self._client.requests["failed"],
-            "spans": self._received["spans"],
+            "spans": self.receiver_counts["spans"],
             "receiver_restarts": restarts,
         }
 
     def snapshot(self, *, restarts: int, scraper_restarts: int = 0, unwritten: int = 0) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        receiver = {**dict.fromkeys(ReceiverCounts.__struct_fields__, 0), **self.receiver_counts()}
         return Snapshot(
             version=VERSION,
             run_id=self._run_id,
@@ -247,8 +203,8 @@ class WatchView:
             engines=self._engines.counts(),
             parts=self.parts,
             watch=WatchCounts(
-                receiver=receiver,
-                forward_queue=_shown(self._lives[-1].state.queue) if self._lives else {},
+                receiver=self.receiver_counts,
+                forward_queue=self._exports.queue(),
                 restarts=restarts,
                 scraper_restarts=scraper_restarts,
                 unwritten=unwritten,
@@ -260,7 +216,7 @@ class WatchView:
                 probes=self._requests.spans.probes,
                 whole_traces=self._requests.count.whole,
                 broken_traces=self._requests.count.broken.copy(),
-                read_to_s=self._read_to_s,
+                read_to_s=self._exports.read_to_s,
             ),
         )
 
@@ -268,7 +224,7 @@ class WatchView:
         """Return the state for the terminal. A page without an answer for `stale_s` is silent."""
         restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
         self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
-        received = self.receiver_counts()
+        received = self.receiver_counts
         waiting = self._engines.gauge("requests_waiting", stale_s, now_ns)
         return WatchState(
             elapsed_s=elapsed_s,
@@ -311,41 +267,15 @@ class WatchView:
             self._columns.scraped(scrape, engine.counts.gauges)
         self._requests.estimates.scraped(scrape)
 
-    def _take_spans(self, payload: bytes) -> None:
-        record = decode(payload)
-        self._spans_ns = record.received_ns if isinstance(record, ExportRecord) else record.at_ns
-        follow(self._lives, record)
-        if len(self._lives) > 1:
-            self._before += Counter(msgspec.structs.asdict(self._lives.pop(0).counts()))
-        if not isinstance(record, StateRecord):
-            self._received["exports"] += 1
-            self._received["spans"] += self._requests.spans.take(record)
-
     def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
         clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]
-        spans = [span for span, _ in clients]
-        if not spans:
-            return
-        before = self._client
-        failed = sum(span.failed for span in spans)
-        self._lately.count_clients(len(spans), failed, now_ns)
-        if before.ttft is None or before.e2e is None:
-            raise AssertionError("they are counted from the start")
-        first_s, traces = np.array([span.first_s for span in spans]), np.array([trace for _, trace in clients], object)
-        self._client = ClientCounts(
-            requests={
-                "ok": before.requests["ok"] + len(spans) - failed,
-                "failed": before.requests["failed"] + failed,
-            },
-            input_tokens=_tokens(before.input_tokens, [span.input_tokens for span in spans]),
-            output_tokens=_tokens(before.output_tokens, [span.output_tokens for span in spans]),
-            ttft=add(before.ttft, traced(first_s, LATENCY_BOUNDS_S, traces, np.full(len(spans), now_ns))),
-            e2e=add(before.e2e, bucketize(np.array([span.whole_s for span in spans]), LATENCY_BOUNDS_S)),
-        )
+        if clients:
+            self._lately.count_clients(len(clients), sum(span.failed for span, _ in clients), now_ns)
+            self._client = clients_counted(self._client, clients, now_ns)
 
 
 def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
-    counts, received = view.parts.requests, view.receiver_counts()
+    counts, received = view.parts.requests, view.receiver_counts
     by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
     unseen = view.parts.missing[NO_CLIENT]
     alone = f", {count_of(unseen, 'engine request')} without a client's span" if unseen else ""
@@ -355,19 +285,6 @@ def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
         f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
         f"{_refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
     )
-
-
-def _tokens(before: int | None, counts: Sequence[int]) -> int | None:
-    """Add the token counts that spans state, -1 where missing; None if all are missing."""
-    stated = [count for count in counts if count >= 0]
-    return (before or 0) + sum(stated) if stated or before else None
-
-
-def _shown(queue: ForwardQueue) -> dict[str, int]:
-    """Return a queue as the page has it; nothing without a forwarder."""
-    if not queue.limit_bytes:
-        return {}
-    return {"exports": queue.exports, "bytes": queue.size_bytes, "limit_bytes": queue.limit_bytes}
 
 
 def _refused(received: Mapping[str, int]) -> int:
