@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +41,7 @@ LATENESS = "schedule_lateness"
 OF_CLASSES = ("ttft", "e2e_latency")
 MOST_CLASSES = 20
 FAILING = 5  # requests one after another
+SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
 # What is counted of rates on the page, by the report's names.
 RATES = {
     "offered": "offered_requests_per_s",
@@ -100,6 +102,8 @@ class Tally:
     )
     classes: dict[str, dict[str, TallySample]] = field(default_factory=dict)
     objectives: SloTally | None = None
+    _slo: SloResult | None = None
+    _slo_due_s: float = 0.0
     _uncounted: int = 0  # of the requests that ended ok: without a number of tokens
     _ok_tokens: int = 0
     _ok_ns: int = 0  # when the last request ended ok
@@ -194,6 +198,15 @@ class Tally:
         return self.objectives.result(
             {name: amount / duration_s if known and amount is not None else unknown for name, amount in amounts.items()}
         )
+
+    def slo_lately(self, duration_s: float) -> SloResult | None:
+        """Return the state of the objectives after `duration_s`, or some seconds earlier; None without any."""
+        began_s = monotonic()
+        if began_s >= self._slo_due_s:
+            self._slo = self.slo_result(duration_s)
+            ended_s = monotonic()
+            self._slo_due_s = ended_s + max(SLO_EVERY_S, (ended_s - began_s) / SLO_SHARE)
+        return self._slo
 
     def lateness_quantiles_s(self) -> dict[str, float]:
         shown = dict(zip(QUANTILES, self.samples[LATENESS].quantiles, strict=False))

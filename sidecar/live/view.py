@@ -7,8 +7,6 @@ a second at most; all else counts when a request has ended. In flight and sent a
 from __future__ import annotations
 
 import resource
-import time
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
-from loadgen.records import WorkerStat
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult
 from loadgen.requests.table import InFlightRequest
@@ -26,9 +23,10 @@ from recorded.logs import News, RunLogs
 from rundir.clock import AnchoredClock
 from rundir.columns import take
 from scraper.series.log import FailureRecord, ScrapeRow
-from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, about_engine
 from sidecar.live.lately import Flow
+from sidecar.live.load import LoadProgress
+from sidecar.live.sending import Browsers
 from sidecar.live.tally import QUANTILES, Tally, rates_so_far
 from sidecar.progress.panel import Standing, View, panel_rows
 from sidecar.version import VERSION
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from sidecar.live.breakdown import LiveParts
 
 STALE_RATIO = 1.01  # of the quantiles
-SLO_EVERY_S, SLO_SHARE = 5.0, 0.01  # objectives are evaluated so often, at the cost of this share of a core at most
 TOKENS_S = 5.0  # the output rate is of so long ago
 
 
@@ -80,19 +77,12 @@ class LiveRun:
         self._run_id = run_id
         self._clock = clock
         self.logs = RunLogs(path, run_id=run_id, protocol=protocol)
-        self._planned_s = planned_s
+        self._load = LoadProgress(self.logs.requests, clock, planned_s)
         self._stale_s = stale_s
         self._loaded = loaded
         self._described = described
-        self._phase, self._phase_ns = "start", clock.now_ns()
-        self._starts_ns: dict[str, int] = {}
-        self._ends_ns: dict[str, int] = {}
         self._tallies = defaultdict[str, Tally](partial(Tally, stale_ratio=STALE_RATIO, slo=described.slo))
-        self._slo: SloResult | None = None
-        self._slo_due_s = 0.0
         self._received, self._tokens_per_s = Flow(window_s=TOKENS_S, least_s=1e-3), 0.0
-        self._stats: dict[int, WorkerStat] = {}
-        self._worst_delay_ns = 0
         self._engines = Engines(self.logs.pages)
         self._parts: LiveParts | None = None
         title, url = f"Sidelight run {run_id}", described.trace_url
@@ -115,25 +105,23 @@ class LiveRun:
 
     def enter(self, phase: str, *, start_ns: int | None = None) -> None:
         """Begin a phase, now or at a moment: the view counts from there."""
-        self._phase, self._phase_ns = phase, self._clock.now_ns() if start_ns is None else start_ns
+        self._load.enter(phase, start_ns)
         for flow in (self._flow, self._received):
             flow.counts.clear()
-        self._count_tokens(self._phase_ns)
-        self._starts_ns[phase] = self._phase_ns
+        self._count_tokens(self._load.phase_ns)
         if phase == "measure":
             for engine in self._engines.views.values():
                 engine.highest.clear()
 
     def leave(self) -> None:
         """End the phase: nothing of it is scheduled any more."""
-        self._ends_ns[self._phase] = self._clock.now_ns()
+        self._load.leave()
 
     def poll(self) -> None:
         """Read new data of the logs, and count them. Data that cannot be counted are left out, and `errors` rises."""
         news = self.logs.read(spans=self._parts is not None)
         for stat in news.worker_stats:
-            self._stats[stat.worker] = stat
-            self._worst_delay_ns = max(self._worst_delay_ns, stat.loop_delay_ns)
+            self._load.take(stat)
         for phase in dict.fromkeys(news.requests.phase):
             with self.failures.guard():
                 self._tallies[phase].count(take(news.requests, news.requests.phase == phase))
@@ -144,9 +132,9 @@ class LiveRun:
                 self._show_page(scrape)
         with self.failures.guard():
             self._break_down(news)
-        if self._shown and "measure" in self._starts_ns:
+        if self._shown and self._load.measured_ns is not None:
             with self.failures.guard():
-                self._engines.estimate_quantiles(self._starts_ns["measure"], self._clock.now_ns())
+                self._engines.estimate_quantiles(self._load.measured_ns, self._clock.now_ns())
 
     @property
     def errors(self) -> int:
@@ -158,26 +146,26 @@ class LiveRun:
         return {engine.known.engine.name for engine in views if engine.known.engine is not None}
 
     def view(self) -> View:
-        tally = self._tallies[self._phase]
+        tally = self._tallies[self._load.phase]
         now_ns = self._clock.now_ns()
         ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
-        elapsed_s = max(0.0, (now_ns - self._phase_ns) / 1e9)
-        sent, waiting = self._submitted(self._phase), self._gauge("requests_waiting")
-        scheduled = self._scheduled(self._phase)
+        elapsed_s = max(0.0, (now_ns - self._load.phase_ns) / 1e9)
+        sent, waiting = self._load.submitted(self._load.phase), self._gauge("requests_waiting")
+        scheduled = self._load.scheduled(self._load.phase)
         offered_per_s, served_per_s = self._flow.rates(
             now_ns / 1e9, sent if scheduled is None else scheduled, tally.statuses["ok"]
         )
         lateness_s, parts = tally.lateness_quantiles_s().get("0.99"), self._parts
         slo = self.slo() if self._described.slo else None
         return View(
-            phase=self._phase,
+            phase=self._load.phase,
             loaded=self._loaded,
             elapsed_s=elapsed_s,
-            planned_s=(self._load_s or None) if self._phase == "measure" else None,
+            planned_s=(self._load.load_s or None) if self._load.phase == "measure" else None,
             sent=sent,
             ok=tally.statuses["ok"],
             failed=tally.statuses["failed"] + tally.statuses["refused"],
-            in_flight=self._in_flight,
+            in_flight=self._load.in_flight,
             output_tokens_per_s=self._tokens_per_s or None,
             ttft_p50_ms=1e3 * ttft_s["0.5"] if ttft_s else None,
             ttft_p99_ms=1e3 * ttft_s["0.99"] if ttft_s else None,
@@ -195,7 +183,7 @@ class LiveRun:
                 Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)
                 for each in (slo.objectives if slo else ())
             ],
-            planned_requests=self._described.planned_requests if self._phase == "measure" else None,
+            planned_requests=self._described.planned_requests if self._load.phase == "measure" else None,
             silent=self._engines.silent(self._stale_s),
         )
 
@@ -204,25 +192,26 @@ class LiveRun:
         self._shown = True
         tally = self._tallies["measure"]
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._stats.values()}
+        cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._load.workers.values()}
         version = self.engine_version
-        elapsed_s = self._measured_s()
+        elapsed_s = self._load.measured_s
+        load_s = self._load.load_s or elapsed_s
         client = tally.client_counts(
-            in_flight=self._in_flight,
-            scheduled=self._scheduled("measure"),
-            submitted=self._submitted("measure"),
+            in_flight=self._load.in_flight,
+            scheduled=self._load.scheduled("measure"),
+            submitted=self._load.submitted("measure"),
             slo=self.slo(),
         )
         return Snapshot(
             version=VERSION,
             run_id=self._run_id,
-            phase=self._phase,
-            client=replace(client, rates=rates_so_far(client, elapsed_s, min(elapsed_s, self._load_s or elapsed_s))),
+            phase=self._load.phase,
+            client=replace(client, rates=rates_so_far(client, elapsed_s, min(elapsed_s, load_s))),
             generator=GeneratorCounts(
                 schedule_lateness=tally.lateness,
                 lateness_quantiles_s=tally.lateness_quantiles_s(),
                 cpu_seconds={**cpu, "conductor": usage.ru_utime + usage.ru_stime},
-                loop_delay_max_s=self._worst_delay_ns / 1e9 if self._stats else None,
+                loop_delay_max_s=self._load.worst_delay_ns / 1e9 if self._load.workers else None,
                 live_errors=self.errors,
             ),
             engines=self._engines.counts(version),
@@ -239,29 +228,11 @@ class LiveRun:
 
     def slo(self) -> SloResult | None:
         """Return the state of the objectives some seconds ago, of the measured phase; None without any."""
-        began_s = time.monotonic()
-        if began_s >= self._slo_due_s:
-            self._slo = self._tallies["measure"].slo_result(self._measured_s())
-            ended_s = time.monotonic()
-            self._slo_due_s = ended_s + max(SLO_EVERY_S, (ended_s - began_s) / SLO_SHARE)
-        return self._slo
-
-    def _measured_s(self) -> float:
-        """Return the duration of the measured phase so far, s; 0 before it."""
-        start_ns = self._starts_ns.get("measure")
-        return 0.0 if start_ns is None else (self._clock.now_ns() - start_ns) / 1e9
-
-    @property
-    def _load_s(self) -> float:
-        """Return the planned duration of the measured load, s, until the last request is due. It is 0 where it is not
-        known.
-        """
-        offsets_ns = self.logs.requests.offsets_ns.get("measure")
-        return self._planned_s or (offsets_ns[-1] / 1e9 if offsets_ns else 0.0)
+        return self._tallies["measure"].slo_lately(self._load.measured_s)
 
     def _count_tokens(self, now_ns: int) -> None:
         """Keep the rate of the phase's output tokens lately; 0 before there is one."""
-        (rate,) = self._received.rates(now_ns / 1e9, self._tallies[self._phase].received)
+        (rate,) = self._received.rates(now_ns / 1e9, self._tallies[self._load.phase].received)
         self._tokens_per_s = rate or 0.0
 
     def publish(self) -> None:
@@ -270,38 +241,12 @@ class LiveRun:
             events = self._browsers.events(lambda: panel_rows(self.view()), self._clock.now_ns())
             self._browsers.stream.publish(*events)
 
-    @property
-    def _in_flight(self) -> int:
-        """Return the number of requests in flight. It is by the workers' own counts, before those by their logs."""
-        if not self._stats:
-            return self.logs.requests.in_flight
-        return sum(stat.in_flight for stat in self._stats.values())
-
-    def _submitted(self, phase: str) -> int:
-        """Return the number of requests of a phase that were sent. Phases come one after another, each drained to its
-        end.
-        """
-        sent = self.logs.requests.sent
-        if phase != self._phase:
-            return sent[phase]
-        others = sum(count for name, count in sent.items() if name != phase)
-        return max(sent[phase], sum(stat.started for stat in self._stats.values()) - others)
-
-    def _scheduled(self, phase: str) -> int | None:
-        """Return the number of requests of a phase that are due by now; None without a schedule."""
-        offsets_ns = self.logs.requests.offsets_ns.get(phase)
-        if offsets_ns is None:
-            return None
-        start_ns = self._starts_ns.get(phase)
-        until_ns = self._ends_ns.get(phase, self._clock.now_ns())
-        return 0 if start_ns is None else bisect_right(offsets_ns, until_ns - start_ns)
-
     def _stream(self) -> None:
         """Count the tokens of replies in progress."""
         firsts = defaultdict[str, list[InFlightRequest]](list)
         for first in self.logs.requests.first_tokens():
             firsts[first.phase].append(first)
-        for phase in {*firsts, self._phase}:
+        for phase in {*firsts, self._load.phase}:
             self._tallies[phase].begin(firsts[phase], streamed=self.logs.requests.streamed[phase])
         self._count_tokens(self._clock.now_ns())
 
@@ -329,11 +274,11 @@ class LiveRun:
                 self._parts.scraped(scrape)
             self._parts.spans(news.spans)
             self._parts.poll(now_ns)
-            released, start_ns = self._parts.released(), self._starts_ns.get("measure")
+            released, start_ns = self._parts.released(), self._load.measured_ns
             if self._browsers is not None and start_ns is not None:
                 columns = self._browsers.begin(start_ns)
                 columns.ended(measured)
-                columns.in_flight(self._in_flight, now_ns)
+                columns.in_flight(self._load.in_flight, now_ns)
                 for index, parts in released:
                     columns.counted(index, parts)
 

@@ -1,4 +1,4 @@
-"""Reading of the span logs of a watch in the time of a look, and the counts of its receivers."""
+"""Reading of the span logs of a watch, and the counts of its receivers."""
 
 from __future__ import annotations
 

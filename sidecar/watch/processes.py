@@ -25,7 +25,7 @@ from rundir.access import masked
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.frames import Rotation, next_number
 from scraper.commands import SpanSpec, Spec
-from sidecar.live.browsers import Browsers
+from sidecar.live.sending import Browsers
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions

@@ -32,7 +32,7 @@ from rundir.clock import anchor, time_of_day_ns
 from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
 from scraper.targets.target import STALE_TICKS
-from sidecar.live.browsers import Browsers
+from sidecar.live.sending import Browsers
 from sidecar.options.access import guard_of
 from sidecar.options.fields import listen_address
 from sidecar.options.spans import require_ports

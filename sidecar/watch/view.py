@@ -25,9 +25,9 @@ from rundir.frames import LogTails
 from rundir.printable.numbers import count_of
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
-from sidecar.live.browsers import Browsers
 from sidecar.live.engine import Engines, EngineView
 from sidecar.live.lately import WINDOW_S, Lately
+from sidecar.live.sending import Browsers
 from sidecar.version import VERSION
 from sidecar.watch.exports import SPANS, Exports
 from sidecar.watch.panel import EngineState, WatchState
