@@ -35,7 +35,7 @@ VARYING = {"protocols", "engines", "workloads", "dialects", "procedures"}
 # Import levels of a folder's rooms: how long a chain of imports among them may be.
 LEVELS, ROOT_LEVELS = 5, 7
 # Folders and modules that are still to be brought in line; this set only ever shrinks.
-UNFINISHED = {"sidecar.watch.service"}
+UNFINISHED: set[str] = set()
 MOST_IMPORTS, PACKAGE_LINES = 20, 60
 MODULE_LINES = 500
 FUNCTION_LINES, PRODUCT_FUNCTION_LINES = 80, 60

@@ -8,40 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.html.live import event
 from exporter.prometheus.page import LivePage
-from exporter.prometheus.server import serving
-from exporter.prometheus.snapshot import Snapshot
 from recorded import directory as run_directory
 from recorded import events as run_events
-from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.child import first_cause
 from rundir.clock import anchor, time_of_day_ns
 from rundir.process import collecting_often, raise_limit
 from scraper.commands import SetTargets
-from scraper.targets.target import STALE_TICKS
 from sidecar.live.sending import Browsers
-from sidecar.options.access import guard_of
-from sidecar.options.fields import listen_address
 from sidecar.options.spans import require_ports
 from sidecar.options.watch import WatchOptions, reloaded
 from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
-from sidecar.run.phases import record, record_if_possible, unless_stopped_for
-from sidecar.run.preparation.target import reason_of
-from sidecar.watch.panel import WatchState, panel, panel_rows
+from sidecar.run.phases import record, record_if_possible
+from sidecar.watch.page import draw_on, look, look_on, sending, served
 from sidecar.watch.processes import (
     Scraper,
     Watch,
@@ -53,10 +44,7 @@ from sidecar.watch.processes import (
 )
 from sidecar.watch.view import WatchView, summary_line
 
-POLL_S = 0.5
-DRAW_EVERY_S = 1.0
 SLICE_S = 10.0  # of what `report` makes of the logs
-SUMMARY_EVERY_S = 60.0
 HALTED_S = 10.0  # without a look at the logs: a defect, of which a supervisor is to know
 # What is reported on at the end: some 15,000 requests of three spans, which take 4 s. Who ends a service waits 10 s.
 SPAN_BYTES_AT_END = 4_000_000
@@ -121,7 +109,7 @@ async def _watch(
     async with AsyncExitStack() as stack:
         shared: Watch | None = None
         port = before.page_port if before else None
-        url = await _served(stack, options, port, page, lambda: _unready(shared), lambda: _unhealthy(shared))
+        url = await served(stack, options, port, page, lambda: _unready(shared), lambda: _unhealthy(shared))
         recorded = manifests.recorded(
             options, out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
         )
@@ -149,7 +137,7 @@ async def _watch(
         progress.stage(f"{url}, /healthz and /readyz beside it; logs in {path}")
         _begin_recording(shared)
         stack.enter_context(collecting_often())
-        async with _sending(shared):
+        async with sending(shared):
             await _until_stopped(shared, command, wall_ns)
             await _end_recording(shared)
         elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
@@ -190,7 +178,7 @@ async def _end_recording(shared: Watch) -> None:
     shared.progress.close()
     shared.record_rest()
     record_if_possible(shared, "phase_end", phase="measure")
-    await asyncio.to_thread(_look, shared, all_of_it=True)
+    await asyncio.to_thread(look, shared, all_of_it=True)
     with shared.view.failures.guard():
         shared.page.stream.publish(shared.browsers.rows(), b"")
     note = f"The watch has ended. Its report is in {shared.path}."
@@ -209,26 +197,6 @@ def _unhealthy(shared: Watch | None) -> str:
     if shared is None or silent_s < HALTED_S or shared.stop.is_set():
         return ""
     return f"the logs have not been looked at for {silent_s:.0f} s"
-
-
-async def _served(
-    stack: AsyncExitStack,
-    options: WatchOptions,
-    port: int | None,
-    page: LivePage,
-    unready: Callable[[], str],
-    halted: Callable[[], str],
-) -> str:
-    address = listen_address(options.listen)
-    if address is None:
-        raise AssertionError("checked options name an address")
-    host, asked = address
-    try:
-        return await stack.enter_async_context(
-            serving(page, host, port or asked, unready=unready, unhealthy=halted, guard=guard_of(options))
-        )
-    except OSError as error:
-        raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
 
 
 @contextmanager
@@ -260,8 +228,8 @@ async def _until_stopped(shared: Watch, command: Sequence[str], wall_ns: Callabl
                 group.create_task(end_at_clock_step(shared, wall_ns)),
                 group.create_task(_reload_on(shared, command)),
             ]
-            group.create_task(_look_on(shared))
-            group.create_task(_draw_on(shared))
+            group.create_task(look_on(shared))
+            group.create_task(draw_on(shared))
             await shared.stop.wait()
             shared.not_ready["receiver"] = "ending"
             for task in tasks:
@@ -291,91 +259,3 @@ async def _reload_on(shared: Watch, command: Sequence[str]) -> None:
         text = f"reloaded: {scraped_line(options)}"
         shared.progress.stage(text)
         record_if_possible(shared, "note", text=text)
-
-
-async def _look_on(shared: Watch) -> None:
-    last_summary_s = asyncio.get_running_loop().time()
-    while not shared.stop.is_set():
-        async with shared.looking:
-            # A thread: estimates take a second, and the page is to be there meanwhile.
-            await asyncio.to_thread(_look, shared)
-            shared.looked_s = time.monotonic()
-            await _publish(shared)
-            half_known, breaks = shared.view.half_known_gateways(), shared.view.fresh_breaks()
-        for service in half_known:  # which the report says of its own
-            shared.progress.warn(
-                f"the spans of gateway {service or 'without a service.name'} do not say when its first output left, so "
-                f"some of its time counts as network: set {FIRST_TOKEN_ATTRIBUTES[0]} (seconds) on its server span"
-            )
-        for text in breaks:  # which the report finds in the logs
-            shared.progress.warn(f"in the last minute {text}")
-        if asyncio.get_running_loop().time() > last_summary_s + SUMMARY_EVERY_S:
-            last_summary_s += SUMMARY_EVERY_S
-            elapsed_s = (shared.clock.now_ns() - shared.begun_ns) / 1e9
-            if shared.progress.mode != "panel":
-                shared.progress.stage(summary_line(shared.view, elapsed_s=elapsed_s, restarts=shared.receiver.restarts))
-        await unless_stopped_for(shared.stop, 0.0 if shared.view.is_behind else POLL_S)
-
-
-async def _publish(shared: Watch) -> None:
-    """Send new rows to browsers when they are due. While one is connected, it gets the terminal's panel too."""
-    if shared.page.stream.is_due:
-        with shared.view.failures.guard():
-            events = partial(shared.browsers.events, lambda: panel_rows(_state(shared)), shared.clock.now_ns())
-            shared.page.stream.publish(*await asyncio.to_thread(events))
-
-
-async def _draw_on(shared: Watch) -> None:
-    """Draw the panel in a task of its own: a slow terminal delays neither logs nor page."""
-    while shared.progress.mode == "panel" and not shared.stop.is_set():
-        with shared.view.failures.guard():
-            async with shared.looking:
-                state = await asyncio.to_thread(_state, shared)
-            await asyncio.to_thread(shared.progress.show, panel(state))
-        await unless_stopped_for(shared.stop, DRAW_EVERY_S)
-
-
-@asynccontextmanager
-async def _sending(shared: Watch) -> AsyncIterator[None]:
-    """Send the page to the server of --prometheus-write while the context is open. It has the labels of a scrape."""
-    url = shared.options.prometheus_write
-    if url is None:
-        yield
-        return
-    from sidecar.live.sending import sending  # noqa: PLC0415  few want it
-
-    instance = f"{socket.gethostname()}:{shared.options.listen.rpartition(':')[2]}"
-
-    def snapshot() -> tuple[int, Snapshot] | None:
-        latest = shared.page.latest
-        if latest is None:
-            return None
-        labels = {"job": "sidelight", "instance": instance, **latest.labels}
-        return shared.clock.now_ns(), replace(latest, labels=labels)
-
-    async with sending(url, shared.options, snapshot, progress=shared.progress, flush=True):
-        yield
-
-
-def _state(shared: Watch) -> WatchState:
-    return shared.view.state(
-        shared.clock.now_ns(),
-        elapsed_s=(shared.clock.now_ns() - shared.begun_ns) / 1e9,
-        stale_s=STALE_TICKS * shared.options.scrape_interval,
-        restarts=shared.receiver.restarts,
-        receiver_down=shared.not_ready["receiver"],
-    )
-
-
-def _look(shared: Watch, *, all_of_it: bool = False) -> None:
-    """Read new data and show them. Nothing is waited for while no receiver is up."""
-    now_ns, failures = shared.receiver.down_ns or shared.clock.now_ns(), shared.view.failures
-    before = failures.count
-    shared.view.poll(now_ns, all_of_it=all_of_it)
-    shared.not_ready["logs"] = (
-        "a defect of Sidelight's: not all that came is counted" if failures.count > before else ""
-    )
-    with shared.view.failures.guard():
-        shared.view.prune(shared.clock.now_ns(), keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
-    restarts = {"restarts": shared.receiver.restarts, "scraper_restarts": shared.scraper.restarts}
-    shared.page.update(shared.view.snapshot(**restarts, unwritten=shared.scraper.unwritten))
