@@ -28,7 +28,7 @@ from recorded.run import Run
 from rundir.columns import take
 from rundir.printable.numbers import agree, count_of
 from scraper.engines.recognition import QUANTITIES
-from scraper.series.resets import alternates, models_in_turn, unlikely_starts
+from scraper.series.resets import alternates, label_changes, models_in_turn, unlikely_starts
 from scraper.window.aggregate import impossible_sums, impossible_values
 from scraper.window.summary import Server
 
@@ -87,6 +87,7 @@ def warnings(
                 f"pages at {endpoint.url} state series of {', '.join(names[:MOST_REASONS])}{more} more than once, with "
                 "different values: the first on the page counts"
             )
+    yield from _label_changes(run)
     yield from _impossible(run, correlation)
     ok = take(run.requests, (run.requests.phase == "measure") & (run.requests.status == "ok"))
     yield from _arrivals(check)
@@ -109,11 +110,25 @@ def _other_models(run: Run) -> Iterator[str]:
     start_ns = next((phase.start_ns for phase in run.phases if phase.name == "measure"), None)
     for endpoint in run.endpoints:
         turns = [] if alternates(endpoint) else models_in_turn(endpoint)
+        renamed = {endpoint.at_ns[row] for row, _ in label_changes(endpoint)}  # not another model's, for they count on
         for (before, _), (after, at_ns) in islice(pairwise(turns), MOST_REASONS):
+            if at_ns in renamed:
+                continue
             since_ns = endpoint.at_ns[0] if start_ns is None else start_ns
             yield (
                 f"the engine at {endpoint.url} serves another model since second {(at_ns - since_ns) / 1e9:.1f}: "
                 f"{after}, before it {before}; its numbers, and the client's, are of both models together"
+            )
+
+
+def _label_changes(run: Run) -> Iterator[str]:
+    """Yield a warning for each change of a label while series counted on."""
+    for endpoint in run.endpoints:
+        for row, change in islice(label_changes(endpoint), MOST_REASONS):
+            at_s = (endpoint.at_ns[row] - endpoint.at_ns[0]) / 1e9
+            yield (
+                f"{change} on the page of {endpoint.url}, {at_s:.1f} s after its first scrape, while its series "
+                "counted on: what they counted across that moment is missing"
             )
 
 

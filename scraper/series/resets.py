@@ -4,12 +4,14 @@ A series was reset at a scrape where
 - the process had begun anew: by the start time that the page states, else by most of its counters having fallen;
 - its own `_created` had advanced;
 - it fell itself; a histogram, where its count or one of its buckets did.
-After a reset the increase counts from zero: what came between the last page and the reset is lost.
+After a reset the increase counts from zero: what came between the last page and the reset is lost. Where a series was
+renamed (`renames`) it counts from its value there, and what came between the last page and the rename is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from rundir.columns import Bools, Floats
 from scraper.exposition import HistogramColumns, Series, without_le
+from scraper.series.renames import renames
 from scraper.series.sums import NO_NUMBER, ROUNDING, sum_fault
 from scraper.series.table import EndpointSeries
 
@@ -32,22 +35,24 @@ class Restarts:
     """Restarts that an endpoint's pages state.
 
     `process` (bool[T]) are the scrapes by which the process had restarted, `created` the columns of `_created` by the
-    family's name (without `_total`) and labels.
+    family's name (without `_total`) and labels. `renamed` are changes of labels (`renames`), by the same and the row.
     """
 
     process: Bools
     created: Mapping[tuple[str, Labels], int]
+    renamed: Mapping[tuple[str, Labels], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rising:
     """A counter without its resets, and the scrapes (bool[T]) of the resets.
 
-    Its values are float64[T], never falling.
+    Its values are float64[T], never falling. Increases at the rows of `renames`, which are resets, are unknown.
     """
 
     values: Floats
     resets: Bools
+    renames: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class RisingHistogram:
     sum: Floats
     resets: Bools
     sum_fault: str
+    renames: Mapping[int, str]
 
 
 def restarts_of(endpoint: EndpointSeries) -> Restarts:
@@ -74,7 +80,16 @@ def restarts_of(endpoint: EndpointSeries) -> Restarts:
         for column, series in enumerate(endpoint.series)
         if series.name.endswith("_created")
     }
-    return Restarts(process=_process_restarts(endpoint), created=created)
+    process, columns = _process_restarts(endpoint), _counting_columns(endpoint.series)
+    renamed: dict[tuple[str, Labels], dict[int, str]] = defaultdict(dict)
+    for series, row, change in renames(endpoint.series, endpoint.values, columns, process):
+        renamed[_identity(series)][row] = change
+    return Restarts(process=process, created=created, renamed=renamed)
+
+
+def label_changes(endpoint: EndpointSeries) -> list[tuple[int, str]]:
+    """Return the changes of labels while series counted on, each once: the scrape, and words."""
+    return sorted({item for changes in restarts_of(endpoint).renamed.values() for item in changes.items()})
 
 
 def rising(endpoint: EndpointSeries, column: int, restarts: Restarts) -> Rising:
@@ -84,8 +99,10 @@ def rising(endpoint: EndpointSeries, column: int, restarts: Restarts) -> Rising:
     """
     series = endpoint.series[column]
     values = amounts(endpoint.values[:, [column]])
-    resets = _resets(endpoint, values, (series.family.removesuffix("_total"), without_le(series.labels)), restarts)
-    return Rising(values=np.maximum.accumulate(without_resets(values, resets))[:, 0], resets=resets)
+    renamed = restarts.renamed.get(_identity(series), {})
+    resets = _resets(endpoint, values, _identity(series), restarts)
+    counted = np.maximum.accumulate(without_resets(values, resets))
+    return Rising(values=_without_steps(counted, renamed)[:, 0], resets=resets, renames=renamed)
 
 
 def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restarts: Restarts) -> RisingHistogram:
@@ -97,6 +114,7 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
     values = amounts(endpoint.values[:, [counted, *columns.buckets]])
     resets = _resets(endpoint, values, (columns.family, columns.labels), restarts)
     counts = np.maximum.accumulate(without_resets(values, resets))
+    renamed = restarts.renamed.get((columns.family, columns.labels), {})
     total, fault = np.full(len(values), np.nan), ""
     if columns.sum >= 0:
         stated = endpoint.values[:, [columns.sum]]
@@ -107,13 +125,26 @@ def rising_histogram(endpoint: EndpointSeries, columns: HistogramColumns, restar
         fault = fault or (NO_NUMBER if unstated.any() else "")
     if columns.less >= 0:
         total = together([total, -without_resets(endpoint.values[:, [columns.less]], resets)[:, 0]])
+    counts = _without_steps(counts, renamed)
     return RisingHistogram(
         count=counts[:, 0],
         buckets=counts[:, 1:],
-        sum=total if fault in ("", NO_NUMBER) else np.full(len(values), np.nan),
+        sum=_without_steps(total, renamed) if fault in ("", NO_NUMBER) else np.full(len(values), np.nan),
         resets=resets,
         sum_fault=fault,
+        renames=renamed,
     )
+
+
+def _identity(series: Series) -> tuple[str, Labels]:
+    return series.family.removesuffix("_total"), without_le(series.labels)
+
+
+def _without_steps(values: Floats, renamed: Iterable[int]) -> Floats:
+    """Return rising values (float64[T, ...]) without their increases at the rows of renames."""
+    for row in renamed:
+        values = np.concatenate([values[:row], values[row:] - (values[row] - values[row - 1])])
+    return values
 
 
 def amounts(values: Floats) -> Floats:
@@ -203,6 +234,7 @@ def reset_rows(values: Floats, *restarts: Bools) -> Bools:
 def _resets(endpoint: EndpointSeries, values: Floats, name: tuple[str, Labels], restarts: Restarts) -> Bools:
     created = restarts.created.get(name)
     stated = [] if created is None else [_advanced(endpoint.values[:, created])]
+    stated += [np.arange(len(values)) == row for row in restarts.renamed.get(name, ())]
     return reset_rows(values, restarts.process, *stated)
 
 

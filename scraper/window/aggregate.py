@@ -60,6 +60,7 @@ def counters(parts: Sequence[EndpointShare]) -> CounterIncrease | Missing:
         total=sum(increase.total for increase in increases),
         resets=_resets(by_endpoint),
         slices=_sum_slices([increase.slices for increase in increases], share=share_slices(parts)),
+        fault=next((increase.fault for increase in increases if increase.fault), ""),
     )
 
 
@@ -105,6 +106,7 @@ def histograms(parts: Sequence[EndpointShare]) -> HistogramIncrease | Missing:
         buckets=_sum_buckets([increase.buckets for increase in increases], share=share),
         intervals=tuple(part for increase in increases for part in increase.intervals),
         sum_fault=next((increase.sum_fault for increase in increases if increase.sum_fault), ""),
+        fault=next((increase.fault for increase in increases if increase.fault), ""),
     )
 
 

@@ -2,10 +2,12 @@
 
 Which scrapes count, and what a slice is, is decided by `window`; where a series was reset, by `series.resets`.
 A series absent at the reference counts from zero; one seen before, and absent for a while, goes on from where it was.
+The increase of one that is renamed within the window is not known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper.exposition import HistogramColumns
-from scraper.series.resets import RisingHistogram, rising, rising_histogram
+from scraper.series.resets import Rising, RisingHistogram, rising, rising_histogram
 from scraper.series.table import EndpointSeries
 from scraper.window.window import ScrapeSelection
 
@@ -22,11 +24,15 @@ ABSENT = "the series is on no page of the window"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterIncrease:
-    """A counter's increase over a window, and over each slice (float64[S]; NaN where no scrape fell into the slice)."""
+    """A counter's increase over a window, and over each slice (float64[S]; NaN where no scrape fell into the slice).
+
+    With a `fault` the total is NaN, and so is the slice in which it lies.
+    """
 
     total: float
     resets: int
     slices: Floats
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,8 @@ class HistogramIncrease:
 
     `sum` and `sums` are NaN where the page shows no sum, or one that cannot be (`sum_fault`); slices are NaN where no
     scrape fell into them. `buckets` is a reason where the bounds changed during the run or could not be matched;
-    `intervals` has one part for each set of bounds, and none where there are no buckets.
+    `intervals` has one part for each set of bounds, and none where there are no buckets. With a `fault` count and sum
+    are NaN, and so is the slice in which it lies.
     """
 
     count: float
@@ -76,6 +83,7 @@ class HistogramIncrease:
     buckets: BucketCounts | Missing
     intervals: tuple[HistogramIntervals, ...]
     sum_fault: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +101,20 @@ def counter(endpoint: EndpointSeries, column: int, selection: ScrapeSelection) -
     if not (shown >= 0).any():
         return Missing("the series is below 0, which cannot be" if len(shown) else ABSENT)
     series = rising(endpoint, column, selection.restarts)
+    resets, fault = _breaks(series, selection)
     return CounterIncrease(
-        total=float(series.values[selection.last] - series.values[selection.reference]),
-        resets=int(series.resets[selection.reference + 1 : selection.last + 1].sum()),
-        slices=_by_slice(series.values, selection),
+        total=np.nan if fault else float(series.values[selection.last] - series.values[selection.reference]),
+        resets=resets,
+        slices=_by_slice(series.values, selection, series.renames),
+        fault=fault,
     )
+
+
+def _breaks(series: Rising | RisingHistogram, selection: ScrapeSelection) -> tuple[int, str]:
+    """Return a window's resets without renames, and the reason for an unknown increase or ''."""
+    changes = [change for row, change in series.renames.items() if selection.reference < row <= selection.last]
+    resets = int(series.resets[selection.reference + 1 : selection.last + 1].sum()) - len(changes)
+    return resets, f"{changes[0]} while it counted on, so its increase is not known" if changes else ""
 
 
 def nothing_counted(endpoint: EndpointSeries, selection: ScrapeSelection) -> CounterIncrease:
@@ -114,19 +131,21 @@ def histogram(
     if counted < 0 or not np.isfinite(endpoint.values[selection.reference : selection.last + 1, counted]).any():
         return Missing(ABSENT)
     series = rising_histogram(endpoint, columns, selection.restarts)
+    resets, fault = _breaks(series, selection)
     span = slice(selection.reference, selection.last + 1)
     buckets = endpoint.values[:, columns.buckets]
     shown = np.isfinite(endpoint.values[span, counted])
     return HistogramIncrease(
-        count=float(series.count[selection.last] - series.count[selection.reference]),
-        sum=float(series.sum[selection.last] - series.sum[selection.reference]),
-        resets=int(series.resets[selection.reference + 1 : selection.last + 1].sum()),
+        count=np.nan if fault else float(series.count[selection.last] - series.count[selection.reference]),
+        sum=np.nan if fault else float(series.sum[selection.last] - series.sum[selection.reference]),
+        resets=resets,
         sums=np.diff(series.sum[span]),
-        slice_counts=_by_slice(series.count, selection),
-        slice_sums=_by_slice(series.sum, selection),
+        slice_counts=_by_slice(series.count, selection, series.renames),
+        slice_sums=_by_slice(series.sum, selection, series.renames),
         buckets=_buckets(buckets[span][shown], series.buckets, columns, selection),
         intervals=_intervals(buckets, series, columns, selection),
         sum_fault=series.sum_fault,
+        fault=fault,
     )
 
 
@@ -155,7 +174,7 @@ def _intervals(
 
     The bounds are those that both the page before and the page itself show.
 
-    At a reset the page is the interval; intervals in which nothing was observed are left out.
+    At a reset the page is the interval; intervals in which nothing was observed, or that end in a rename, are left out.
     """
     sums, resets = series.sum, series.resets
     at = np.arange(selection.reference + 1, selection.last + 1)
@@ -163,7 +182,8 @@ def _intervals(
     shown = np.asarray(known.any(axis=1))
     before = np.maximum.accumulate(np.where(shown, np.arange(len(buckets)), -1))[at - 1]  # the last page that shows it
     fresh = resets[at] | (before < 0)
-    usable = at[shown[at] & (fresh | np.equal(known[at], known[before]).all(axis=1))]
+    renamed = np.isin(at, list(series.renames))
+    usable = at[shown[at] & ~renamed & (fresh | np.equal(known[at], known[before]).all(axis=1))]
     parts = []
     for bounds in np.unique(known[usable].astype(np.int8), axis=0).astype(np.bool_):
         edges = np.array(columns.bounds)[bounds]
@@ -192,10 +212,12 @@ def _by_bucket(cumulative: Floats) -> Floats:
     return np.diff(cumulative, axis=-1, prepend=0.0)
 
 
-def _by_slice(rising: Floats, selection: ScrapeSelection) -> Floats:
-    """Return the increase of rising values (float64[T, ...]) over each slice; NaN where no scrape fell into it."""
+def _by_slice(rising: Floats, selection: ScrapeSelection, renames: Iterable[int] = ()) -> Floats:
+    """Return the increase of values (float64[T, ...]) over each slice; NaN where no scrape or a rename fell into it."""
     totals = np.diff(rising[selection.rows], axis=0)
     totals[np.diff(selection.rows) == 0] = np.nan
+    for row in renames:
+        totals[(selection.rows[:-1] < row) & (row <= selection.rows[1:])] = np.nan
     return totals
 
 

@@ -142,8 +142,11 @@ def _counter(
 ) -> Counter:
     rate_per_s, rates = aggregate.counter_rates(parts, increase)
     slices = []
-    for frame, total, rate in zip(frames(selection), increase.slices.tolist(), rates.tolist(), strict=False):
-        reason = _why_absent(total, rate)
+    absent = _why_unknown(increase, selection)
+    for frame, why, total, rate in zip(
+        frames(selection), absent, increase.slices.tolist(), rates.tolist(), strict=False
+    ):
+        reason = _why_absent(total, rate, unknown=why)
         numbers = {"missing": reason} if reason else {"total": total, "rate_per_s": rate}
         slices.append(CounterSlice(**frame, **numbers))
     known = math.isfinite(increase.total) and math.isfinite(rate_per_s)
@@ -152,7 +155,7 @@ def _counter(
         stats=CounterStatistics(total=increase.total, rate_per_s=rate_per_s) if known else CounterStatistics(),
         resets=increase.resets,
         timeslices=slices,
-        missing=UNSET if known else {"stats": TOO_LARGE},
+        missing=UNSET if known else {"stats": increase.fault or TOO_LARGE},
     )
 
 
@@ -170,7 +173,7 @@ def _gauge(about: dict[str, Any], samples: GaugeSamples, selection: ScrapeSelect
 
 
 def _histogram(about: dict[str, Any], increase: HistogramIncrease, selection: ScrapeSelection) -> Histogram:
-    if not math.isfinite(increase.count):
+    if not (math.isfinite(increase.count) or increase.fault):
         stats, reasons = SampleStatistics(), {"stats": TOO_LARGE}
         return Histogram(**about, stats=stats, resets=increase.resets, missing=reasons, timeslices=[])
     # Of a page without a sum no interval is known.
@@ -181,10 +184,17 @@ def _histogram(about: dict[str, Any], increase: HistogramIncrease, selection: Sc
     missing = dict.fromkeys(("std", "min", "max"), _BY_VALUE) | missing
     fits = fits_of(increase)
     slices = []
+    unknown = _why_unknown(increase, selection)
     for index, frame in enumerate(frames(selection)[: len(increase.slice_counts)]):
         count, total = float(increase.slice_counts[index]), float(increase.slice_sums[index])
-        described = _histogram_slice(count, total, missing.get("sum", TOO_LARGE))
-        slices.append(HistogramSlice(**frame, **described | _slice_percentiles(increase, fits, index)))
+        if reason := _why_absent(count, unknown=unknown[index]):
+            slices.append(HistogramSlice(**frame, missing=reason))
+        else:
+            described = _histogram_slice(count, total, missing.get("sum", TOO_LARGE))
+            slices.append(HistogramSlice(**frame, **described | _slice_percentiles(increase, fits, index)))
+    if increase.fault:
+        reasons = {"stats": increase.fault}
+        return Histogram(**about, stats=SampleStatistics(), resets=increase.resets, missing=reasons, timeslices=slices)
     estimates = read(fits, _QS)
     place = {name: at for at, name in enumerate(PERCENTILES) if math.isfinite(estimates.values[at])}
     missing |= {
@@ -225,8 +235,6 @@ def _moments(count: float, total: float, why_no_sum: str) -> tuple[dict[str, flo
 
 
 def _histogram_slice(count: float, total: float, why_no_sum: str) -> dict[str, Any]:
-    if not math.isfinite(count):
-        return {"missing": _why_absent(count)}
     moments, missing = _moments(count, total, why_no_sum)
     return moments | ({"missing": next(iter(missing.values()))} if missing else {})
 
@@ -268,10 +276,15 @@ def frames(selection: ScrapeSelection) -> list[dict[str, Any]]:
     ]
 
 
-def _why_absent(*numbers: float) -> str:
+def _why_unknown(increase: CounterIncrease | HistogramIncrease, selection: ScrapeSelection) -> list[str]:
+    """Return a reason for each slice, should its increase not be known."""
+    return [increase.fault or _NO_SCRAPE if scraped else _NO_SCRAPE for scraped in np.diff(selection.rows)]
+
+
+def _why_absent(*numbers: float, unknown: str = _NO_SCRAPE) -> str:
     """Return the reason for a slice without numbers, or ''."""
     if any(map(math.isnan, numbers)):
-        return _NO_SCRAPE
+        return unknown
     return "" if all(map(math.isfinite, numbers)) else TOO_LARGE
 
 

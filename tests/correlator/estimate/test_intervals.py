@@ -35,6 +35,21 @@ def test_an_interval_with_a_restart_is_lost():
     assert [0.5, 0.25, 0.5] == observed.ends.sums["prefill"].tolist()
 
 
+def test_an_interval_in_which_a_label_changes_is_lost():
+    """What the engine counted across the change is unknown; counts and sums go on after it."""
+    labelled = [(50, "a"), (52, "a"), (55, "b"), (57, "b")]
+    pages = [
+        histogram(QUEUE, n, n / 2, labels=f'model_name="{name}"')
+        + histogram(PREFILL, n, n / 4, labels=f'model_name="{name}"')
+        for n, name in labelled
+    ]
+    observed = observe(scraped(*pages))
+
+    assert isinstance(observed, Observed)
+    assert ([2, 0, 2], [False, True, False]) == (observed.ends.count.tolist(), observed.ends.lost.tolist())
+    assert [1.0, 0.0, 1.0] == observed.ends.sums["queue"].tolist()
+
+
 @pytest.mark.parametrize("family", [QUEUE, PREFILL])
 @pytest.mark.parametrize("without", ["_sum", "_count"])
 def test_a_histogram_without_count_or_sum_is_a_reason(family: str, without: str):

@@ -43,6 +43,18 @@ def test_series_that_a_page_states_twice_are_named_once():
     assert [] == said({}, endpoints=[endpoint_of([same + END] * 3)])
 
 
+def test_a_label_that_changes_while_series_count_on_is_named_once():
+    """With its values before and after, for all of its series; and it is said to be no other model."""
+    names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+    pages = [
+        "".join(counter(name, 5000 + at, labels=[f'model_name="{model}"']) for name in names) + END
+        for at, model in enumerate("aabb")
+    ]
+    (renamed,) = said({}, endpoints=[endpoint_of(pages)])
+    assert renamed.startswith('label model_name changed from "a" to "b" on the page of http://127.0.0.1:8000/metrics')
+    assert "2.0 s after its first scrape" in renamed
+
+
 def test_an_engine_that_came_back_as_another_model_is_the_first_thing_said():
     """With both names, and since when; and once more where the first came back."""
     was, is_now = (gauge("vllm:num_requests_waiting", 1, labels=[f'model_name="{name}"']) + END for name in "ab")
