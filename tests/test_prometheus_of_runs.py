@@ -254,7 +254,7 @@ NOTHING = {
     },
     "traces are whole, nothing is passed on": {
         "Requests / s whose client and engine are in two traces / {{service}} {{how}}",
-        "Waiting for the next collector",
+        "Waiting for the next collector", "Queue and prefill without a client's span",
     },
 }  # fmt: skip
 IN_NO_RUN = NOTHING["there is no gateway"] | NOTHING["only SGLang tells it"]
