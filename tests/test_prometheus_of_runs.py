@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import promql
 import pytest
 from golden_files import GOLDEN
@@ -29,6 +30,8 @@ from test_watch import TRACE, watching
 from waiting import BOUND_S
 
 from correlator.opening import open_run
+from exporter.report.conclusion import largest_part
+from exporter.summary.breakdown import Breakdown
 from sidecar.cli.measuring import free_pair
 from sidecar.report.derive import OPENMETRICS, derive_run
 
@@ -247,6 +250,7 @@ NOTHING = {
     "not in what promtool fills in": {
         "CPU of our processes", "Longest event-loop delay so far", "Records not shown live",
     },
+    "the largest part is uncertain": {"Largest part of the TTFT"},
     "the largest part is known some seconds later": {"Largest part of the TTFT"},
     "some seconds do not tell how far the clocks differ": {"p99 of each part / API server"},
     "no client's span states tokens": {
@@ -278,6 +282,8 @@ def test_every_panel_of_a_run_shows_something(name: str, seen: Seen) -> None:
         reasons.append("a single class")
     if name == "long":
         reasons.append("fewer than 20 requests")
+    elif not largest_part(msgspec.convert(seen.runs[name].summary["correlation"]["breakdown"], Breakdown)):
+        reasons.append("the largest part is uncertain")  # on a busy machine
     shown = seen.runs[name].shown
     assert unexpected(shown, *reasons) == set()
     empty = without_data(shown)
