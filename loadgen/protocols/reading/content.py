@@ -27,7 +27,9 @@ def is_blank(text: str) -> bool:
 
 def is_unseen(text: str) -> bool:
     """Return whether a text has characters, but neither visible ones nor white space."""
-    return text != "" and is_blank(text) and not any(map(str.isspace, text))
+    if text == "" or (text.isascii() and text.isprintable()):  # most texts: some of it shows, or all are spaces
+        return False
+    return is_blank(text) and not any(map(str.isspace, text))
 
 
 def calls_tool(call: msgspec.Raw) -> bool:
