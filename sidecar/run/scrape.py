@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from recorded import directory as run_directory
-from recorded.run import Run
 from rundir.clock import anchor
 from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec, require_ports
@@ -29,12 +28,8 @@ from sidecar.run.phases import (
 from sidecar.run.processes import RECEIVER, SCRAPER, Child
 
 if TYPE_CHECKING:
-    from correlator.breakdown import Parts
-    from exporter.summary.result import Summary
     from sidecar.live.view import LiveRun
-
-    # Returns what becomes of the run, the parts of its requests, and its summary.
-    Finish = Callable[[Run], tuple["T", Parts, Summary]]
+    from sidecar.run.session import Finish
 
 T = TypeVar("T")
 

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from exporter.summary.result import Summary
     from sidecar.live.view import LiveRun
 
-T = TypeVar("T")
-
-if TYPE_CHECKING:
     # Returns what becomes of the run, the parts of its requests, and its summary.
-    Finish = Callable[[Run], tuple[T, Parts, Summary]]
+    Finish = Callable[[Run], tuple["T", Parts, Summary]]
+
+T = TypeVar("T")
 
 
 async def run(
