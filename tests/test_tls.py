@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from certificates import Authority
-from processes import BOUND_S, QUICK, Case, Ended, Script, agreed_rows, ended, engine, launching, serving, start
+from processes import BOUND_S, QUICK, Case, Ended, Script, agreed_rows, ended, engine, launching, serving, start, until
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,13 @@ def test_a_watch_is_served_over_tls(authority: Authority, tmp_path: Path):
         context = ssl.create_default_context(cafile=files[0])
         context.check_hostname = False
         asked = urllib.request.Request(page[0], headers={"Authorization": "Bearer hush"})  # noqa: S310  on loopback
-        with urllib.request.urlopen(asked, context=context, timeout=BOUND_S) as reply:  # noqa: S310
-            served = reply.read().decode()
+
+        def served() -> str:
+            with urllib.request.urlopen(asked, context=context, timeout=BOUND_S) as reply:  # noqa: S310
+                return reply.read().decode()
+
+        until(lambda: served() != "", "the first snapshot, before which the page is empty")
+        page_text = served()
         process.send_signal(signal.SIGTERM)
         assert 0 == ended(process, tmp_path).code
-    assert served.startswith("# HELP sidelight_build_info")
+    assert page_text.startswith("# HELP sidelight_build_info")
