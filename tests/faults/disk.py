@@ -41,7 +41,7 @@ PROCESSES = {
     "receiver": "scraper.worker.spans",
 }
 ROWS = {
-    **{f"report:{call}": 6 for call in CALLS},
+    **{f"report:{call}": 3 for call in CALLS},
     **{f"conductor:{call}": 1 for call in CALLS},
     "worker:write": 2,
     "worker:open": 1,

@@ -223,9 +223,9 @@ def opened(setting: Setting) -> Iterator[Try]:
 LOG_FAULTS = Kind(
     name="logs",
     rows={
-        **dict.fromkeys(DAMAGE, 4),
-        "forge": 12,
-        "change-manifest": 12,
+        **dict.fromkeys(DAMAGE, 2),
+        "forge": 6,
+        "change-manifest": 6,
         **{f"watch:{damage}": 1 for damage in DAMAGE},
         **{f"study:{damage}": int(damage in QUICK_OF_STUDIES) for damage in DAMAGE},
     },

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
 from loadgen.protocols.reading.failures import UNREADABLE, states_nothing
 
-# Any character that shows: no white space, no control, no default ignorable code point of Unicode (zero-width spaces
-# and joiners, marks of direction, a byte order mark, soft hyphens, fillers), and no empty cell of Braille.
-_VISIBLE = re.compile(
-    r"[^\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
-    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    r"\U000e0000-\U000e0fff]"
+# Characters that show nothing and are no white space: controls, default ignorable code points of Unicode (zero-width
+# spaces and joiners, marks of direction, a byte order mark, soft hyphens, fillers), and the empty cell of Braille.
+_UNSEEN = (
+    r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    r"\u202a-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3"
+    r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
+_VISIBLE = re.compile(rf"[^\s{_UNSEEN}]")
+_ANY_UNSEEN, _ONLY_UNSEEN = re.compile(f"[{_UNSEEN}]"), re.compile(f"[{_UNSEEN}]+")
 # Fields of a tool call that the server writes, and no model.
 _LABELS = {"id", "index", "type"}
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -27,9 +30,14 @@ def is_blank(text: str) -> bool:
 
 def is_unseen(text: str) -> bool:
     """Return whether a text has characters, but neither visible ones nor white space."""
-    if text == "" or (text.isascii() and text.isprintable()):  # most texts: some of it shows, or all are spaces
-        return False
-    return is_blank(text) and not any(map(str.isspace, text))
+    return _ONLY_UNSEEN.fullmatch(text) is not None
+
+
+def unseen_places(texts: Sequence[str], joined: str) -> list[int]:
+    """Return which of some texts have characters that are all unseen. `joined` are the texts in one."""
+    if _ANY_UNSEEN.search(joined) is None:  # nearly all
+        return []
+    return [at for at, text in enumerate(texts) if is_unseen(text)]
 
 
 def calls_tool(call: msgspec.Raw) -> bool:

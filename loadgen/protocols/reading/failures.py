@@ -53,6 +53,9 @@ _decode = msgspec.json.Decoder(Payload).decode
 
 def failure_of(payload: Payload, data: bytes) -> str | None:
     """Return the error message of a payload, None without an error. `data` is its JSON."""
+    are_absent = payload.error is payload.errors is payload.detail is NULL and payload.message is None
+    if are_absent and payload.object != "error" != payload.type:  # nearly all
+        return None
     if (said := stated(payload.error) or stated(payload.errors)) is not None:
         return said
     if not (payload.object == "error" or payload.type == "error" or _states_only_an_error(payload)):
@@ -72,8 +75,6 @@ def states_nothing(value: msgspec.Raw) -> bool:
 
 def _states_only_an_error(payload: Payload) -> bool:
     """Return whether a payload consists of error fields only. There is one at least, even without a value."""
-    if payload.message is None and payload.error is payload.errors is payload.detail is NULL:
-        return False  # nearly all
     fields = {name: getattr(payload, name) for name in ("error", "errors", "detail", "message", "type")}
     return payload == type(payload)(**fields)
 

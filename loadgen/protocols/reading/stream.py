@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from loadgen.http1 import Head, ProtocolError, parse_head
-from loadgen.protocols.reading.content import is_blank, is_unseen
+from loadgen.protocols.reading.content import is_blank, is_unseen, unseen_places
 from loadgen.protocols.reading.events import BLANK_LINES, SseEvent, events
 from loadgen.protocols.reading.failures import (
     ABORTED,
@@ -143,10 +143,8 @@ class ReplyState:
             self.silent += len(run.texts) - len(texts)
         if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
             self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
-        joined = "".join(texts)
-        if not (joined.isascii() and joined.isprintable()):
-            before = self.settled + len(self.ends)
-            self.unseen += [before + at for at, text in enumerate(texts) if is_unseen(text)]
+        before = self.settled + len(self.ends)
+        self.unseen += (before + at for at in unseen_places(texts, "".join(texts)))
         self.reasoned |= reasoning and bool(texts)
         self.ends += ends
         self.choice_of += [number] * len(ends)

@@ -7,7 +7,7 @@ reply is not wrong because its extras are. Names and moments: docs/reference/pro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
@@ -281,36 +281,43 @@ class UsageCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 _INPUT, _OUTPUT = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+_NUMBERS = {int, float}
 
 
 def counts_of(usage: Any) -> UsageCounts:
     """Return the counts of a usage by the names of any OpenAI endpoint; it may be any JSON."""
     if not isinstance(usage, dict):
         return UsageCounts(unreadable={"output_tokens": _shown(usage)})
-    inputs, outputs = (_details(usage, names) for names in (_INPUT, _OUTPUT))
-    stated = {
-        "input_tokens": _first(usage, _INPUT),
-        "output_tokens": _first(usage, _OUTPUT),
-        "cached_tokens": _first({**usage, **inputs}, ("cached_tokens",)),
-        "reasoning_tokens": outputs.get("reasoning_tokens"),
-        "total_tokens": usage.get("total_tokens"),
-    }
-    unreadable = {name: _shown(value) for name, value in stated.items() if value is not None and not is_count(value)}
-    return UsageCounts(**{name: int(value) for name, value in stated.items() if is_count(value)}, unreadable=unreadable)
+    inputs, outputs = _details(usage, _INPUT), _details(usage, _OUTPUT)
+    counts, unreadable = {}, {}
+    for name, value in (
+        ("input_tokens", _first(usage, _INPUT)),
+        ("output_tokens", _first(usage, _OUTPUT)),
+        ("cached_tokens", inputs.get("cached_tokens", usage.get("cached_tokens"))),
+        ("reasoning_tokens", outputs.get("reasoning_tokens")),
+        ("total_tokens", usage.get("total_tokens")),
+    ):
+        if is_count(value):
+            counts[name] = int(value)
+        elif value is not None:
+            unreadable[name] = _shown(value)
+    return UsageCounts(**counts, unreadable=unreadable)
 
 
 def is_count(value: Any) -> bool:
     """Return whether a JSON value is a number of tokens; 20.0 is one."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= _MOST_TOKENS and value == int(value)
+    return type(value) in _NUMBERS and 0 <= value <= _MOST_TOKENS and value == int(value)
 
 
-def _first(usage: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next((usage[name] for name in names if usage.get(name) is not None), None)
+def _first(usage: dict[str, Any], names: Sequence[str]) -> Any:
+    for name in names:
+        if (value := usage.get(name)) is not None:
+            return value
+    return None
 
 
-def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    details = _first(usage, tuple(f"{name}_details" for name in names))
+def _details(usage: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    details = _first(usage, [f"{name}_details" for name in names])
     return details if isinstance(details, dict) else {}
 
 

@@ -51,9 +51,8 @@ def _of_output(reply: Reply, max_tokens: int, received_bytes: int) -> str:
     tokens, chunks, choices = _stated_output(reply), len(reply.chunk_ns), max(reply.choices, 1)
     if tokens < 0:
         return ""
-    chars = int(reply.chunk_chars.sum())
     if tokens == 0 and chunks:
-        return f"0 output tokens beside text: {chunks:,} chunks, {chars:,} characters"
+        return f"0 output tokens beside text: {chunks:,} chunks, {int(reply.chunk_chars.sum()):,} characters"
     if choices == 1 and (fell := reply.doubts.get(FELL)):  # elsewhere each choice may have counts of its own
         return fell
     if reply.reasoning_tokens > tokens:
@@ -61,7 +60,7 @@ def _of_output(reply: Reply, max_tokens: int, received_bytes: int) -> str:
     # What a server generates beyond the limit comes as events.
     if 0 <= max_tokens * choices < tokens and tokens > chunks + reply.silent_events:
         return f"more output tokens than max_tokens allows: {tokens:,} for {max_tokens * choices:,}"
-    return _beside_text(reply, tokens, chunks, chars, choices, received_bytes)
+    return _beside_text(reply, tokens, chunks, choices, received_bytes)
 
 
 def _stated_output(reply: Reply) -> int:
@@ -69,15 +68,16 @@ def _stated_output(reply: Reply) -> int:
     return reply.output_tokens if reply.output_tokens >= 0 else reply.timed_tokens
 
 
-def _beside_text(reply: Reply, tokens: int, chunks: int, chars: int, choices: int, received_bytes: int) -> str:
+def _beside_text(reply: Reply, tokens: int, chunks: int, choices: int, received_bytes: int) -> str:
     if not chunks:
         return ""
-    # A call of a tool counts no characters.
-    of_tools = received_bytes if not reply.chunk_chars.all() else 0
-    shown = _A_CHARACTER * chars + of_tools
     unseen = _A_SILENT_EVENT * reply.silent_events + _A_CHOICE * choices + max(reply.reasoning_tokens, 0)
-    if tokens > shown + unseen:
-        return f"more output tokens than the text can hold: {tokens:,} in {chars:,} characters"
+    if tokens > chunks + unseen:  # each of which has a character at least, or is a call of a tool
+        chars = int(reply.chunk_chars.sum())
+        # A call of a tool counts no characters.
+        of_tools = received_bytes if not reply.chunk_chars.all() else 0
+        if tokens > _A_CHARACTER * chars + of_tools + unseen:
+            return f"more output tokens than the text can hold: {tokens:,} in {chars:,} characters"
     if chunks > tokens + max(_MORE_CHUNKS, tokens // _MORE_CHUNKS_SHARE):
         return f"fewer output tokens than chunks with text: {tokens:,} in {chunks:,} chunks"
     stated = reply.statements >= max(_LEAST_STATEMENTS, chunks // 2)
