@@ -297,9 +297,11 @@ def counts_of(usage: Any) -> UsageCounts:
         ("reasoning_tokens", outputs.get("reasoning_tokens")),
         ("total_tokens", usage.get("total_tokens")),
     ):
+        if value is None:
+            continue
         if is_count(value):
             counts[name] = int(value)
-        elif value is not None:
+        else:
             unreadable[name] = _shown(value)
     return UsageCounts(**counts, unreadable=unreadable)
 
