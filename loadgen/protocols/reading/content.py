@@ -34,7 +34,7 @@ def is_unseen(text: str) -> bool:
 
 
 def unseen_places(texts: Sequence[str], joined: str) -> list[int]:
-    """Return which of some texts have characters that are all unseen. `joined` are the texts in one."""
+    """Return the places of unseen texts, by `is_unseen`. `joined` are the texts in one."""
     if _ANY_UNSEEN.search(joined) is None:  # nearly all
         return []
     return [at for at, text in enumerate(texts) if is_unseen(text)]
