@@ -9,6 +9,9 @@ LOCKED := install --only-binary :all: --require-hashes
 # A process more than there are cores: tests of whole runs mostly wait.
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
+# Of whoever sets it: each of the thousand processes of the tests would compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test slow-machine lint faults engines gateways bench docs lock release clean
 
