@@ -15,6 +15,7 @@ from msgspec import UnsetType
 
 from rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
 from rundir.framing import Extent, LogEnd
+from rundir.printable.numbers import count_of
 
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"  # events
 SENT = "requests that load workers sent"
@@ -185,7 +186,7 @@ def disagreements(counts: Sequence[Agreement], unsent: int | UnsetType, *, sent:
         if count.stated != count.read:
             yield f"of {count.stated:,} {count.what}, {count.read:,} are there"
     if unsent is not UNSET and unsent < 0:
-        yield f"{-unsent:,} more requests were sent than were planned"
+        yield f"{count_of(-unsent, 'request')} more sent than planned"
     if complete and unsent and not sent and all(count.what != SENT for count in counts):  # of an older version
         yield "requests were planned, and none is there"
 

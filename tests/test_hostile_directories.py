@@ -352,4 +352,4 @@ def test_a_study_that_none_writes_is_one_line(study: Path, capsys: pytest.Captur
     code = ran("report", study)
     said = capsys.readouterr()
     assert ((3 if kind == "damaged" else 2), 1) == (code, said.err.count("\n")), said.err + said.out
-    assert ("steps.log is damaged: 1 of its records are lost" in said.err) == (kind == "damaged")
+    assert ("steps.log is damaged: it lost 1 record" in said.err) == (kind == "damaged")

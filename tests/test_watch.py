@@ -222,7 +222,7 @@ async def test_what_a_scraper_could_not_write_before_its_death_is_said(tmp_path:
         await watch.until_said("the scraper ended with code -9")
         await watch.until_said("the scraper runs again")
         await watch.end()
-    stated = re.search(r"; (\d+) scrapes are lost since the start, and those of its last second", "".join(watch.said))
+    stated = re.search(r"; (\d+) scrapes? lost since the start, and those of its last second", "".join(watch.said))
     assert stated is not None, watch.said
     assert int(stated[1]) >= counts["sidelight_scrapes_unwritten_total"]
     assert any(stated[0] in note for note in open_run(tmp_path / "watch").notes)

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from correlator.estimate.intervals import Observed, ScrapeIntervals
 from correlator.estimate.table import Attribution
 from rundir.columns import Floats, Ints
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing
 from scraper import quantiles
 from scraper.engines.recognition import canonical, detect
@@ -187,7 +188,7 @@ def drained_means(
     counts, sums_s = np.sum(known, axis=0).T
     if (counts != sent).any():
         shown = ", ".join(f"{name} {count:,.0f}" for name, count in zip(_ONCE.values(), counts, strict=True))
-        why = f"over the whole run it counted {shown}, and {sent:,} requests were sent"
+        why = f"over the whole run it counted {shown}, of {count_of(sent, 'request')} sent"
         return replace(means, missing=f"{means.missing}; {why}")
     if means.client_requests != sent:
         why = f"{means.client_requests:,} of {sent:,} requests succeeded with a first token, and its sums are of all"

@@ -5,6 +5,8 @@ Both are given as labels of metrics, and in words.
 
 from collections.abc import Mapping
 
+from rundir.printable.numbers import count_of
+
 NO_ENGINE = "no_engine_span"
 NO_CLIENT = "no_client_span"
 NO_FIRST = "no_first_token"
@@ -43,8 +45,8 @@ def explain_breaks(broken: Mapping[Break, int], whole: int) -> dict[Break, str]:
         return {}
     usual = [where for where, here in broken.items() if here > (1 - BREAKING_RATIO) * count]
     return {
-        where: f"{broken[where]:,} of {count + whole:,} requests have their client's spans in one trace and their "
-        f"engine's in another, so that the two are not joined by trace: {_why(*where)}"
+        where: f"{broken[where]:,} of {count_of(count + whole, 'request')} with the client's spans in one trace and "
+        f"the engine's in another, so that the two are not joined by trace: {_why(*where)}"
         for where in sorted(usual, key=lambda where: -broken[where])
     }
 

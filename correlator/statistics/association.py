@@ -21,6 +21,7 @@ from loadgen.requests.table import RequestLog
 from rundir import fields
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, UNSET, Count, doc
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 
@@ -172,7 +173,9 @@ def _best(measured: Floats, values: Floats) -> int | None:
 def _why_not(measured: Floats, values: Floats) -> str:
     usable = np.isfinite(measured) & np.isfinite(values)
     if usable.sum() < MIN_PAIRS:
-        return f"only {usable.sum()} requests have both a value and a sample; at least {MIN_PAIRS} are needed"
+        return (
+            f"only {count_of(usable.sum(), 'request')} with both a value and a sample; at least {MIN_PAIRS} are needed"
+        )
     return "the quantity never changed" if np.ptp(values[usable]) == 0 else "the client measure never changed"
 
 

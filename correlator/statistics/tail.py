@@ -19,6 +19,7 @@ from correlator.estimate.table import BY_TIME
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
 from rundir.fields import NO_UNIT, UNSET, Count, doc
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing
 
 PARTS = tuple(part.name for part in TTFT_PARTS)
@@ -113,9 +114,8 @@ def tail_shares(parts: Parts, submit_ns: Ints, waiting: Floats | Missing) -> Tai
     with_ttft = np.isfinite(parts.ttft_s)
     known = with_ttft & (parts.source != "none")
     if known.sum() < MIN_REQUESTS:
-        return Missing(
-            f"only {known.sum()} requests have a TTFT and the parts of it; at least {MIN_REQUESTS} are needed"
-        )
+        whose = count_of(known.sum(), "request")
+        return Missing(f"only {whose} with a TTFT and the parts of it; at least {MIN_REQUESTS} are needed")
     rows = np.flatnonzero(known)[np.argsort(submit_ns[known], kind="stable")]
     ttft_s = parts.ttft_s[rows]
     if np.ptp(ttft_s) < LEAST_SPREAD_S:
@@ -241,7 +241,7 @@ def _threshold(queue_s: Floats | None, ttft_s: Floats, waiting: Floats | Missing
         return _no_threshold(waiting.reason)
     known = np.isfinite(waiting) & (ttft_s > 0)
     if known.sum() < MIN_REQUESTS:
-        return _no_threshold(f"only {known.sum()} requests have a sample of the queue's length beside them")
+        return _no_threshold(f"only {count_of(known.sum(), 'request')} with a sample of the queue's length beside")
     length, queue_share = waiting[known], queue_s[known] / ttft_s[known]
     threshold: float | None = None
     pooled = np.zeros(len(length), dtype=np.bool_)

@@ -12,7 +12,7 @@ from exporter.summary.correlation import Correlation
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table import RequestLog
 from recorded.run import Run
-from rundir.printable.numbers import count_of
+from rundir.printable.numbers import agree, count_of
 from scraper.engines.catalogue import catalogue
 from scraper.window.summary import Server
 
@@ -92,7 +92,8 @@ def probes(run: Run, client: ClientSummary, server: Server, correlation: Correla
     count = correlation.spans.health_probes if correlation.spans else 0
     open_requests = client.requests.cancelled + client.requests.in_flight
     if count:
-        yield f"{count} health probes were served like requests; their spans are left out, but {biased}"
+        were = agree(count, "was served like a request", "were served like requests")
+        yield f"{count_of(count, 'health probe')} {were}; their spans are left out, but {biased}"
     elif path and not isinstance(run, WatchRun) and not open_requests and server.queue_time and server.e2e_latency:
         queued, ended = server.queue_time.stats.count or 0, server.e2e_latency.stats.count or 0
         if queued > ended > 0:

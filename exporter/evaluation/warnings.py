@@ -282,12 +282,13 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
     """Yield the losses of `/perf_metrics` records, and the number of requests without a record."""
     if records is None:
         return
-    lost = [f"{count} readings failed ({why})" for why, count in records.failed_readings.items()]
-    lost += [f"{count} records were refused ({why})" for why, count in records.refused.items()]
+    lost = [f"{count_of(count, 'reading')} failed ({why})" for why, count in records.failed_readings.items()]
+    lost += [f"{count_of(count, 'record')} refused ({why})" for why, count in records.refused.items()]
     without = [(records.ambiguous_requests, "several records fit"), (records.unmatched_requests, "no record fits")]
-    lost += [f"{count} requests have none, because {why} their times" for count, why in without if count]
+    lost += [f"{count_of(count, 'request')} without one, because {why} the times" for count, why in without if count]
     if lost or not records.records:
-        matched = f"{records.matched} of {records.records} records of /perf_metrics match requests of this run"
+        match = agree(records.matched, "matches a request", "match requests")
+        matched = f"{records.matched} of {count_of(records.records, 'record')} of /perf_metrics {match} of this run"
         yield "; ".join([matched, *lost])
 
 
@@ -307,7 +308,8 @@ def _not_forwarded(spans: ReceivedSpans | None) -> Iterator[str]:
     """
     if spans is None or not spans.forward_dropped + spans.forward_unknown:
         return
-    text = f"of {spans.exports} exports of spans {spans.forward_dropped} were not passed on to the collector"
+    dropped = f"{spans.forward_dropped} {agree(spans.forward_dropped, 'was', 'were')}"
+    text = f"of {count_of(spans.exports, 'export')} of spans {dropped} not passed on to the collector"
     if spans.forward_unknown:
         text += f", and {spans.forward_unknown} exports may not have been: a receiver died that had them in memory"
     yield f"{text} (--otlp-forward)"
@@ -391,8 +393,9 @@ def _short(run: Run, ok: RequestLog) -> Iterator[str]:
     short = counted & (tokens < ok.max_tokens)
     if short.any() and (counted & ~short).any():
         came = count_of(round(np.median(tokens[short])), "token")
+        were = agree(short.sum(), "was", "were")
         yield (
-            f"{short.sum()} of {counted.sum()} replies were shorter than asked ({came} for "
+            f"{short.sum()} of {counted.sum()} replies {were} shorter than asked ({came} for "
             f"{np.median(ok.max_tokens[short]):.0f}, medians), although ignore_eos was sent and others reached their "
             "length: their times and the throughput are not those of the load that was asked for"
         )

@@ -9,7 +9,7 @@ from exporter.summary.result import Summary
 from loadgen.plan.rates import pace_of
 from loadgen.requests.rates import Rates, SteadyThroughput
 from loadgen.requests.summary import HeldBack
-from rundir.printable.numbers import cell, spoken
+from rundir.printable.numbers import agree, cell, spoken
 
 LEAST_ENDED = 50  # requests: the rate at which fewer ended while the load lasted is mostly chance
 DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are worth a sentence
@@ -34,8 +34,9 @@ def overload(summary: Summary) -> Iterator[str]:
             f"{spoken(held.held_ms.max)}{unsent}; TTFT does not include that wait."
         )
         return
+    still = f"{agree(rates.open_at_end, 'was', 'were')} still"
     yield (
-        f"{head}; {rates.open_at_end} of {summary.client.requests.sent} requests were still open when the load ended, "
+        f"{head}; {rates.open_at_end} of {summary.client.requests.sent} requests {still} open when the load ended, "
         f"after {cell(rates.load_s)} s. Latencies grew for as long as it lasted: their percentiles depend on the "
         "length of the run and are not the service's."
     )

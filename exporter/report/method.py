@@ -16,7 +16,7 @@ from exporter.summary.tail import in_words
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check.cause import BUSY_MACHINE
 from loadgen.requests.self_check.check import SelfCheck
-from rundir.printable.numbers import count_of, ms, percent
+from rundir.printable.numbers import agree, count_of, ms, percent
 
 MOST_CLOCKS = 3  # engines named whose clocks are not known
 
@@ -92,7 +92,8 @@ def _covered(correlation: Correlation, sent: int) -> str:
     elif len(known) == 1:
         whole = f"All {requests:,} requests{which} were {known[0][1]}"
     else:
-        whole = f"Of {requests:,} requests{which}, {', '.join(f'{count:,} were {how}' for count, how in known)}"
+        each = (f"{count:,} {agree(count, 'was', 'were')} {how}" for count, how in known)
+        whole = f"Of {requests:,} requests{which}, {', '.join(each)}"
     doubts = (
         (quality.by_time, "by time alone, for want of a common id"),
         (quality.mixed_traffic, "beside other traffic"),

@@ -46,6 +46,7 @@ from loadgen.requests.metrics import stamped_ms
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts, take
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing, finite, quantiles_of
 from scraper.perf_metrics import SteadyClock
 from scraper.window.quantities import MOST_SLICES
@@ -382,7 +383,7 @@ def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
             "that they finished"
         )
     if of.means.missing and (refusal := of.refusal[of.refusal != ""]).size:
-        return f"times of {len(refusal)} requests came and are not used, most often because {_commonest(refusal)}"
+        return f"not used: times of {count_of(len(refusal), 'request')}, most often because {_commonest(refusal)}"
     if of.means.missing:
         return of.means.missing
     return (

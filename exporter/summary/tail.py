@@ -11,7 +11,7 @@ from correlator.breakdown import ENGINE_FRONTEND
 from correlator.estimate.table import QUALITIES
 from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
-from rundir.printable.numbers import count_of, percent_of_all
+from rundir.printable.numbers import agree, count_of, percent_of_all
 from rundir.stats import Missing
 
 # Below that, the 99th percentile of a run is its slowest request.
@@ -98,7 +98,8 @@ def sentence(attribution: TailShares | Missing) -> tuple[str, str]:
         ratio = f"{label} is {tail.from_ms / p50_ms:.2f} times p50"
         return f"TTFT hardly varies ({ratio}): {percent_of_all(share)} of it is spent {where[largest]}.", largest
     if 2 * tail.explained < tail.requests:
-        return f"Of the slowest {slowest}, only {tail.explained:,} of {tail.requests:,} requests have a breakdown.", ""
+        has = agree(tail.explained, "has", "have")
+        return f"Of the slowest {slowest}, only {tail.explained:,} of {tail.requests:,} requests {has} a breakdown.", ""
     (largest, share), *others = ranked(tail.share)
     spent = f"{percent_of_all(share)} of their TTFT {where[largest]}"
     if share <= MAJORITY and others:

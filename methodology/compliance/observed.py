@@ -12,6 +12,7 @@ from methodology.compliance.facts import StepFacts
 from methodology.study.model import Finished
 from methodology.study.outcome import MOST_FOREIGN
 from recorded.system import System
+from rundir.printable.numbers import agree, count_of
 from scraper.engines.catalogue import catalogue
 
 # How the names of quantized models say so; from a name without any of these nothing follows.
@@ -104,7 +105,11 @@ def _by_facts(system: System, finished: Finished, facts: StepFacts) -> Iterator[
     if system.engine_version and version and not version.startswith(system.engine_version.lstrip("v")):
         yield "engine_version", f"version {system.engine_version} is declared, but {version} serves {where}"
     if facts.refused and system.input_filtering is False and system.output_filtering is False:
-        yield "output_filtering", f"filters are declared off, but {facts.refused:,} requests were refused {where}"
+        refused = f"{count_of(facts.refused, 'request')} {agree(facts.refused, 'was', 'were')} refused"
+        yield (
+            "output_filtering",
+            f"filters are declared off, but {where} {refused}",
+        )
 
 
 def _by_outcome(system: System, finished: Finished) -> Iterator[tuple[str, str]]:

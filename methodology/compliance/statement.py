@@ -20,6 +20,7 @@ from methodology.study.model import Finished, StudySettings
 from methodology.study.planning import POPULATE, counting
 from recorded.system import System
 from rundir.fields import doc
+from rundir.printable.numbers import agree
 
 MOST_NAMED = 5  # requirements in a sentence
 
@@ -154,4 +155,4 @@ def _sentence(test: str, verdict: Verdict, failing: Mapping[str, list[str]], cou
 
 def _missed(names: Sequence[str], of: str) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{len(names)} of {of} {'is' if len(names) == 1 else 'are'} not met ({', '.join(names[:MOST_NAMED])}{more})"
+    return f"{len(names)} of {of} {agree(len(names), 'is', 'are')} not met ({', '.join(names[:MOST_NAMED])}{more})"

@@ -29,6 +29,7 @@ from rundir.files import LockHeld, lock, read_regular, require_directory, requir
 from rundir.frames import FrameLog, FrameTail
 from rundir.framing import GAP, Extent
 from rundir.printable.masking import blanked
+from rundir.printable.numbers import count_of
 from sidecar.options.config import as_recorded
 from sidecar.version import VERSION
 
@@ -262,7 +263,7 @@ def _damage(path: Path, extent: Extent, frames: Sequence[Frame]) -> str:
     not count.
     """
     if extent.lost_frames:
-        return f"{LOG} is damaged: {extent.lost_frames:,} of its records are lost; restore it from a copy"
+        return f"{LOG} is damaged: it lost {count_of(extent.lost_frames, 'record')}; restore it from a copy"
     begun = {frame.run for frame in frames if isinstance(frame, StepStarted)}  # which is written before a run is
     runs = sorted(f"{STEPS}/{each.parent.name}" for each in path.glob(f"{STEPS}/*/{MANIFEST}"))
     unnamed = [run for run in runs if run not in begun and TORN not in run]

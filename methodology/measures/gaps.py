@@ -21,6 +21,7 @@ from correlator.statistics.server_load import leading_endpoints
 from methodology.study.model import StepData
 from methodology.study.server_side import cumulative
 from rundir.columns import Bools, Floats, Ints
+from rundir.printable.numbers import count_of
 from rundir.stats import Missing
 
 LEAST_GAPS, MOST_GAPS = 50, 2000  # independent ones, whose modes are tested
@@ -70,7 +71,7 @@ def modes(gaps_ms: Floats) -> Modes | Missing:
     """
     logs = np.log(gaps_ms[gaps_ms > 0])
     if len(logs) < LEAST_GAPS:
-        return Missing(f"{len(logs)} gaps are too few to tell modes; {LEAST_GAPS} are needed")
+        return Missing(f"too few to tell modes: {count_of(len(logs), 'gap')} of {LEAST_GAPS} that are needed")
     if np.ptp(logs) < _ROUNDING:
         return Missing("all gaps are equal")
     thinned = logs[:: math.ceil(len(logs) / MOST_GAPS)]

@@ -79,7 +79,7 @@ def next_step(asked: StudySettings, finished: Sequence[Finished]) -> Step | Done
     ended = {each.step.seed for each in finished}
     at = next((at for at in range(len(every) * repeats) if content_seed(asked, at + 1) not in ended), None)
     if at is None:
-        return Done(reason=f"{len(every)} combinations were measured, each {count_of(repeats, 'time')}")
+        return Done(reason=f"{count_of(len(every), 'combination')} measured, each {count_of(repeats, 'time')}")
     repeat, place = divmod(at, len(every))
     order = list(range(len(every)))
     if asked.parameters.order != "ascending":

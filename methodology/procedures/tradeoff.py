@@ -308,7 +308,7 @@ def _part_means(each: Finished, read: Reader) -> dict[str, float]:
 
 def _deviations(study: _TradeoffStudy) -> Iterator[str]:
     if len(study.levels) < len(study.asked.parameters.levels or ()):
-        yield f"Only {len(study.levels)} of {len(study.asked.parameters.levels or ())} levels were run."
+        yield f"Levels that were run: {len(study.levels)} of {len(study.asked.parameters.levels or ())}."
     if not study.limit.run:
         yield "Levels are shares of a stated capacity, which this study did not measure."
     yield from overloaded(study.levels)

@@ -16,7 +16,7 @@ from exporter.document import BLANK, Block, Prose
 from methodology.study.findings import Cell, ResultColumn, ResultTable
 from methodology.study.findings import table as new_table
 from methodology.study.result import StepRecord, StudyResult
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 from rundir.printable.text import defused
 
 MOST_ROWS = 60
@@ -57,7 +57,7 @@ def shown(content: ResultTable) -> Iterator[Block]:
     else:
         yield Prose(f"{content.title}: empty.", "label")
     if len(content.rows) > MOST_ROWS:
-        yield Prose(f"{len(content.rows) - MOST_ROWS:,} more rows are in tables/{content.name}.csv.", "note")
+        yield Prose(f"{count_of(len(content.rows) - MOST_ROWS, 'row')} more in tables/{content.name}.csv.", "note")
     if content.note:
         yield from (Prose(content.note, "note"), BLANK)
 

@@ -15,7 +15,7 @@ from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, Res
 from methodology.study.model import Finished, Outcome
 from methodology.study.outcome import KIND_OF, QUANTILES
 from rundir.columns import Floats
-from rundir.printable.numbers import figure
+from rundir.printable.numbers import count_of, figure
 
 LABELS = {name: "P" + name[1:].replace("_", ".") for name in QUANTILES}
 UNKNOWN = intervals.quantile([], 0.5)
@@ -35,7 +35,7 @@ def percentile(
     missing = "" if n else "there is no value"
     if n and round(beyond, 6) < least:
         needed = math.ceil(round(least / (beyond / n), 6))
-        missing = f"{n:,} values are too few for {LABELS[name]}, {needed:,} are needed"
+        missing = f"too few for {LABELS[name]}: {count_of(n, 'value')} of {needed:,} that are needed"
     return ResultQuantity(
         value=None if missing else interval.estimate,
         unit="ms",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rundir.access import masked
+from rundir.printable.numbers import count_of
 from sidecar.options.spans import RemoteWriteOptions, write_access
 from sidecar.progress.reporter import Progress
 
@@ -96,7 +97,7 @@ async def sending(
                 offer()
                 await writer.sent(FLUSH_S)
                 if writer.lost:
-                    text = f"{writer.lost:,} samples were dropped while it did not take them"
+                    text = f"{count_of(writer.lost, 'sample')} dropped while it took none"
                     progress.warn(f"--prometheus-write {masked(url)}: {text}")
         finally:
             offering.cancel()

@@ -15,6 +15,7 @@ from exporter.summary.result import Summary
 from recorded.events import WRITING, WRITTEN
 from recorded.run import Run
 from rundir.access import Access, bare, masked
+from rundir.printable.numbers import count_of
 from scraper.engines import recognition as engines
 from scraper.spans.spec import METRICS, TRACES
 from sidecar.options.spans import ExportOptions, RemoteWriteOptions, SpanOptions, forward_access, write_access
@@ -54,7 +55,7 @@ def export_run(derived: Evaluated, url: str, access: Access, progress: Progress)
 
 def _report(sent: Sent, what: str, derived: Evaluated, where: str, progress: Progress) -> None:
     if sent.given_up:
-        taken = f"{sent.taken:,} {what}s were accepted" if sent.taken else f"no {what} was accepted"
+        taken = f"accepted: {count_of(sent.taken, what)}" if sent.taken else f"no {what} was accepted"
         progress.warn(
             f"--otlp-export {where}: {sent.reason}; {taken}; "
             f"`sidelight report {derived.run.path} --otlp-export URL` sends all again"
@@ -111,12 +112,12 @@ def _write_run(run: Run, parts: Parts, summary: Summary, wanted: RemoteWriteOpti
         progress.stage(f"{where} took {taken}{there}")
     if sent.too_old:
         progress.warn(
-            f"--prometheus-write {where}: {sent.too_old:,} samples are too old for it; write --formats openmetrics and "
-            "create blocks of it"
+            f"--prometheus-write {where}: {count_of(sent.too_old, 'sample')} too old for it; write "
+            "--formats openmetrics and create blocks of it"
         )
     if lost := sum(data["lost"] for data in live):
         progress.warn(
-            f"--prometheus-write {where}: {lost:,} samples were dropped while it did not take them; its counters and "
+            f"--prometheus-write {where}: {count_of(lost, 'sample')} dropped while it took none; its counters and "
             "histograms end at the report's numbers all the same"
         )
 

@@ -21,6 +21,7 @@ from loadgen.requests.table import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
 from recorded.directory import RAW
 from rundir.columns import take
+from rundir.printable.numbers import count_of
 from sidecar.options.load import RunOptions
 from sidecar.run.phases import (
     WATCH_EVERY_S,
@@ -93,7 +94,8 @@ async def _plan_measured(session: Session, options: RunOptions, prepared: Prepar
     )
     if clipped := about["clipped_inputs"] + about["clipped_outputs"]:
         session.progress.stage(
-            f"{clipped} lengths of {about['count']} requests are clipped to the model's {prepared.max_model_len} tokens"
+            f"{count_of(clipped, 'length')} of {count_of(about['count'], 'request')} clipped to the model's "
+            f"{prepared.max_model_len} tokens"
         )
     record(session, "planned", **about)
 

@@ -31,6 +31,7 @@ from recorded.events import CLOCK_LEFT, Event, append_event
 from recorded.integrity import SCRAPED
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.columns import take
+from rundir.printable.numbers import count_of
 from rundir.process import collecting_often
 from scraper.spans.spec import SETTLE_S
 from sidecar.progress.reporter import Progress
@@ -121,7 +122,7 @@ async def run_phase(
     if overdue > max(1.0, OVERDUE_RATIO * (started + overdue)):
         warn_and_record(
             session,
-            f"{overdue} requests were due before the end of the load and were not sent: the load generator stood still "
+            f"{count_of(overdue, 'request')} due before the end of the load not sent: the load generator stood still "
             "or had no processor there, and less load was sent than was asked for",
         )
 

@@ -24,6 +24,7 @@ from recorded.errors import WorkerDied
 from rundir.access import masked
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.frames import Rotation, next_number
+from rundir.printable.numbers import count_of
 from scraper.commands import SpanSpec, Spec
 from sidecar.live.sending import Browsers
 from sidecar.options.access import metrics_access
@@ -223,7 +224,7 @@ def _on_death(shared: Watch, upkeep: Upkeep, death: WorkerDied) -> None:
     shared.record(upkeep.died, reason=str(death), restarts=upkeep.restarts)
     text = f"{death}; it is restarted (restart {upkeep.restarts}); {upkeep.cost}"
     if upkeep is shared.scraper and shared.not_ready["disk"]:
-        text += f"; {shared.scraper.unwritten} scrapes are lost since the start, {UNCOUNTED}"
+        text += f"; {count_of(shared.scraper.unwritten, 'scrape')} lost since the start, {UNCOUNTED}"
     shared.warn_and_record(text)
 
 
@@ -241,7 +242,7 @@ def _on_event(shared: Watch, said: Mapping[str, Any]) -> None:
         )
     elif said["event"] == "written" and shared.not_ready["disk"]:
         shared.not_ready["disk"] = ""
-        shared.warn_and_record(f"logs are written again; {scraper.unwritten} scrapes are lost since the start")
+        shared.warn_and_record(f"logs are written again; {count_of(scraper.unwritten, 'scrape')} lost since the start")
 
 
 async def end_at_clock_step(shared: Watch, wall_ns: Callable[[], int]) -> None:

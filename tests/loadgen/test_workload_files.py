@@ -89,7 +89,7 @@ def test_the_file_is_stated_with_version_subset_and_preprocessing(sharegpt: Path
 def test_what_of_a_file_is_not_sent_is_counted(sharegpt: Path, sessions: bool):
     """Conversations without a reply; and later turns, but of sessions."""
     without = "4 of 7 conversations are not sent: no user's message with a reply is in them"
-    later = "later turns (1) of 3 conversations are not sent, only the first of each: --sessions sends them"
+    later = "later turns (1) of 3 conversations not sent, only the first of each: --sessions sends them"
     notes = (without,) if sessions else (without, later)
     given = workloads.given(sharegpt, seed=1, protocol=PROTOCOLS["chat"], sessions=sessions)
     assert notes == workloads.build("conversation", seed=1, dataset=sharegpt, sessions=sessions).notes == given.notes

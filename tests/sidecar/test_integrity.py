@@ -33,7 +33,7 @@ STATED = [
                              "of 2 requests that load workers sent, 1 are there"]),
         ([2, 3, 4], [0, 1, 2], 2, ["of 2 planned requests in raw/plan-measure.log, 3 are there",
                                    "of 2 requests that load workers sent, 3 are there",
-                                   "1 more requests were sent than were planned"]),
+                                   "1 request more sent than planned"]),
         ([2, 3], [0, 1], 2, ["of 3 scrapes in raw/scrapes-0.log, 2 are there"]),
         ([2, 3], [0, 1, 2], 1, ["of 2 spans that were received, 1 are there"]),
     ],

@@ -151,8 +151,8 @@ def test_the_service_that_breaks_traces_is_named_in_the_report(watched: Path):
         "(by the engine, on average: queue 50 ms, prefill 100 ms)"
     ) in report
     assert (
-        "! 20 of 20 requests have their client's spans in one trace and their engine's in another, so that the two are "
-        "not joined by trace: router begins a new trace instead of going on with that of the header traceparent."
+        "! 20 of 20 requests with the client's spans in one trace and the engine's in another, so that the two are not "
+        "joined by trace: router begins a new trace instead of going on with that of the header traceparent."
     ) in report
 
 

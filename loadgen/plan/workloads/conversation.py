@@ -104,7 +104,7 @@ def notes(about: Mapping[str, Any], *, sessions: bool) -> tuple[str, ...]:
         texts.append(f"{sent}: no user's message with a reply is in {agree(without, 'it', 'them')}")
     if (later := about["later_turns"]) and not sessions:
         texts.append(
-            f"later turns ({later}) of {about['conversations_in_file'] - without} conversations are not sent, only the "
+            f"later turns ({later}) of {about['conversations_in_file'] - without} conversations not sent, only the "
             "first of each: --sessions sends them"
         )
     return tuple(texts)

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 
 from correlator.statistics.association import LAGS_S, Association, associations, ranks
 
-FEW = "only {} requests have both a value and a sample; at least 10 are needed"
+FEW = "only {} requests with both a value and a sample; at least 10 are needed"
 
 
 def associated(sent: Any, values: np.ndarray, *engines: Any, client: str = "ttft_ms") -> dict[str, Association]:

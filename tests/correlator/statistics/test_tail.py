@@ -280,7 +280,7 @@ def test_a_length_that_few_requests_met_counts_with_the_next_below():
     ("waiting", "reason"),
     [
         (UNSEEN, "nobody looked"),
-        (np.full(100, np.nan), "only 0 requests have a sample of the queue's length beside them"),
+        (np.full(100, np.nan), "only 0 requests with a sample of the queue's length beside"),
     ],
 )
 def test_a_threshold_that_is_not_known_is_a_reason(waiting: Floats | Missing, reason: str):
@@ -295,10 +295,10 @@ def test_a_queue_that_is_not_separated_has_no_threshold():
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        (columns(queue_ms=np.arange(19.0)), "only 19 requests have a TTFT and the parts of it; at least 20 are needed"),
+        (columns(queue_ms=np.arange(19.0)), "only 19 requests with a TTFT and the parts of it; at least 20 are needed"),
         (
             columns(queue_ms=np.arange(50.0), source="none"),
-            "only 0 requests have a TTFT and the parts of it; at least 20 are needed",
+            "only 0 requests with a TTFT and the parts of it; at least 20 are needed",
         ),
         (columns(queue_ms=np.full(50, 3.0)), "the TTFT never varied"),
     ],

@@ -331,6 +331,6 @@ def test_nothing_rests_on_a_study_some_of_whose_steps_are_lost(tmp_path: Path, u
         file.seek(-100, os.SEEK_END)  # the last record
         file.write(b"\0")
     for read in (capacity_of, lambda path: resumed(StudyOptions(resume=path), "tiny")):
-        with pytest.raises(ConfigurationError, match=r"steps\.log is damaged: 1 of its records are lost; restore"):
+        with pytest.raises(ConfigurationError, match=r"steps\.log is damaged: it lost 1 record; restore"):
             read(tmp_path / "study")
     assert ("", "partial") == (derived.damage, derive_study(tmp_path / "study").result.status)

@@ -108,11 +108,11 @@ def test_what_is_missing_says_why(written: dict[str, str]):
 def test_what_is_cut_or_too_little_says_where_more_is_and_what_is_known():
     """Of many results the first, with the file that has all; a percentile of few values with its bound, in a table."""
     few = msgspec.structs.replace(
-        quantity(None, "ms", 470.0, None, missing="104 values are too few for P99, 1,000 are needed"), sample=1433.2
+        quantity(None, "ms", 470.0, None, missing="too few for P99: 104 values of 1,000 that are needed"), sample=1433.2
     )
     many = {f"result_{number}": quantity(float(number), "requests") for number in range(70)}
     text = files(result(results={**many, "ttft_p99_ms": few}))["report.txt"]
-    assert "10 more rows are in tables/results.csv." in text
+    assert "10 rows more in tables/results.csv." in text
     row = next(line for line in text.splitlines() if line.startswith(" ttft_p99_ms"))
     assert row.split()[:4] == ["ttft_p99_ms", "1,433", "470", "ms"]
     assert " result_12" in text
