@@ -160,6 +160,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     has_token, choices = seen.first >= 0, len(seen.choices)
     first_token_ns = int(_concatenated(times.chunk_ns)[seen.first]) if has_token else -1
     chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, times)
+    error = seen.failure
     return Reply(
         first_output_ns=min((first_ns for first_ns, _ in outputs_ns), default=-1),
         last_output_ns=max((last_ns for _, last_ns in outputs_ns), default=-1),
@@ -183,8 +184,8 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         doubts=seen.doubts,
         silent_events=seen.silent,
         finish_reason=seen.finish_reason,
-        error=seen.failure,
-        complete=seen.complete,
+        error=error,
+        complete=seen.has_ended and not error,
         done=seen.done_end >= 0,
         done_ns=times.done_ns,
         role_only_first=seen.role_only_first,

@@ -205,7 +205,7 @@ class ReplyState:
     @property
     def failure(self) -> str:
         """Return the reason for a failed reply as `Reply.error`, else "". It is "" too while the reply goes on."""
-        if self.error or not self._has_ended:
+        if self.error or not self.has_ended:
             return self.error
         if self._is_aborted:
             return f"aborted: the server ended the reply with finish_reason {self.finish_reason}"
@@ -220,14 +220,14 @@ class ReplyState:
         return self.finish_reason.lower() in ABORTED
 
     @property
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether a stream's last event came, or a finish reason."""
         return bool((self.streamed and self.done_end >= 0) or self.finish_reason)
 
     @property
     def complete(self) -> bool:
         """Return whether the reply is complete and did not fail."""
-        return self._has_ended and not self.failure
+        return self.has_ended and not self.failure
 
     @property
     def text(self) -> str | None:
