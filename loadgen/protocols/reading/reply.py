@@ -158,8 +158,9 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         if is_whole:
             times.settle(seen)
     has_token, choices = seen.first >= 0, len(seen.choices)
-    first_token_ns = int(_concatenated(times.chunk_ns)[seen.first]) if has_token else -1
-    chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, times)
+    columns = [_concatenated(parts) for parts in (times.chunk_ns, times.chunk_chars, times.chunk_choice)]
+    first_token_ns = int(columns[0][seen.first]) if has_token else -1
+    chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, columns, times.outputs_ns)
     error = seen.failure
     return Reply(
         first_output_ns=min((first_ns for first_ns, _ in outputs_ns), default=-1),
@@ -195,7 +196,9 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     )
 
 
-def _contents(seen: ReplyState, times: _ContentTimes) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
+def _contents(
+    seen: ReplyState, columns: Sequence[Ints], outputs_ns: Mapping[int, Sequence[int]]
+) -> tuple[Ints, Ints, Ints, list[tuple[int, int]]]:
     """Return the columns of the contents, and each choice's first and last output.
 
     The columns are stamps, characters and choice of each content.
@@ -203,11 +206,10 @@ def _contents(seen: ReplyState, times: _ContentTimes) -> tuple[Ints, Ints, Ints,
     Where the contents that show, white space included, are as many as the tokens, or those were not counted, nothing
     else was generated: a role, a finish reason or a zero-width space, as of a heartbeat, has no part in the times.
     """
-    columns = [_concatenated(parts) for parts in (times.chunk_ns, times.chunk_chars, times.chunk_choice)]
     chunk_ns, chunk_chars, choice = columns
     shown = len(chunk_ns) - len(seen.unseen)
     if not shown or max(seen.output_tokens, seen.timed_tokens) > shown:
-        return chunk_ns, chunk_chars, choice, [(first_ns, last_ns) for first_ns, last_ns in times.outputs_ns.values()]
+        return chunk_ns, chunk_chars, choice, [(first_ns, last_ns) for first_ns, last_ns in outputs_ns.values()]
     if seen.unseen:
         chunk_ns, chunk_chars, choice = (np.delete(column, seen.unseen) for column in columns)
     of = [chunk_ns] if len(seen.choices) == 1 else [chunk_ns[choice == number] for number in seen.choices.values()]

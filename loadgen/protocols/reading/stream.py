@@ -122,8 +122,12 @@ class ReplyState:
     def _output(self, choice: int, first_end: int, last_end: int) -> int:
         """Add outputs of one choice, and return its number."""
         self.generated = True
-        number = self.choices.setdefault(choice, len(self.choices))
-        self.outputs.setdefault(number, [first_end, last_end])[1] = last_end
+        if (number := self.choices.get(choice)) is None:
+            number = self.choices[choice] = len(self.choices)
+        if number in self.outputs:
+            self.outputs[number][1] = last_end
+        else:
+            self.outputs[number] = [first_end, last_end]
         return number
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:

@@ -281,6 +281,7 @@ class UsageCounts(msgspec.Struct, frozen=True, gc=False):
 
 
 _INPUT, _OUTPUT = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+_INPUT_DETAILS, _OUTPUT_DETAILS = (tuple(f"{name}_details" for name in names) for names in (_INPUT, _OUTPUT))
 _NUMBERS = {int, float}
 
 
@@ -288,7 +289,7 @@ def counts_of(usage: Any) -> UsageCounts:
     """Return the counts of a usage by the names of any OpenAI endpoint; it may be any JSON."""
     if not isinstance(usage, dict):
         return UsageCounts(unreadable={"output_tokens": _shown(usage)})
-    inputs, outputs = _details(usage, _INPUT), _details(usage, _OUTPUT)
+    inputs, outputs = _details(usage, _INPUT_DETAILS), _details(usage, _OUTPUT_DETAILS)
     counts, unreadable = {}, {}
     for name, value in (
         ("input_tokens", _first(usage, _INPUT)),
@@ -319,7 +320,7 @@ def _first(usage: dict[str, Any], names: Sequence[str]) -> Any:
 
 
 def _details(usage: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    details = _first(usage, [f"{name}_details" for name in names])
+    details = _first(usage, names)
     return details if isinstance(details, dict) else {}
 
 
