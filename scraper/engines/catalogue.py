@@ -21,6 +21,20 @@ Form = Literal["metric", "add", "mean", "less", "over"]
 Tokens = Literal["prompt_tokens", "output_tokens", "computed_tokens"]
 Seen = Literal["real", "recorded page", "source only"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
+_TIME = {"kind": "histogram", "unit": "seconds"}
+_TOKENS = {"kind": "counter", "unit": "tokens"}
+_REQUESTS = {"kind": "gauge", "unit": "requests", "across": "sum"}
+# The canonical quantities, and what holds of each in all engines' files but where one states another unit.
+QUANTITIES: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("queue_time", "prefill_time", "decode_time", "inference_time", "ttft"), _TIME),
+    **dict.fromkeys(("inter_token_latency", "tpot_per_request", "e2e_latency"), _TIME),
+    **dict.fromkeys(("requests_running", "requests_waiting"), _REQUESTS),
+    "kv_cache_usage": {"kind": "gauge", "unit": "ratio", "across": "max"},
+    **dict.fromkeys(("prompt_tokens", "generation_tokens"), _TOKENS),
+    "preemptions": {"kind": "counter", "unit": "preemptions"},
+    **dict.fromkeys(("prefix_cache_queries", "prefix_cache_hits", "draft_tokens", "draft_tokens_accepted"), _TOKENS),
+    "requests_finished": {"kind": "counter", "unit": "requests"},
+}
 _PAIRS: dict[Form, tuple[str, str]] = {
     "mean": ("sum", "count"),
     "less": ("histogram", "less"),
@@ -208,6 +222,7 @@ class Catalogue(Names, frozen=True, kw_only=True):
     seen: Seen
     seen_as: str
     enable: str
+    absent: str = "not exposed"
     limits: EngineLimits = EngineLimits()
     notes: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -268,7 +283,13 @@ def catalogue(engine: str) -> Catalogue:
 
 @cache
 def _read(engine: str) -> Catalogue:
-    return read_yaml("scraper.engines", engine, Catalogue)
+    known = read_yaml("scraper.engines", engine, Catalogue, QUANTITIES)
+    unlisted = {
+        name: CatalogueQuantity(name=name, metrics=(), absent=known.absent, **common)
+        for name, common in QUANTITIES.items()
+        if name not in known.quantities
+    }
+    return msgspec.structs.replace(known, quantities={**known.quantities, **unlisted})
 
 
 def names_in(package: str) -> list[str]:

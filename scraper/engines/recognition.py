@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource, PageNames
 from scraper.engines.catalogue import (
+    QUANTITIES,
     Catalogue,
     CatalogueQuantity,
     EngineLimits,
@@ -36,28 +37,6 @@ __all__ = [
     "metrics_paths",
     "version_paths",
 ]
-
-QUANTITIES = (
-    "queue_time",
-    "prefill_time",
-    "decode_time",
-    "inference_time",
-    "ttft",
-    "inter_token_latency",
-    "tpot_per_request",
-    "e2e_latency",
-    "requests_running",
-    "requests_waiting",
-    "kv_cache_usage",
-    "prompt_tokens",
-    "generation_tokens",
-    "preemptions",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "draft_tokens",
-    "draft_tokens_accepted",
-    "requests_finished",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
