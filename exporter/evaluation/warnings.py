@@ -287,8 +287,7 @@ def _records(records: RecordsOfRequests | None) -> Iterator[str]:
     without = [(records.ambiguous_requests, "several records fit"), (records.unmatched_requests, "no record fits")]
     lost += [f"{count_of(count, 'request')} without one, because {why} the times" for count, why in without if count]
     if lost or not records.records:
-        match = agree(records.matched, "matches a request", "match requests")
-        matched = f"{records.matched} of {count_of(records.records, 'record')} of /perf_metrics {match} of this run"
+        matched = f"records of /perf_metrics that match requests of this run: {records.matched} of {records.records}"
         yield "; ".join([matched, *lost])
 
 

@@ -122,7 +122,7 @@ async def run_phase(
     if overdue > max(1.0, OVERDUE_RATIO * (started + overdue)):
         warn_and_record(
             session,
-            f"{count_of(overdue, 'request')} due before the end of the load not sent: the load generator stood still "
+            f"{count_of(overdue, 'request')} not sent though due before the end of the load: the load generator stood still "
             "or had no processor there, and less load was sent than was asked for",
         )
 

@@ -173,4 +173,4 @@ def test_a_run_whose_counts_differ_has_no_means(main: Recording):
     means = drained(main, sent=150)
     assert (None, None, "") == (means.queue_s, means.outside_s, means.proof)
     counted = "queue 151, prefill 151, TTFT 151, end-to-end 151"
-    assert f"over the whole run it counted {counted}, and 150 requests were sent" in (means.missing or "")
+    assert f"over the whole run it counted {counted}, of 150 requests sent" in (means.missing or "")

@@ -382,4 +382,4 @@ def test_an_older_sglang_page_without_that_counter_shows_nothing():
 def test_every_canonical_quantity_has_a_field():
     """In the order of the list, in the whole and in each endpoint."""
     for kind in (Server, Endpoint):
-        assert QUANTITIES == tuple(name for name in kind.__struct_fields__ if name in QUANTITIES)
+        assert tuple(QUANTITIES) == tuple(name for name in kind.__struct_fields__ if name in QUANTITIES)

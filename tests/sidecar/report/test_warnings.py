@@ -314,11 +314,11 @@ def test_what_became_of_records_of_requests():
     odd = {"refused": {"odd": 2}, "failed_readings": {"HTTP 500": 3}, "ambiguous_requests": 4, "unmatched_requests": 5}
     (line,) = said({at: counts | odd})
     assert line == (
-        "50 of 60 records of /perf_metrics match requests of this run; 3 readings failed (HTTP 500); 2 records "
+        "records of /perf_metrics that match requests of this run: 50 of 60; 3 readings failed (HTTP 500); 2 records "
         "refused (odd); 4 requests without one, because several records fit the times; 5 requests without one, because "
         "no record fits the times"
     )
-    assert ["0 of 0 records of /perf_metrics match requests of this run"] == said(
+    assert ["records of /perf_metrics that match requests of this run: 0 of 0"] == said(
         {at: counts | {"records": 0, "matched": 0}}
     )
 
