@@ -4,8 +4,7 @@ The parts sum to the whole. TTFT = network + gateway + queue + prefill + other. 
 replies) take precedence over estimates, request by request. What a source does not tell apart stays together in
 `other`, and is named.
 
-This is the one list of parts: report, summary, tables, metrics, spans and dashboards read their names, labels and order
-here.
+`correlator.parts` lists them.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from correlator.estimate.table import BY_TIME, Attribution
 from correlator.exact.clock_offset import ClockOffsets, first_token_ns
 from correlator.exact.table import RECORD_BY_TIME, SLACK_S, WITHIN_S, Joined
 from correlator.gateways import GatewayColumns, gateway_columns
+from correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PARTS, Part
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from recorded.gateway_spans import GatewaySpan
@@ -29,77 +29,8 @@ from rundir.columns import Bools, Floats, Ints, Texts
 SOURCES = ("trace", "response", "histogram", "none")
 ROUNDING = 1e-12  # of a whole: what is left of it by floating point
 STAMP_S = 1e-8  # stamps are in whole nanoseconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part of a request's time: its name in metrics and files, and what people read.
-
-    label       where nothing is known of gateways; with a breakdown at hand, `summary.breakdown.label_of` says more
-    column      of `Parts`, without its unit; the name where nothing else is stated
-    within      the name of the part that holds it; "" of those that add up to the whole
-    error       the column of `Attribution` whose standard error is that of its estimate, "" for none; `clocks` for that
-                of the clocks' offset, `unstated` where it is not known
-    by_client   the client measures it alone, without any other source
-    """
-
-    name: str
-    label: str
-    column: str = ""
-    within: str = ""
-    error: str = ""
-    by_client: bool = False
-
-    @property
-    def words(self) -> str:
-        """Return its name as `merged` and the names of spans have it."""
-        return self.name.replace("_", " ")
-
-    def of(self, parts: Parts) -> Floats:
-        """Return this part of each request [n], s."""
-        values: Floats = getattr(parts, f"{self.column or self.name}_s")
-        return values
-
-
-# What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
-OUTSIDE_ENGINE = "outside the engine"
-NETWORK = "network"
-_BEFORE_TOKEN = (
-    Part(name=NETWORK, label=OUTSIDE_ENGINE, error="network"),
-    Part(name="gateway", label="gateway", error="network"),
-    Part(name="queue", label="queue", error="queue"),
-    Part(name="prefill", label="prefill", error="prefill"),
-)
-# What engines' spans state of a request whose client sent no span.
-ENGINE_PARTS = _BEFORE_TOKEN[2:]
-DECODE = Part(name="decode", label="decode")
-# What adds up to the TTFT, and to the end-to-end time.
-TTFT_PARTS = (*_BEFORE_TOKEN, Part(name="other", label="other", error="engine_frontend"))
-E2E_PARTS = (
-    *_BEFORE_TOKEN,
-    DECODE,
-    Part(name="other", label="other", column="e2e_other", error="engine_frontend"),
-)
-ENGINE_FRONTEND = Part(name="engine_frontend", label="API server", within="other", error="engine_frontend")
-SCHEDULER_INTAKE = Part(name="scheduler_intake", label="scheduler intake", within="other")
-GATEWAY_REQUEST = Part(name="gateway_request", label="before its call", within="gateway")
-# The most that gateways can have taken, where the first output of the outermost is not known.
-GATEWAY_AT_MOST = Part(name="gateway_at_most", label="gateway at most", error="unstated")
-# What parts consist of, where that is known.
-INNER_PARTS = (
-    Part(name="request_network", label="to the engine", within="network", error="clocks"),
-    Part(name="response_network", label="from the engine", within="network", error="clocks"),
-    Part(name="round_trip", label="TCP round trip", within="network", error="unstated", by_client=True),
-    Part(name="beyond_round_trip", label="proxies and HTTP", within="network", error="unstated"),
-    GATEWAY_REQUEST,
-    ENGINE_FRONTEND,
-    SCHEDULER_INTAKE,
-    Part(name="blank_output", label="blank output", within="other", by_client=True),
-)
-# Before the TTFT begins.
-SEND = Part(name="send", label="send", by_client=True)
-# What people read for a part by its name.
-LABELS = {part.name: part.label for part in (*E2E_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND)}
+# Names of the parts that may be merged in another.
+_MERGED = (NETWORK, "queue", "prefill", ENGINE_FRONTEND.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +104,11 @@ class Parts:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def seconds(self, part: Part) -> Floats:
+        """Return one part of each request [n], s."""
+        values: Floats = getattr(self, f"{part.column or part.name}_s")
+        return values
 
     @property
     def covered(self) -> Bools:
@@ -389,11 +325,12 @@ def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
 
 def _merged(rows: Bools, network_s: Floats, engine: _EngineTimes) -> Texts:
     """Return the names of the parts that `other_s` holds because no source separates them."""
-    labels = (NETWORK, "queue", "prefill", ENGINE_FRONTEND.words)
     columns_s = (network_s, engine.queue_s, engine.prefill_s, engine.engine_frontend_s)
     unknown = np.isnan(np.column_stack(columns_s)) & rows[:, None]
     patterns, place = np.unique(unknown, axis=0, return_inverse=True)
-    names = [_listed([label for label, absent in zip(labels, row, strict=True) if absent]) for row in patterns.tolist()]
+    names = [
+        _listed([label for label, absent in zip(_MERGED, row, strict=True) if absent]) for row in patterns.tolist()
+    ]
     return np.array(names, dtype=np.object_)[place.reshape(-1)] if names else np.empty(0, dtype=np.object_)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from correlator.breakdown import E2E_PARTS, ENGINE_FRONTEND, LABELS, NETWORK, SCHEDULER_INTAKE, TTFT_PARTS
+from correlator.parts import E2E_PARTS, ENGINE_FRONTEND, LABELS, NETWORK, SCHEDULER_INTAKE, TTFT_PARTS
 
 # The histograms that bear trace ids.
 TRACED = ("sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds")

@@ -18,7 +18,7 @@ from panels import (
     total,
 )
 
-from correlator.breakdown import ENGINE_FRONTEND, LABELS, SCHEDULER_INTAKE
+from correlator.parts import ENGINE_FRONTEND, LABELS, SCHEDULER_INTAKE
 
 PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
 LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UnsetType
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
 from exporter.report.alerts import alerts, severe_lines
 from exporter.report.load import served_in_load, sustained

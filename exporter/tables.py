@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import asdict
 
-from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.gateways import GatewayPart
+from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
 from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
@@ -103,7 +104,7 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "ttft_ms": _real(metrics.ttft_ms),
         "tpot_ms": _real(metrics.tpot_ms),
         "e2e_ms": _real(metrics.e2e_ms),
-        **{name: _real(1e3 * part.of(parts)) for name, part in PARTS.items()},
+        **{name: _real(1e3 * parts.seconds(part)) for name, part in PARTS.items()},
         "gateways": pa.array([[_gateway(part) for part in row] for row in parts.gateways], pa.list_(GATEWAY)),
         "breakdown_source": pa.array(parts.source, pa.string()),
         "decode_source": pa.array(parts.decode_source, pa.string()),

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
+from correlator.parts import TTFT_PARTS
 from exporter.document import Block, Column, Line, Prose, Sparklines, Table
 from rundir.printable.text import sparkline
 
@@ -24,8 +25,7 @@ LABEL = 9  # of a sparkline
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 STYLES = {
     "alarm": "red", "warning": "yellow", "met": "green", "note": "dim", "inner": "dim", "strong": "bold",
-    "label": "bold cyan", "network": "blue", "gateway": "magenta", "queue": "yellow", "prefill": "green",
-    "other": "cyan",
+    "label": "bold cyan", **{part.name: part.colour for part in TTFT_PARTS},
 }  # fmt: skip
 
 

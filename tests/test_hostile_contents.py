@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from sent_requests import HEAD, planned
 from sent_spans import MS, NOON, call, engine, export, gateway
 
-from correlator.breakdown import TTFT_PARTS
 from correlator.exact.table import SLACK_S
+from correlator.parts import TTFT_PARTS
 from exporter.evaluation.evaluate import Evaluated
 from exporter.report.sections import as_text
 from loadgen.records import RequestPart, append_record, plan_end, trace_id
@@ -225,7 +225,7 @@ def check(derived: Evaluated) -> None:
     assert REQUESTS == len(parts) == ended.sent == ended.ok
     assert 0 == ended.failed + ended.refused + ended.cancelled + ended.in_flight
     exact = parts.covered & np.isin(parts.source, ("trace", "response"))
-    columns = np.column_stack([part.of(parts) for part in TTFT_PARTS])[exact]
+    columns = np.column_stack([parts.seconds(part) for part in TTFT_PARTS])[exact]
     ttft_s = parts.ttft_s[exact]
     assert np.nansum(columns, axis=1) == pytest.approx(ttft_s, abs=1e-6)
     assert not np.isinf(columns).any()

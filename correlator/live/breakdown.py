@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from correlator.breakdown import ENGINE_PARTS, Parts, break_down
+from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import Attribution, nothing
 from correlator.exact.spans import Owners, own_spans, span_times
 from correlator.exact.table import SLACK_S, SPAN_BY_TIME, Joined, Refusal, put, unjoined
@@ -27,6 +27,7 @@ from correlator.live.reasons import (
     NOT_ESTIMATED,
 )
 from correlator.live.traces import TracedRequest
+from correlator.parts import ENGINE_PARTS
 from loadgen.requests.table import RequestLog
 from recorded.client_spans import request_log
 from rundir.columns import Bools, Floats, Texts, take
@@ -69,7 +70,7 @@ class EngineMeans:
     def add(self, engine_only: Parts) -> None:
         """Add the parts of requests."""
         for part in ENGINE_PARTS:
-            values_s = part.of(engine_only)
+            values_s = engine_only.seconds(part)
             self._sums_s[part.name] += float(np.nansum(values_s))
             self._counts[part.name] += int(np.isfinite(values_s).sum())
 

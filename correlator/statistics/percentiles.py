@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
+from correlator.parts import TTFT_PARTS
 from correlator.statistics.intervals import QuantileInterval, quantiles
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table import RequestLog
@@ -45,6 +46,6 @@ def times_in_order(measured: RequestLog, parts: Parts) -> dict[str, Floats]:
     metrics = request_metrics(take(measured, measured.status == "ok"))
     times_ms = {"ttft_ms": metrics.ttft_ms, "tpot_ms": metrics.tpot_ms, "e2e_ms": metrics.e2e_ms}
     times_ms["itl_ms"] = metrics.itl_ms[np.argsort(metrics.itl_end_ns, kind="stable")]
-    times_ms |= {f"{part.name}_ms": 1e3 * part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    times_ms |= {f"{part.name}_ms": 1e3 * parts.seconds(part)[parts.covered] for part in TTFT_PARTS}
     known = {name: values[np.isfinite(values)] for name, values in times_ms.items()}
     return {name: values for name, values in known.items() if len(values)}

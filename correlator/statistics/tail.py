@@ -14,8 +14,9 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct, UnsetType
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.estimate.table import BY_TIME
+from correlator.parts import TTFT_PARTS
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
 from rundir.fields import NO_UNIT, UNSET, Count, doc

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.comparison import (
     CAUTION,
     STATISTICS,

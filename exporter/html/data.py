@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts
+from correlator.breakdown import Parts
+from correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
 from correlator.statistics.server_load import engine_samples, met_at_submission
 from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack, text_column
 from exporter.html.markup import TITLES
@@ -110,7 +111,7 @@ def request_columns(log: RequestLog, sent_ns: Ints, start_ns: int, *, with_ids: 
 
 def part_columns(parts: Parts) -> dict[str, PackedColumn]:
     """Return the parts of requests' TTFT and how they are known."""
-    times = {part.name: 1e3 * part.of(parts) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
+    times = {part.name: 1e3 * parts.seconds(part) for part in (*TTFT_PARTS[:-1], *INNER_PARTS, DECODE)}
     texts = {"source": parts.source, "quality": parts.quality, "merged": parts.merged, "reason": parts.reason}
     return _time_columns(times | {"error": 1e3 * parts.error_s}) | {
         name: text_column(values) for name, values in texts.items()

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from correlator.breakdown import DECODE, INNER_PARTS, TTFT_PARTS, Part, Parts, gateway_label, network_label
+from correlator.breakdown import Parts, gateway_label, network_label
+from correlator.parts import DECODE, INNER_PARTS, TTFT_PARTS, Part
 from exporter.document import Block, Prose
 from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack
 from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of

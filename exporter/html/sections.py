@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
 from exporter.document import Block, Line, Prose, Section, Table, table, words
 from exporter.html.markup import blocks, escape, page_header, section

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.document import Cell, Table, numbers, table
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
 from exporter.summary.breakdown import json_name, short_label_of

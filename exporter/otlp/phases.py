@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, SCHEDULER_INTAKE, Parts, network_label
+from correlator.breakdown import Parts, network_label
+from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, SCHEDULER_INTAKE
 from loadgen.requests.table import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}

@@ -19,7 +19,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from correlator.breakdown import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS, Parts
+from correlator.breakdown import Parts
+from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PARTS
 from exporter.otlp.phases import phases
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import span_id

@@ -12,19 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from correlator.breakdown import (
+from correlator.breakdown import SOURCES, Parts
+from correlator.estimate.table import QUALITIES
+from correlator.gateways import GatewayPart
+from correlator.parts import (
     E2E_PARTS,
     ENGINE_FRONTEND,
     ENGINE_PARTS,
     GATEWAY_REQUEST,
     SCHEDULER_INTAKE,
-    SOURCES,
     TTFT_PARTS,
     Part,
-    Parts,
 )
-from correlator.estimate.table import QUALITIES
-from correlator.gateways import GatewayPart
 from correlator.requests import RequestColumns
 from exporter.prometheus.snapshot import (
     LATENCY_BOUNDS_S,
@@ -147,7 +146,7 @@ def _observed(
         rows = source == name
         for part in kinds:
             # Stamps are late by a little: a sum on the page must not fall for that.
-            values_s, key = np.maximum(part.of(parts)[rows], 0.0), (part.name, name)
+            values_s, key = np.maximum(parts.seconds(part)[rows], 0.0), (part.name, name)
             if key in after and np.isnan(values_s).all():
                 continue
             if requests is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from correlator.breakdown import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
+from correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
 from exporter.summary.breakdown import is_certain, json_name
 from exporter.summary.result import Summary
 from loadgen.requests.summary import ClientSummary, too_many_failed

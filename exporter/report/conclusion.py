@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from correlator.breakdown import E2E_PARTS, TTFT_PARTS
+from correlator.parts import CAUSES, E2E_PARTS, SPENT, TTFT_PARTS
 from exporter.document import Prose
 from exporter.report.advice import LARGE, UNEXPLAINED, advice
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
-from exporter.summary.tail import IN_ENGINE, TailAttribution, places, ranked
+from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.slo.results import ObjectiveResult
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
@@ -24,14 +24,6 @@ FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
 LEAST_NAMED = 0.05  # of the whole: less is not worth a word beside the largest
 NEARLY_ALL, MOSTLY = 0.9, 0.6  # of a whole
 HARDLY_RATIO = 0.2  # standard deviation over mean: of less it does not matter what it is made of
-CAUSES = {
-    "network": "time outside the engine",
-    "gateway": "the gateway",
-    "queue": "queueing",
-    "prefill": "prefill",
-    "decode": "decoding",
-    "other": "the engine outside queue and prefill",
-}
 
 
 def objectives(summary: Summary) -> Iterator[Prose]:
@@ -176,7 +168,7 @@ def _shared_out(
     ):
         share, other = part.share_of_ttft or 0.0, shares.get("other") or 0.0
         if share > MOSTLY * other > 0:
-            where["other"] = f"{IN_ENGINE} ({'' if share > NEARLY_ALL * other else 'mostly '}{detail})"
+            where["other"] = f"{SPENT['other']} ({'' if share > NEARLY_ALL * other else 'mostly '}{detail})"
     ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
     known = [(share, name) for share, name in ranking if is_certain(parts[name])]
     words = [f"{percent(share)} was spent {where[name]}" for share, name in known[:1]]

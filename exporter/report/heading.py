@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from correlator.breakdown import ENGINE_PARTS
 from correlator.live.reasons import NO_CLIENT
+from correlator.parts import ENGINE_PARTS
 from exporter.document import Heading, Line, Prose
 from exporter.summary.result import MeasuredWindow, Summary, Workload
 from exporter.summary.watched import WatchedTraffic

@@ -14,7 +14,12 @@ import numpy as np
 from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
 
-from correlator.breakdown import (
+from correlator.breakdown import SOURCES, Parts, gateway_label, network_label
+from correlator.estimate.percentiles import ServerMeans
+from correlator.estimate.table import QUALITIES, Attribution
+from correlator.exact.clock_offset import ClockOffset
+from correlator.exact.table import SLACK_S
+from correlator.parts import (
     DECODE,
     E2E_PARTS,
     GATEWAY_AT_MOST,
@@ -23,17 +28,9 @@ from correlator.breakdown import (
     NETWORK,
     SCHEDULER_INTAKE,
     SEND,
-    SOURCES,
     TTFT_PARTS,
     Part,
-    Parts,
-    gateway_label,
-    network_label,
 )
-from correlator.estimate.percentiles import ServerMeans
-from correlator.estimate.table import QUALITIES, Attribution
-from correlator.exact.clock_offset import ClockOffset
-from correlator.exact.table import SLACK_S
 from loadgen.requests.metrics import stamped_ms
 from rundir.columns import Bools, Floats, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
@@ -348,7 +345,7 @@ def short_label_of(part: Part, breakdown: Breakdown) -> str:
 
 def _part(of: Explained, part: Part, rows: Bools, whole: str, why: str) -> dict[str, Any]:
     """Describe one part over the requests that know it; its share is of the whole, TTFT or E2E, of all `rows`."""
-    values_ms = 1e3 * part.of(of.parts)
+    values_ms = 1e3 * of.parts.seconds(part)
     known = rows & np.isfinite(values_ms)
     total_ms = float(stamped_ms(getattr(of.parts, f"{whole}_s")[rows]).sum())
     all_sources = Counter(_sources(of.parts, part)[known].tolist())

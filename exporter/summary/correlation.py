@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.estimate.percentiles import ServerMeans, ServerPercentiles
 from correlator.exact.clock_offset import ClockOffset
 from correlator.exact.matching import Matched
+from correlator.parts import TTFT_PARTS
 from correlator.statistics.accuracy import PartError, agreement
 from correlator.statistics.association import Association, Rho
 from correlator.statistics.queueing import WhileWaiting
@@ -46,7 +47,6 @@ from loadgen.requests.metrics import stamped_ms
 from rundir import fields
 from rundir.columns import Bools, Ints, Texts, take
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Reason, StampNs, doc
-from rundir.printable.numbers import count_of
 from rundir.stats import Missing, finite, quantiles_of
 from scraper.perf_metrics import SteadyClock
 from scraper.window.quantities import MOST_SLICES
@@ -383,7 +383,7 @@ def _why_none(of: Findings, timed: Bools, *, comparable: bool) -> str | None:
             "that they finished"
         )
     if of.means.missing and (refusal := of.refusal[of.refusal != ""]).size:
-        return f"not used: times of {count_of(len(refusal), 'request')}, most often because {_commonest(refusal)}"
+        return f"requests whose times are not used: {len(refusal)}, most often because {_commonest(refusal)}"
     if of.means.missing:
         return of.means.missing
     return (
@@ -418,7 +418,7 @@ def _slice(parts: Parts, start_ns: int, end_ns: int) -> BreakdownSlice:
     size = int(covered.sum())
     means: dict[str, float | None] = {}
     for part in TTFT_PARTS:
-        values_ms = 1e3 * part.of(parts)[covered]
+        values_ms = 1e3 * parts.seconds(part)[covered]
         means[json_name(part)] = float(np.nansum(values_ms)) / size if np.isfinite(values_ms).any() else None
     shown = covered if size else rows
     return BreakdownSlice(

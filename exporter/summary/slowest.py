@@ -7,7 +7,8 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
+from correlator.parts import TTFT_PARTS
 from loadgen.requests.metrics import input_tokens, stamped_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
@@ -73,7 +74,7 @@ def _request(
         status=requests.status[row],
         submitted_s=float(at_ns - start_ns) / 1e9,
         ttft_ms=float(stamped_ms(parts.ttft_s[row])),
-        **{f"{part.name}_ms": finite(1e3 * part.of(parts)[row]) for part in TTFT_PARTS},
+        **{f"{part.name}_ms": finite(1e3 * parts.seconds(part)[row]) for part in TTFT_PARTS},
         source=parts.source[row],
         error_ms=finite(1e3 * parts.error_s[row]),
         input_tokens=None if tokens is None else int(tokens),

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, UnsetType
 
-from correlator.breakdown import ENGINE_FRONTEND
 from correlator.estimate.table import QUALITIES
+from correlator.parts import ENGINE_FRONTEND, OUTSIDE_ENGINE, SPENT
 from correlator.statistics.tail import PARTS, TAILS, ByPart, IntervalByPart, Tail, TailShares, Threshold
 from rundir.fields import NO_UNIT, UNSET, Count, doc
 from rundir.printable.numbers import agree, count_of, percent_of_all
@@ -114,26 +114,18 @@ def ranked(shares: Mapping[str, float | None]) -> list[tuple[str, float]]:
     return sorted(known, key=lambda pair: -pair[1])
 
 
-IN_ENGINE = "in the engine outside queue and prefill"
-
-
 def places(shares: Mapping[str, float | None], merged: Mapping[str, int], requests: int) -> dict[str, str]:
     """Return for each part where it was spent, as words of a sentence.
 
     Without a gateway's part, what is outside the engine may be a gateway's as well as the network's. Of `other`, what
     stands merged in it for more than a tenth of the requests.
     """
-    rest = IN_ENGINE
+    where = dict(SPENT)
+    if shares.get("gateway") is None:
+        where["network"] = OUTSIDE_ENGINE
     if 10 * sum(merged.values()) > requests:
-        rest = f"in {' or in '.join(map(in_words, merged))} (together: no source separates them)"
-    return {
-        "network": "outside the engine" if shares.get("gateway") is None else "outside engine and gateway",
-        "gateway": "in the gateway",
-        "queue": "in the engine's queue",
-        "prefill": "in prefill",
-        "decode": "in decoding",
-        "other": rest,
-    }
+        where["other"] = f"in {' or in '.join(map(in_words, merged))} (together: no source separates them)"
+    return where
 
 
 def in_words(merged: str) -> str:

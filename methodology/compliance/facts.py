@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.load.steady import SteadyWindow, in_flight
+from correlator.parts import TTFT_PARTS
 from correlator.statistics.server_load import leading_endpoints
 from loadgen.plan import arrivals
 from loadgen.plan.workloads import catalogue as workloads
@@ -106,7 +107,7 @@ def facts_of(
         unrecorded=unrecorded,
         held=int((requests.held_ns > 0).sum()),
         in_flight_mean=_in_flight_mean(requests),
-        known_parts=tuple(part.name for part in TTFT_PARTS if np.isfinite(part.of(parts)).any()),
+        known_parts=tuple(part.name for part in TTFT_PARTS if np.isfinite(parts.seconds(part)).any()),
         gaps=len(metrics.itl_ms),
         long_requests=int(is_long.sum()),
         long_gaps=int(is_long[metrics.itl_request].sum()),

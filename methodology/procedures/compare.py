@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.breakdown import LABELS, TTFT_PARTS
+from correlator.parts import LABELS, TTFT_PARTS
 from loadgen.requests.self_check.stated_error import UNUSABLE_RATIO
 from methodology.compare import LEAST_RUNS, Comparison, of_family, paired, unpaired
 from methodology.compliance.fair_comparison import checklist

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from methodology.fits.monotone import crossing
 from methodology.measures import criteria
 from methodology.measures.paired import overloaded
@@ -301,7 +301,7 @@ def _part_means(each: Finished, read: Reader) -> dict[str, float]:
     if window is None:
         return {}
     parts = take(data.parts, submitted_within(data.requests, window))
-    values_ms = {part.name: 1e3 * part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    values_ms = {part.name: 1e3 * parts.seconds(part)[parts.covered] for part in TTFT_PARTS}
     known = {name: values[np.isfinite(values)] for name, values in values_ms.items()}
     return {name: float(values.mean()) for name, values in known.items() if len(values)}
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from correlator.breakdown import NETWORK, TTFT_PARTS, Parts, network_label
+from correlator.breakdown import Parts, network_label
+from correlator.parts import NETWORK, SPENT, TTFT_PARTS
 from correlator.statistics.intervals import of_sorted
 from correlator.statistics.server_load import met_at_submission
 from correlator.statistics.tail import TailShares, tail_shares
@@ -133,7 +134,7 @@ def _results(timed: Times, levels: Sequence[Finished], level: float) -> dict[str
 def _part_results(parts: Parts) -> dict[str, ResultQuantity]:
     results: dict[str, ResultQuantity] = {}
     for part in TTFT_PARTS:
-        values = 1e3 * part.of(parts)[parts.covered]
+        values = 1e3 * parts.seconds(part)[parts.covered]
         values = values[np.isfinite(values)]
         if len(values) or part.name in ("queue", "prefill"):
             results |= percentiles(values, f"{part.name}_{{}}_ms", _SHOWN) | {f"{part.name}_mean_ms": mean(values)}
@@ -185,10 +186,6 @@ def _how_sure(asked: StudySettings, levels: Sequence[Finished], results: dict[st
     return f"{said}."
 
 
-_WHERE = {"network": "outside the engine", "gateway": "in gateways", "queue": "in the queue", "prefill": "in prefill",
-          "other": "in other parts of the engine"}  # fmt: skip
-
-
 def _blame(tail: TailShares | Missing) -> str:
     if isinstance(tail, Missing):
         return f"What makes slow requests slow is not known: {tail.reason}."
@@ -196,7 +193,7 @@ def _blame(tail: TailShares | Missing) -> str:
     if not shares:
         return "What makes the slowest 1 % slow is not known: none of them has a breakdown."
     largest = max(shares, key=lambda name: shares[name])
-    said = f"The slowest 1 % spent {100 * shares[largest]:.2g} % of their TTFT {_WHERE[largest]}"
+    said = f"The slowest 1 % spent {100 * shares[largest]:.2g} % of their TTFT {SPENT[largest]}"
     if tail.threshold.waiting is not None:
         count = tail.threshold.waiting
         waiting = "1 request is waiting" if count == 1 else f"{count:g} requests are waiting"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from loadgen.requests.metrics import request_metrics
 from methodology.study.model import Finished, Kind, StepData
 from methodology.study.outcome import KIND_OF, trusted
@@ -75,7 +75,7 @@ def sample(finished: Finished, data: StepData, doubts: Collection[Kind]) -> RunS
             value = float(ascending[place]) if len(ascending) else math.nan
             values[f"{name.removesuffix('_ms')}_p{percent}_ms"] = value
     covered = data.parts.covered
-    means_ms = {part.name: 1e3 * np.nan_to_num(part.of(data.parts)[covered]) for part in TTFT_PARTS}
+    means_ms = {part.name: 1e3 * np.nan_to_num(data.parts.seconds(part)[covered]) for part in TTFT_PARTS}
     return RunSample(
         finished=finished,
         metrics=values,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from correlator.breakdown import NETWORK, TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.gateways import GatewayPart
+from correlator.parts import NETWORK, TTFT_PARTS
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from recorded.gateway_spans import FirstBy, GatewaySpan
 from sidecar.doctor.lines import HINT, OK, SKIP, WARN, Line
@@ -81,7 +82,7 @@ def _parts(parts: Parts) -> Iterator[Line]:
     """Yield a line on the parts of this request's TTFT."""
     is_apart = not math.isnan(parts.gateway_s[0])
     labels = {part: NETWORK if part.name == NETWORK and is_apart else part.label for part in TTFT_PARTS}
-    known = [(label, float(part.of(parts)[0])) for part, label in labels.items()]
+    known = [(label, float(parts.seconds(part)[0])) for part, label in labels.items()]
     said = ", ".join(f"{label} {_ms(part_s)}" for label, part_s in known if not math.isnan(part_s))
     if said:
         yield OK, f"of this request's TTFT of {_ms(float(parts.ttft_s[0]))}: {said}"

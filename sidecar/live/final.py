@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from correlator.breakdown import TTFT_PARTS, Parts
+from correlator.breakdown import Parts
+from correlator.parts import TTFT_PARTS
 from exporter.html.data import PageInputs
 from exporter.html.live import event
 from exporter.html.page import as_parts
@@ -92,7 +93,7 @@ def _means_s(parts: Parts) -> dict[str, float]:
     Not from the histograms: these count what stamps that are late by a little made negative as nothing.
     """
     count = np.count_nonzero(parts.covered)
-    columns = {part.name: part.of(parts)[parts.covered] for part in TTFT_PARTS}
+    columns = {part.name: parts.seconds(part)[parts.covered] for part in TTFT_PARTS}
     return {name: float(np.nansum(column) / count) for name, column in columns.items() if np.isfinite(column).any()}
 
 

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
+from correlator.parts import TTFT_PARTS
 from exporter.document import Line, Prose, Span
 from exporter.text import render, wrapped
 from rundir.printable.numbers import brief, brief_ms, percent
@@ -22,14 +23,8 @@ WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
 SENTENCE = 220  # letters of the usual sentence
 BAR = 4 * CELL  # columns of bars and of sparklines
-# The parts of the TTFT: what they are called, and how their piece of the bar looks, by more than its colour.
-PARTS = {
-    "network": ("outside", "░"),
-    "gateway": ("gateway", "▞"),
-    "queue": ("queue", "█"),
-    "prefill": ("prefill", "▓"),
-    "other": ("other", "▒"),
-}
+# The parts of the TTFT: the first word of each, and its piece of the bar.
+PARTS = {part.name: (part.label.split()[0], part.glyph) for part in TTFT_PARTS}
 Spans = tuple[Span, ...]
 
 

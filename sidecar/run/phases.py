@@ -122,8 +122,8 @@ async def run_phase(
     if overdue > max(1.0, OVERDUE_RATIO * (started + overdue)):
         warn_and_record(
             session,
-            f"{count_of(overdue, 'request')} not sent though due before the end of the load: the load generator stood still "
-            "or had no processor there, and less load was sent than was asked for",
+            f"{count_of(overdue, 'request')} not sent though due before the end of the load: the load generator stood "
+            "still or had no processor there, and less load was sent than was asked for",
         )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rich.panel import Panel
 from rich.text import Text
 
-from correlator.breakdown import TTFT_PARTS
 from correlator.live.reasons import EXPLANATIONS, NO_CLIENT
+from correlator.parts import TTFT_PARTS
 from exporter.document import Block, Line, Prose
 from exporter.report.conclusion import where_it_goes
 from exporter.report.heading import by_engines

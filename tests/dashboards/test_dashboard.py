@@ -15,7 +15,7 @@ import pytest
 import snapshots
 from prometheus_client.parser import text_string_to_metric_families
 
-from correlator.breakdown import E2E_PARTS, NETWORK, OUTSIDE_ENGINE
+from correlator.parts import E2E_PARTS, NETWORK, OUTSIDE_ENGINE
 from exporter.prometheus.page import LivePage
 
 REPOSITORY = Path(__file__).parents[2]

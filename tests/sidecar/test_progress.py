@@ -13,7 +13,7 @@ from io import BytesIO, StringIO, TextIOWrapper
 import pytest
 from rich.console import Console
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.html.markup import blocks
 from rundir.printable.text import LONGEST_WORD
 from sidecar.progress.panel import BAR, PARTS, Standing, View, line, panel, panel_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from correlator.breakdown import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
+from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
 from exporter.document import BARS, SUMMARY, Cell, Row, Table, numbers, table, words
 from exporter.summary.breakdown import (
     NOT_SEEN,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET, UnsetType
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.document import BLANK, Block, Prose, Table, numbers, table
 from exporter.report.load import rate_lines
 from exporter.summary.breakdown import Breakdown, json_name, label_of

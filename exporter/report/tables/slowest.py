@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from exporter.document import BLANK, Block, Line, numbers, table, words
 from exporter.summary.breakdown import Breakdown, json_name, short_label_of
 from exporter.summary.slowest import SlowRequest

@@ -10,12 +10,13 @@ import pytest
 import recordings
 from recordings import Recording
 
-from correlator.breakdown import TTFT_PARTS, Parts, break_down
+from correlator.breakdown import Parts, break_down
 from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import ServerMeans, drained_means, server_means
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.table import SLACK_S, Joined
+from correlator.parts import TTFT_PARTS
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.metrics import span_s
 from rundir.columns import take
@@ -64,7 +65,7 @@ def test_the_wait_for_the_scheduler_is_a_part_and_the_parts_are_the_ttft(main: R
     parts = parts_of(main)
     assert (0.221, 2.5) == pytest.approx((parts.scheduler_intake_s.mean(), parts.scheduler_intake_s.max()), rel=0.02)
     assert (parts.engine_frontend_s > -SLACK_S).all()
-    whole_s = np.sum([np.nan_to_num(part.of(parts)) for part in TTFT_PARTS], axis=0)
+    whole_s = np.sum([np.nan_to_num(parts.seconds(part)) for part in TTFT_PARTS], axis=0)
     assert whole_s == pytest.approx(parts.ttft_s, abs=1e-9)
     inside_s = parts.scheduler_intake_s + parts.engine_frontend_s + parts.blank_output_s
     assert inside_s == pytest.approx(parts.other_s, abs=1e-9)

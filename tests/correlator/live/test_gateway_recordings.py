@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from correlator.breakdown import TTFT_PARTS, Parts, break_down
+from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.spans import span_times
 from correlator.exact.table import put, unjoined
 from correlator.live.breakdown import break_down_ended
 from correlator.live.window import TraceWindow
+from correlator.parts import TTFT_PARTS
 from recorded.client_spans import client_span, request_log
 from recorded.gateway_spans import GatewaySpans
 from scraper.spans.log import ExportRecord, packed
@@ -92,7 +93,7 @@ def test_a_real_gateway_s_part(
     found_ms = [1e3 * float(column[0]) for column in columns_s]
     assert [part_ms, request_ms, at_most_ms] == pytest.approx(found_ms, abs=0.1, nan_ok=True)
     assert [first_output] == [part.first_by for part in parts.gateways[0]]
-    whole_s = np.nansum([part.of(parts)[0] for part in TTFT_PARTS])
+    whole_s = np.nansum([parts.seconds(part)[0] for part in TTFT_PARTS])
     assert float(parts.ttft_s[0]) == pytest.approx(float(whole_s))
 
 

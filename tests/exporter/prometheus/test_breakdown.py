@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from sent_spans import NOON, S, call, engine, export, gateway
 
-from correlator.breakdown import E2E_PARTS, TTFT_PARTS, Parts
+from correlator.breakdown import Parts
 from correlator.live.breakdown import EndedRequests, break_down_ended
 from correlator.live.reasons import REASONS
 from correlator.live.window import TraceWindow
+from correlator.parts import E2E_PARTS, TTFT_PARTS
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import PartCounts, Snapshot, WatchCounts

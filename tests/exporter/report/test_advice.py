@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import summaries
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
 from exporter.report.advice import MORE_PREFILL, UNEXPLAINED, advice
 from exporter.summary.breakdown import json_name

@@ -22,7 +22,7 @@ from faults.schedules.scrapes import scrape_faults
 from faults.schedules.traffic import Request
 from faults.schedules.watching import Played, Watched
 
-from correlator.breakdown import TTFT_PARTS
+from correlator.parts import TTFT_PARTS
 from recorded.run import Run
 from rundir.frames import FrameTail, in_order
 from rundir.framing import Extent

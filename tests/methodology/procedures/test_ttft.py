@@ -61,7 +61,7 @@ def test_the_tables_are_those_of_the_draft(study: tuple[list[Finished], StudyFin
     extreme = study[1].results["ttft_p99_9_ms"]
     assert (extreme.value, high) == (None, None)
     assert low <= value == extreme.sample <= rows["TTFT Max"][1]
-    assert "10,000 are needed" in extreme.missing
+    assert "of 10,000 that are needed" in extreme.missing
     assert f"P99.9 is {figure(value)} ms in the sample, at least {figure(low)} ms" in study[1].answer[1]
     by_length = tables["ttft-by-length"]
     assert [column.title for column in by_length.columns[:5]] == [
@@ -76,7 +76,7 @@ def test_slow_requests_are_those_that_queued():
     findings = played(load=0.9)[1]
     assert findings.results["ttft_p99_queue_ratio"].value > 0.7
     assert findings.results["ttft_queue_from_waiting"].value <= 4
-    assert "in the queue" in findings.answer[2]
+    assert "in the engine's queue" in findings.answer[2]
 
 
 def test_a_study_goes_on_until_the_interval_is_narrow():
