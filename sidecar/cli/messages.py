@@ -120,6 +120,9 @@ def unused(text: str, command: str) -> str:
     """Return the message for a word that belongs to no option. Of a word that may be a secret, only the beginning is
     shown.
     """
+    scheme, _, behind = text.partition("://")
+    if behind and len(scheme) <= SHORT:
+        return f"{scheme}://...: a target of `{command}` must be an http:// or https:// URL"
     shown = text if len(text) <= SHORT and not set(text) & set(":=@") else f"{re.split('[:=@]', text)[0][:8]}..."
     return f"{shown!r} belongs to no option of `{command}`; put a value behind its option, in quotes if it has spaces"
 

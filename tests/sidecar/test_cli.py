@@ -98,6 +98,10 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} word", "'word' belongs to no option of `sidelight run`; put a value behind its option"),
         (f"{RUN} sk-1234567890abcdef", "'sk-12345...' belongs to no option"),
         (f"{RUN} Authorization:secret", "'Authoriz...' belongs to no option"),
+        (
+            "doctor ftp://user:secret@host",
+            "ftp://...: a target of `sidelight doctor` must be an http:// or https:// URL",
+        ),
         ("watch --duration 30s", "--duration: sidelight watch has no such option; a watch goes on until Ctrl-C"),
         ("watch --forward-keep 1h", "--forward-keep: sidelight watch has no such option; exports wait in memory only"),
         ("watch --scrape-interval 1,2", "--scrape-interval 1,2: must be"),
