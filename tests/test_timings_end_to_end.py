@@ -71,7 +71,7 @@ def test_records_that_are_off_are_a_warning(tmp_path: Path):
     assert 0 == done.code, done.err
     assert 0 == done.summary["correlation"]["perf_metrics"]["records"]
     assert any(
-        warning.startswith("0 of 0 records of /perf_metrics match requests of this run")
+        warning.startswith("records of /perf_metrics that match requests of this run: 0 of 0")
         for warning in done.summary["warnings"]
     )
     assert done.summary["correlation"]["coverage"]["histogram"] > 0.9
