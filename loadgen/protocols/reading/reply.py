@@ -163,8 +163,8 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, columns, times.outputs_ns)
     error = seen.failure
     return Reply(
-        first_output_ns=min((first_ns for first_ns, _ in outputs_ns), default=-1),
-        last_output_ns=max((last_ns for _, last_ns in outputs_ns), default=-1),
+        first_output_ns=min(outputs_ns)[0] if outputs_ns else -1,
+        last_output_ns=max([last_ns for _, last_ns in outputs_ns], default=-1),
         chunk_choice=chunk_choice if choices > 1 else _NONE,
         choices=choices,
         output_span_ns=_output_span_ns(outputs_ns, chunk_choice) if choices > 1 else -1,
@@ -268,7 +268,8 @@ class _ContentTimes:
         stamps = self.stamps_at(seen, [*seen.ends, *bounds, seen.done_end])
         self.chunk_ns.append(stamps[:count])
         self.chunk_chars.append(np.asarray(seen.chars, np.int64))
-        self.chunk_choice.append(np.asarray(seen.choice_of, np.int64))
+        several = len(seen.choices) > 1
+        self.chunk_choice.append(np.asarray(seen.choice_of, np.int64) if several else np.zeros(count, np.int64))
         *bounds_ns, done_ns = stamps[count:].tolist()
         self.done_ns = done_ns if self.done_ns < 0 else self.done_ns
         for number, first_ns, last_ns in zip(seen.outputs, bounds_ns[::2], bounds_ns[1::2], strict=True):

@@ -282,7 +282,6 @@ class UsageCounts(msgspec.Struct, frozen=True, gc=False):
 
 _INPUT, _OUTPUT = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
 _INPUT_DETAILS, _OUTPUT_DETAILS = (tuple(f"{name}_details" for name in names) for names in (_INPUT, _OUTPUT))
-_NUMBERS = {int, float}
 
 
 def counts_of(usage: Any) -> UsageCounts:
@@ -309,14 +308,14 @@ def counts_of(usage: Any) -> UsageCounts:
 
 def is_count(value: Any) -> bool:
     """Return whether a JSON value is a number of tokens; 20.0 is one."""
-    return type(value) in _NUMBERS and 0 <= value <= _MOST_TOKENS and value == int(value)
+    if type(value) is int:
+        return 0 <= value <= _MOST_TOKENS
+    return type(value) is float and 0 <= value <= _MOST_TOKENS and value == int(value)
 
 
 def _first(usage: dict[str, Any], names: Sequence[str]) -> Any:
-    for name in names:
-        if (value := usage.get(name)) is not None:
-            return value
-    return None
+    value = usage.get(names[0])
+    return usage.get(names[1]) if value is None else value
 
 
 def _details(usage: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
