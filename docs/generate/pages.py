@@ -239,7 +239,8 @@ def _gateway(known: GatewayEntry, usual: dict[str, str]) -> Iterator[str]:
         unit = _unusual(own.get("unit", quantity.unit))
         meaning = own.get("meaning", quantity.meaning)
         yield f"| {quantity.name}{unit} | {metrics} | {'' if usual.get(quantity.name) == meaning else meaning} |"
-    yield from (f"\n{quantity.name}: {quantity.absent}." for quantity in known.quantities.values() if quantity.absent)
+    reasons = ((name, quantity.absent) for name, quantity in known.quantities.items())
+    yield from (f"\n{name}: {absent}." for name, absent in reasons if absent not in ("", known.absent))
     yield ""
 
 

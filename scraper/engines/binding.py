@@ -54,7 +54,14 @@ class PageNames:
             self.exposed.setdefault(family, group.family)
             self.groups.setdefault(family, []).append(group)
 
-    def find(self, entry: Entry, quantity: CatalogueQuantity) -> CanonicalSource | None:
+    def source(self, quantity: CatalogueQuantity) -> CanonicalSource | None:
+        """Return the source of a quantity on this page, by its first complete entry; None without one."""
+        for entry in quantity.metrics:
+            if (source := self._find(entry, quantity)) is not None:
+                return source
+        return None
+
+    def _find(self, entry: Entry, quantity: CatalogueQuantity) -> CanonicalSource | None:
         """Return the source of a quantity on this page by an entry, None if incomplete."""
         if entry.beside and entry.beside not in self.exposed:
             return None

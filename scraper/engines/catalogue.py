@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -183,6 +182,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     - `aliases` are prefixes seen instead of `prefix`.
     - `ranks` and `totals` are labels: of label sets that differ in ranks only the lowest counts, and where there
       are ranks an empty total stands for those that split it.
+    - `absent` says why quantities are missing that the file does not list.
     """
 
     prefix: str
@@ -190,6 +190,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[str, ...] = ()
     totals: tuple[str, ...] = ()
     quantities: dict[str, CatalogueQuantity]
+    absent: str
 
     def normalised(self, name: str) -> str:
         """Return an exposed name with the server's own prefix in place of an alias."""
@@ -283,13 +284,7 @@ def catalogue(engine: str) -> Catalogue:
 
 @cache
 def _read(engine: str) -> Catalogue:
-    known = read_yaml("scraper.engines", engine, Catalogue, QUANTITIES)
-    unlisted = {
-        name: CatalogueQuantity(name=name, metrics=(), absent=known.absent, **common)
-        for name, common in QUANTITIES.items()
-        if name not in known.quantities
-    }
-    return msgspec.structs.replace(known, quantities={**known.quantities, **unlisted})
+    return read_yaml("scraper.engines", engine, Catalogue, QUANTITIES)
 
 
 def names_in(package: str) -> list[str]:
@@ -298,10 +293,11 @@ def names_in(package: str) -> list[str]:
     return [name.removesuffix(".yaml") for name in files if name.endswith(".yaml")]
 
 
-def read_yaml(
-    package: str, name: str, kind: type[Known], common: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-) -> Known:
-    """Return a YAML file of a package as its Struct. `common` is what holds of a quantity in all files."""
+def read_yaml(package: str, name: str, kind: type[Known], common: Mapping[str, Mapping[str, Any]]) -> Known:
+    """Return a YAML file of a package as its Struct.
+
+    `common` are the quantities, each with what holds of it in all files; one that a file does not list is absent.
+    """
     import yaml  # noqa: PLC0415  15 ms, before a run may begin
 
     text = resources.files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
@@ -313,7 +309,13 @@ def read_yaml(
         )
         for name, fields in table["quantities"].items()
     }
-    return msgspec.convert(table, kind)
+    known = msgspec.convert(table, kind)
+    unlisted = {
+        name: CatalogueQuantity(name=name, metrics=(), absent=known.absent, **fields)
+        for name, fields in common.items()
+        if name not in known.quantities
+    }
+    return msgspec.structs.replace(known, quantities={**known.quantities, **unlisted})
 
 
 @cache

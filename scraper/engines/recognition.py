@@ -94,10 +94,8 @@ def leading_engine(
 
 
 def _source(quantity: CatalogueQuantity, page: PageNames) -> CanonicalSource | Missing:
-    for entry in quantity.metrics:
-        source = page.find(entry, quantity)
-        if source is not None:
-            return source
+    if (source := page.source(quantity)) is not None:
+        return source
     if not quantity.metrics:
         return Missing(quantity.absent)
     tried = " or ".join(

@@ -14,7 +14,7 @@ import msgspec
 
 from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource, PageNames
-from scraper.engines.catalogue import Names, SpanMatch, names_in, read_yaml
+from scraper.engines.catalogue import CatalogueQuantity, Names, SpanMatch, names_in, read_yaml
 from scraper.exposition import Series
 
 Seen = Literal["live", "recorded", "source only", "none"]
@@ -232,17 +232,12 @@ def canonical(series: tuple[Series, ...], name: str) -> dict[str, CanonicalSourc
     """
     known = gateway(name)
     page = PageNames(series, known)
-    return {quantity: _source(known, page, quantity) for quantity in QUANTITIES}
+    return {quantity: _source(known.quantities[quantity], page) for quantity in QUANTITIES}
 
 
-def _source(known: GatewayEntry, page: PageNames, name: str) -> CanonicalSource | Missing:
-    quantity = known.quantities.get(name)
-    if quantity is None:
-        return Missing(known.absent)
-    for entry in quantity.metrics:
-        source = page.find(entry, quantity)
-        if source is not None:
-            return source
+def _source(quantity: CatalogueQuantity, page: PageNames) -> CanonicalSource | Missing:
+    if (source := page.source(quantity)) is not None:
+        return source
     if not quantity.metrics:
         return Missing(quantity.absent)
     return Missing(f"the page does not show {' or '.join(entry.text() for entry in quantity.metrics)}")
