@@ -33,9 +33,9 @@ def is_unseen(text: str) -> bool:
     return _ONLY_UNSEEN.fullmatch(text) is not None
 
 
-def unseen_places(texts: Sequence[str], joined: str) -> list[int]:
-    """Return the places of unseen texts, by `is_unseen`. `joined` are the texts in one."""
-    if _ANY_UNSEEN.search(joined) is None:  # nearly all
+def unseen_places(texts: Sequence[str]) -> list[int]:
+    """Return the places of unseen texts, by `is_unseen`."""
+    if _ANY_UNSEEN.search("".join(texts)) is None:  # nearly all
         return []
     return [at for at, text in enumerate(texts) if is_unseen(text)]
 

@@ -268,8 +268,7 @@ class _ContentTimes:
         stamps = self.stamps_at(seen, [*seen.ends, *bounds, seen.done_end])
         self.chunk_ns.append(stamps[:count])
         self.chunk_chars.append(np.asarray(seen.chars, np.int64))
-        several = len(seen.choices) > 1
-        self.chunk_choice.append(np.asarray(seen.choice_of, np.int64) if several else np.zeros(count, np.int64))
+        self.chunk_choice.append(np.asarray(seen.choice_of, np.int64))
         *bounds_ns, done_ns = stamps[count:].tolist()
         self.done_ns = done_ns if self.done_ns < 0 else self.done_ns
         for number, first_ns, last_ns in zip(seen.outputs, bounds_ns[::2], bounds_ns[1::2], strict=True):

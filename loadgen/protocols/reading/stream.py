@@ -122,12 +122,8 @@ class ReplyState:
     def _output(self, choice: int, first_end: int, last_end: int) -> int:
         """Add outputs of one choice, and return its number."""
         self.generated = True
-        if (number := self.choices.get(choice)) is None:
-            number = self.choices[choice] = len(self.choices)
-        if number in self.outputs:
-            self.outputs[number][1] = last_end
-        else:
-            self.outputs[number] = [first_end, last_end]
+        number = self.choices.setdefault(choice, len(self.choices))
+        self.outputs.setdefault(number, [first_end, last_end])[1] = last_end
         return number
 
     def say(self, end: int, text: str, reasoning: str = "", *, tools: bool = False) -> None:
@@ -148,7 +144,7 @@ class ReplyState:
         if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
             self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
         before = self.settled + len(self.ends)
-        self.unseen += (before + at for at in unseen_places(texts, "".join(texts)))
+        self.unseen += (before + at for at in unseen_places(texts))
         self.reasoned |= reasoning and bool(texts)
         self.ends += ends
         self.choice_of += [number] * len(ends)

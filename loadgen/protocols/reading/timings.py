@@ -308,9 +308,7 @@ def counts_of(usage: Any) -> UsageCounts:
 
 def is_count(value: Any) -> bool:
     """Return whether a JSON value is a number of tokens; 20.0 is one."""
-    if type(value) is int:
-        return 0 <= value <= _MOST_TOKENS
-    return type(value) is float and 0 <= value <= _MOST_TOKENS and value == int(value)
+    return type(value) in (int, float) and 0 <= value <= _MOST_TOKENS and value == int(value)
 
 
 def _first(usage: dict[str, Any], names: Sequence[str]) -> Any:
