@@ -9,7 +9,7 @@ LOCKED := install --only-binary :all: --require-hashes
 # A process more than there are cores: tests of whole runs mostly wait.
 TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 
-# Of whoever sets it: each of the thousand processes of the tests would compile every module anew.
+# Where it is set, each of the tests' thousand processes would compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help

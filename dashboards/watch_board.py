@@ -22,6 +22,8 @@ from panels import (
 from run_board import FAILED
 from shared_rows import breakdown_row, by_both_clocks, distributions_row, engine_row, gateways_row, scrapes
 
+from correlator.parts import ENGINE_PARTS
+
 # A watch's series bear no run_id.
 SCOPE = Scope('run_id="", instance=~"$instance"')
 WATCH, ENGINE = SCOPE.client, SCOPE.engine
@@ -129,7 +131,7 @@ NOT_BROKEN_DOWN = stack(
 )
 ENGINE_ONLY = lines(
     "Queue and prefill without a client's span",
-    {part: mean("sidelight_no_client_part_seconds", f'{WATCH}, part="{part}"') for part in ("queue", "prefill")},
+    {part.label: mean("sidelight_no_client_part_seconds", f'{WATCH}, part="{part.name}"') for part in ENGINE_PARTS},
     "Means of requests whose engine sent a span and no client did: as the engine states them.",
 )
 
