@@ -9,9 +9,9 @@ replies) take precedence over estimates, request by request. What a source does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from recorded.gateway_spans import GatewaySpan
 from rundir.columns import Bools, Floats, Ints, Texts
+from scraper.engines.catalogue import INNER_TIMES
+from scraper.spans.request_times import InnerTimes
 
 SOURCES = ("trace", "response", "histogram", "none")
 ROUNDING = 1e-12  # of a whole: what is left of it by floating point
@@ -34,7 +36,7 @@ _MERGED = (NETWORK, "queue", "prefill", ENGINE_FRONTEND.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(InnerTimes):
     """Columns of n requests, in their order: float64 s, NaN where unknown or part of no known TTFT.
 
     ttft_s, e2e_s           the client's: submission to first and last token; of a reply in one piece, e2e to its end
@@ -53,9 +55,8 @@ class Parts:
     gateways                the gateways by themselves, outermost first: a tuple of GatewayPart
     queue_s, prefill_s      in the engine; NaN: unknown, then they are in other_s
     other_s                 the rest of TTFT: engine_frontend_s (in the engine, but in none of its other parts),
-                            scheduler_intake_s (from its API process to its scheduler, before the queue; NaN: in
-                            engine_frontend_s), blank_output_s (first output to first token that is not blank), and
-                            what `merged` names
+                            blank_output_s (first output to first token that is not blank), those of INNER_TIMES that
+                            are no parts of the TTFT themselves (NaN: in engine_frontend_s), and what `merged` names
     decode_s                first to last token by the engine, else by the client
     decode_source           whose decode_s is, one of SOURCES, or client
     e2e_other_s             the rest of e2e_s, decode_s taken out too: of other_s what was not decoding, and how much
@@ -84,7 +85,6 @@ class Parts:
     gateway_request_s: Floats
     gateway_at_most_s: Floats
     engine_frontend_s: Floats
-    scheduler_intake_s: Floats
     queue_s: Floats
     prefill_s: Floats
     blank_output_s: Floats
@@ -173,7 +173,7 @@ def break_down(
     engine = _engine_times(joined, attribution, wait_s, e2e_s)
     passed = _gateways(gateways, joined, engine, wait_s, known)
     network_s = _cleared(engine.outside_s - np.nan_to_num(passed.gateway_s), e2e_s)
-    before_s = _sum(network_s, passed.gateway_s, engine.queue_s, engine.prefill_s)
+    before_s = _sum(network_s, passed.gateway_s, *engine.of_ttft())
     decode_s, decode_source = _decode(requests, joined.decode_s, source := _sources(joined, known))
     # What took less than the round trip, by an estimate or a late stamp, was a shorter one.
     trip_s = unknown_s if round_trip_s is None else np.minimum(round_trip_s, np.maximum(network_s, 0.0))
@@ -188,7 +188,7 @@ def break_down(
         round_trip_s=trip_s,
         beyond_round_trip_s=network_s - trip_s,
         **{column.name: getattr(passed, column.name) for column in fields(passed)},
-        **{name: column for name, column in engine._asdict().items() if name != "outside_s"},
+        **engine.columns(),
         blank_output_s=span_s(output_ns, requests.first_token_ns),
         decode_s=decode_s,
         other_s=np.where(known, _cleared(ttft_s - before_s, ttft_s), np.nan),
@@ -207,13 +207,22 @@ def break_down(
 
 
 class _EngineTimes(NamedTuple):
-    """Columns [n] in s, NaN where unknown: outside the engine, and within it."""
+    """Columns [n] in s, NaN where unknown: outside the engine, and within it; `inner_s` by names of INNER_TIMES."""
 
     outside_s: Floats
     engine_frontend_s: Floats
-    scheduler_intake_s: Floats
+    inner_s: Mapping[str, Floats]
     queue_s: Floats
     prefill_s: Floats
+
+    def of_ttft(self) -> list[Floats]:
+        """Return those that are parts of the TTFT."""
+        return [self.queue_s, self.prefill_s, *(self.inner_s[part.name] for part in TTFT_PARTS if part.stated)]
+
+    def columns(self) -> dict[str, Any]:
+        """Return those within the engine by their names in `Parts`."""
+        inside = {"engine_frontend": self.engine_frontend_s, "queue": self.queue_s, "prefill": self.prefill_s}
+        return {f"{name}_s": column for name, column in (inside | dict(self.inner_s)).items()}
 
 
 def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_s: Floats) -> _EngineTimes:
@@ -224,19 +233,20 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     exact = joined.source != "none"
     outside_s = wait_s - joined.ttft_s
     frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
-    # It is by the stamps of two processes, which the engine's TTFT is not.
-    intake_s = np.where(joined.scheduler_intake_s > frontend_s + WITHIN_S, np.nan, joined.scheduler_intake_s)
+    # They are by the stamps of two processes, which the engine's TTFT is not.
+    stated_s = {name: getattr(joined, f"{name}_s") for name in INNER_TIMES}
+    inner_s = {name: np.where(time_s > frontend_s + WITHIN_S, np.nan, time_s) for name, time_s in stated_s.items()}
     is_short = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s) < -WITHIN_S
     outside_s[(outside_s < -WITHIN_S) | is_short] = np.nan
     whole_s = e2e_s - joined.e2e_s
     whole_s[whole_s < -WITHIN_S] = np.nan
     outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)
     outside_s = np.where(exact, outside_s, attribution.network_s)
-    frontend_s = np.where(exact, frontend_s - np.nan_to_num(intake_s), attribution.engine_frontend_s)
+    frontend_s = np.where(exact, frontend_s - _sum(*inner_s.values()), attribution.engine_frontend_s)
     return _EngineTimes(
         outside_s=outside_s,
         engine_frontend_s=np.where(np.isnan(outside_s), np.nan, _cleared(frontend_s, wait_s)),
-        scheduler_intake_s=intake_s,
+        inner_s=inner_s,
         queue_s=np.where(exact, joined.queue_s, attribution.queue_s),
         prefill_s=np.where(exact, joined.prefill_s, attribution.prefill_s),
     )

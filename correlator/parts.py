@@ -13,25 +13,31 @@ class Part:
     """One part of a request's time: its name in metrics and files, and what people read.
 
     label       where nothing is known of gateways; with a breakdown at hand, `summary.breakdown.label_of` says more
+    definition  what it is, in a sentence for `summary.json` and its documentation
     column      of `breakdown.Parts`, without its unit; the name where nothing else is stated
     within      the name of the part that holds it; "" of those that add up to the whole
     error       the column of `Attribution` whose standard error is that of its estimate, "" for none; `clocks` for that
                 of the clocks' offset, `unstated` where it is not known
     by_client   the client measures it alone, without any other source
+    stated      some engines' spans state it besides queue and prefill: its name is one of INNER_TIMES
     cause       the part as what makes requests slow, in the midst of a sentence
-    spent       where its time is spent, behind a verb
+    spent       where its time is spent, behind a verb; of a part within another, what is mostly in that
+    cure        what helps with it where nothing was seen that explains it, without a subject
     colour      of a terminal
     glyph       its piece of a bar, for those who see no colours
     """
 
     name: str
     label: str
+    definition: str
     column: str = ""
     within: str = ""
     error: str = ""
     by_client: bool = False
+    stated: bool = False
     cause: str = ""
     spent: str = ""
+    cure: str = ""
     colour: str = ""
     glyph: str = ""
 
@@ -43,53 +49,128 @@ class Part:
 
 # What the part `network` is called: it holds all that is outside the engine and in no gateway that is known.
 OUTSIDE_ENGINE = "outside the engine"
-NETWORK = "network"
+NETWORK, OTHER = "network", "other"
 _BEFORE_TOKEN = (
     Part(
         name=NETWORK, label=OUTSIDE_ENGINE, error="network", cause="time outside the engine",
         spent="outside engine and gateway", colour="blue", glyph="░",
+        cure="look at what stands between client and engine; a gateway that sends spans is shown apart "
+        "(docs/reference/gateways.md)",
+        definition="Outside the engine: first output - submit, less the engine's own TTFT, and less `gateway_ms` where "
+        "a gateway's span says how long it took. Without one, gateways and proxies are in it, and the HTTP front end "
+        "of the server. Below 0 by as much as stamps are late.",
     ),
     Part(
         name="gateway", label="gateway", error="network", cause="the gateway",
         spent="in the gateway", colour="magenta", glyph="▞",
+        cure="look at the gateway first",
+        definition="In gateways before the engine: the first output by the outermost's spans in the request's trace "
+        "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT. Where they do not say their first "
+        "output, what passed before they called the next server. The rest is in `network_ms`.",
     ),
     Part(
         name="queue", label="queue", error="queue", cause="queueing",
         spent="in the engine's queue", colour="yellow", glyph="█",
+        cure="add a replica or send fewer requests at once; what the engine waits for shows in a longer run, or in "
+        "more scrapes (--scrape-interval)",
+        definition="Wait in the engine's queue, as the engine defines it ([engines.md](engines.md)).",
     ),
     Part(
         name="prefill", label="prefill", error="prefill", cause="prefill",
-        spent="in prefill", colour="green", glyph="▓",
+        spent="in prefill", colour="green", glyph="▓", definition="First scheduling to first token.",
     ),
 )  # fmt: skip
 # What engines' spans state of a request whose client sent no span.
 ENGINE_PARTS = _BEFORE_TOKEN[2:]
-DECODE = Part(name="decode", label="decode", cause="decoding", spent="in decoding")
+DECODE = Part(
+    name="decode",
+    label="decode",
+    cause="decoding",
+    spent="in decoding",
+    definition="First to last token, by the engine; by the client where no source of the request states it.",
+)
 # What adds up to the TTFT, and to the end-to-end time.
 _OTHER = Part(
-    name="other", label="other", error="engine_frontend", cause="the engine outside queue and prefill",
+    name=OTHER, label="other", error="engine_frontend", cause="the engine outside queue and prefill",
     spent="in the engine outside queue and prefill", colour="cyan", glyph="▒",
+    cure="look at the engine's API server; where `other` includes several parts, the engine's spans tell them apart "
+    "(--otlp-listen HOST:PORT)",
+    definition="The rest of TTFT: its own parts, and what `merged` names.",
 )  # fmt: skip
+_E2E_OTHER = "The rest; below 0 where the first token took longer to arrive than the last."
 TTFT_PARTS = (*_BEFORE_TOKEN, _OTHER)
-E2E_PARTS = (*_BEFORE_TOKEN, DECODE, replace(_OTHER, column="e2e_other"))
-ENGINE_FRONTEND = Part(name="engine_frontend", label="API server", within="other", error="engine_frontend")
-SCHEDULER_INTAKE = Part(name="scheduler_intake", label="scheduler intake", within="other")
-GATEWAY_REQUEST = Part(name="gateway_request", label="before its call", within="gateway")
+E2E_PARTS = (*_BEFORE_TOKEN, DECODE, replace(_OTHER, column="e2e_other", definition=_E2E_OTHER))
+ENGINE_FRONTEND = Part(
+    name="engine_frontend",
+    label="API server",
+    within=OTHER,
+    error="engine_frontend",
+    spent="its API server",
+    definition="Of `other_ms`: in the engine, but in none of its other parts (tokenising, the wait for the running "
+    "step, output processing).",
+)
+SCHEDULER_INTAKE = Part(
+    name="scheduler_intake",
+    label="scheduler intake",
+    within=OTHER,
+    stated=True,
+    spent="waiting for its scheduler to take requests in",
+    definition="Of `other_ms`: from the engine's API process to its scheduler, which takes requests in only between "
+    "two steps; before the queue. Only SGLang states it; elsewhere it is in `engine_frontend_ms`.",
+)
+GATEWAY_REQUEST = Part(
+    name="gateway_request",
+    label="before its call",
+    within="gateway",
+    definition="Of `gateway_ms`: before gateways called the next server, such as authentication and routing.",
+)
 # The most that gateways can have taken, where the first output of the outermost is not known.
-GATEWAY_AT_MOST = Part(name="gateway_at_most", label="gateway at most", error="unstated")
+GATEWAY_AT_MOST = Part(
+    name="gateway_at_most",
+    label="gateway at most",
+    error="unstated",
+    definition="Where the outermost gateway does not say its first output, the most that it can have taken, if it "
+    "passed on each piece of the reply as it came: its own whole time less the engine's. What of it is not in "
+    "`gateway_ms` is in `network_ms`.",
+)
 # What parts consist of, where that is known.
 INNER_PARTS = (
-    Part(name="request_network", label="to the engine", within="network", error="clocks"),
-    Part(name="response_network", label="from the engine", within="network", error="clocks"),
-    Part(name="round_trip", label="TCP round trip", within="network", error="unstated", by_client=True),
-    Part(name="beyond_round_trip", label="proxies and HTTP", within="network", error="unstated"),
+    Part(
+        name="request_network", label="to the engine", within=NETWORK, error="clocks",
+        definition="Of `network_ms`: submission to arrival at the engine. Only where the clocks are known to each "
+        "other.",
+    ),
+    Part(
+        name="response_network", label="from the engine", within=NETWORK, error="clocks",
+        definition="Of `network_ms`: the engine's first token to the client's first output, likewise.",
+    ),
+    Part(
+        name="round_trip", label="TCP round trip", within=NETWORK, error="unstated", by_client=True,
+        definition="Of `network_ms`: one round trip of TCP to the server that was asked "
+        "(`self_check.network_rtt_ms`).",
+    ),
+    Part(
+        name="beyond_round_trip", label="proxies and HTTP", within=NETWORK, error="unstated",
+        definition="Of `network_ms`: what the round trip does not explain: gateways and proxies without spans, the "
+        "transfer of the prompt, HTTP on both sides.",
+    ),
     GATEWAY_REQUEST,
     ENGINE_FRONTEND,
     SCHEDULER_INTAKE,
-    Part(name="blank_output", label="blank output", within="other", by_client=True),
-)
+    Part(
+        name="blank_output", label="blank output", within=OTHER, by_client=True,
+        definition="Of `other_ms`: first output to first token; the engine generated, but nothing visible.",
+    ),
+)  # fmt: skip
+# Those that engines' spans state besides queue and prefill.
+STATED_PARTS = tuple(part for part in (*TTFT_PARTS, *INNER_PARTS) if part.stated)
 # Before the TTFT begins.
-SEND = Part(name="send", label="send", by_client=True)
+SEND = Part(
+    name="send",
+    label="send",
+    by_client=True,
+    definition="Submit - dispatch: connecting and sending. Before TTFT begins, in none of its parts.",
+)
 # What people read for a part by its name.
 LABELS = {part.name: part.label for part in (*E2E_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND)}
 CAUSES = {part.name: part.cause for part in E2E_PARTS}

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
 from loadgen.requests.table import RequestLog
 from rundir.columns import Texts
 from scraper.engines import recognition as engines
+from scraper.engines.catalogue import INNER_TIMES
 from scraper.spans.requests import EngineSpans
 
 # Envoy writes whether a trace was sampled into the thirteenth digit of a UUID that it passes on as X-Request-Id.
@@ -144,11 +144,11 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
     with_token = {spans.clock[place] for place in stating if np.isfinite(spans.ttft_s[place])}
     choices = [place for place in stating if np.isfinite(spans.ttft_s[place]) or spans.clock[place] not in with_token]
     first = min(choices, key=lambda place: _first_token_ns(spans, place))
-    times_s: dict[str, Any] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
+    times_s: dict[str, float] = {f"{name}_s": float(getattr(spans, f"{name}_s")[first]) for name in ALL_TIMES}
     first_ns = _first_token_ns(spans, first)
     fills = [place for place in _stating(spans, beside) if _filled_cache(spans, place, first)]
-    for name in ("scheduler_intake_s", "queue_s", "prefill_s"):
-        times_s[name] += float(np.nansum(getattr(spans, name)[fills]))
+    for name in ("queue", "prefill", *INNER_TIMES):
+        times_s[f"{name}_s"] += float(np.nansum(getattr(spans, f"{name}_s")[fills]))
     # Engines that shared a request may have clocks of their own.
     alike = [place for place in stating if spans.clock[place] == spans.clock[first]]
     end_ns = int(spans.end_ns[alike].max())
@@ -158,6 +158,7 @@ def span_times(spans: EngineSpans, places: Sequence[int], beside: Sequence[int] 
     else:
         times_s["decode_s"] = float(np.fmax.reduce(spans.decode_s[stating]))
     return ExactTimes(
+        inner_s={name: times_s.pop(f"{name}_s") for name in INNER_TIMES},
         **times_s,
         arrival_ns=int(spans.arrival_ns[first]),
         end_ns=end_ns,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from loadgen.requests.metrics import OTHER_UNIT
 from rundir.columns import Bools, Floats, Ints, Texts
+from scraper.engines.catalogue import INNER_TIMES
+from scraper.spans.request_times import InnerTimes
 
 SPAN_BY_TIME, RECORD_BY_TIME = "span by time", "record by time"
 SOURCES = ("trace", "request id", "response", SPAN_BY_TIME, RECORD_BY_TIME, "none")
 TIMES = ("queue", "prefill", "decode", "ttft", "e2e")
-ALL_TIMES = (*TIMES, "scheduler_intake")  # with what some sources state besides
+ALL_TIMES = (*TIMES, *INNER_TIMES)  # with what some sources state besides
 # The client's and the engine's clocks tick alike to 10 ms an hour and better; stamps of the client are late by less.
 SLACK_S = 0.010
 # What is compared, so that what is left after rounding is within the slack too: stamps are in whole nanoseconds.
@@ -27,7 +29,7 @@ class Refusal(str):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(InnerTimes):
     """Columns of n requests, in their order.
 
     source                  one of SOURCES
@@ -36,7 +38,6 @@ class Joined:
                             none came
     queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from the request's arrival at the
                             server to its first and last token
-    scheduler_intake_s      float64, from the engine's API process to its scheduler; NaN where it is not stated
     arrival_ns, end_ns      int64 ns Unix by the engine's clock, -1 unless spans or records state them
     span_id, trace_id       hex ids of the engine's span, "" for none. Of several, for several choices or engines that
                             shared it, queue, prefill and TTFT are those of the first to have a token, decode is the
@@ -52,7 +53,6 @@ class Joined:
     decode_s: Floats
     ttft_s: Floats
     e2e_s: Floats
-    scheduler_intake_s: Floats
     arrival_ns: Ints
     end_ns: Ints
     span_id: Texts
@@ -70,14 +70,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactTimes:
-    """Times that a source states of one request, in the columns of `Joined`."""
+    """Times that a source states of one request, in the columns of `Joined`; `inner_s` by names of INNER_TIMES."""
 
     queue_s: float
     prefill_s: float
     decode_s: float
     ttft_s: float
     e2e_s: float
-    scheduler_intake_s: float = np.nan
+    inner_s: Mapping[str, float] = field(default_factory=dict)
     arrival_ns: int = -1
     end_ns: int = -1
     span_id: str = ""
@@ -121,20 +121,19 @@ def put(
 ) -> str:
     """Write one request's times and return '', or return a reason to refuse them.
 
-    A decode beyond all that the client waited is left out, and a scheduler's intake beyond the first token.
+    A decode beyond all that the client waited is left out, and an inner time beyond the first token.
     """
     states = {"response": "reply", RECORD_BY_TIME: "record"}.get(source, "span")
     parts_s = sum(part_s for part_s in (times.queue_s, times.prefill_s) if not np.isnan(part_s))
     if reason := _refusal(times, parts_s, ttft_s=ttft_s, waited_s=waited_s, whole_s=whole_s, came_s=came_s):
         return Refusal(f"its {states} {reason}")
     table.source[row] = source
-    for name in ALL_TIMES:
-        time_s = getattr(times, f"{name}_s")
+    stated_s = {name: getattr(times, f"{name}_s") for name in TIMES}
+    stated_s |= {name: time_s for name, time_s in times.inner_s.items() if parts_s + time_s <= ttft_s + WITHIN_S}
+    for name, time_s in stated_s.items():
         getattr(table, f"{name}_s")[row] = time_s if 0 <= time_s < np.inf else np.nan
     if parts_s + times.decode_s > waited_s + WITHIN_S:
         table.decode_s[row] = np.nan
-    if parts_s + times.scheduler_intake_s > ttft_s + WITHIN_S:
-        table.scheduler_intake_s[row] = np.nan
     unknown = [name for name in ("queue", "prefill") if np.isnan(getattr(times, f"{name}_s"))]
     table.reason[row] = f"the {states} tells no {unknown[0]}" if unknown else ""
     table.arrival_ns[row], table.end_ns[row] = times.arrival_ns, times.end_ns

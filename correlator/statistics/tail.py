@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, UnsetType
 
 from correlator.breakdown import Parts
 from correlator.estimate.table import BY_TIME
-from correlator.parts import TTFT_PARTS
+from correlator.parts import OTHER, TTFT_PARTS
 from correlator.statistics.bootstrap import block_count, block_length, degrees_of_freedom, interval95, resampled_sums
 from rundir.columns import Floats, Indices, Ints, Texts
 from rundir.fields import NO_UNIT, UNSET, Count, doc
@@ -152,7 +152,7 @@ def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
     """
     columns: dict[str, Floats] = {}
     unknown_gateway = np.zeros(len(rows))
-    for name in ("gateway", "network", "queue", "prefill"):
+    for name in ("gateway", *(name for name in PARTS if name not in ("gateway", OTHER))):
         values = getattr(parts, f"{name}_s")[rows]
         filled = np.nan_to_num(values) + (unknown_gateway if name == "network" else 0.0)
         if np.isfinite(values).mean() >= LEAST_KNOWN:
@@ -160,7 +160,7 @@ def _columns(parts: Parts, rows: Indices) -> dict[str, Floats]:
         elif name == "gateway":
             unknown_gateway = filled
     ttft_s = parts.ttft_s[rows]
-    columns["other"] = ttft_s - np.sum(list(columns.values()), axis=0, initial=0.0)
+    columns[OTHER] = ttft_s - np.sum(list(columns.values()), axis=0, initial=0.0)
     return {name: columns[name] for name in PARTS if name in columns}
 
 

@@ -28,6 +28,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 
 from correlator.breakdown import Parts
+from correlator.parts import ENGINE_FRONTEND, STATED_PARTS
 from exporter.otlp.spans import SpanSource, Value, counted_output, error_type, known, operation_of
 from exporter.prometheus import snapshot as shown
 from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add, bucketize, traced
@@ -154,7 +155,7 @@ def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Instr
         gaps_s, gap_ns = metrics.itl_ms / 1e3, metrics.itl_end_ns
         yield _InstrumentValues(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=metrics.itl_request)
     stated = np.isin(parts.source, ["trace", "response"])
-    inside_s = np.nan_to_num(parts.engine_frontend_s) + np.nan_to_num(parts.scheduler_intake_s)
+    inside_s = sum(np.nan_to_num(parts.seconds(part)) for part in (ENGINE_FRONTEND, *STATED_PARTS))
     first_s = np.where(stated, parts.queue_s + parts.prefill_s + inside_s, np.nan)
     decode_s = np.where(np.isin(parts.decode_source, ["trace", "response"]), parts.decode_s, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):

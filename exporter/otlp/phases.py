@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from correlator.breakdown import Parts, network_label
-from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, SCHEDULER_INTAKE
+from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, STATED_PARTS
 from loadgen.requests.table import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}
@@ -61,7 +61,7 @@ def _server_phases(parts: Parts, place: int, *, submit_ns: int, output_ns: int) 
         ("gateway", parts.gateway_s[place]),
         (parts.merged[place], _merged_s(parts, place)),
         (ENGINE_FRONTEND.words, parts.engine_frontend_s[place]),
-        (SCHEDULER_INTAKE.words, parts.scheduler_intake_s[place]),
+        *((part.words, parts.seconds(part)[place]) for part in STATED_PARTS),
         ("queue", parts.queue_s[place]),
         ("prefill", parts.prefill_s[place]),
     ]
@@ -90,7 +90,7 @@ def _merged_s(parts: Parts, place: int) -> float:
     """Return the time in `other` that no source separates, s; NaN if there is none."""
     if not parts.merged[place]:
         return math.nan
-    known = (parts.engine_frontend_s[place], parts.scheduler_intake_s[place], parts.blank_output_s[place])
+    known = [parts.seconds(part)[place] for part in INNER_PARTS if part.within == OTHER]
     return float(parts.other_s[place] - sum(time_s for time_s in known if time_s > 0))
 
 

@@ -20,7 +20,7 @@ from correlator.parts import (
     ENGINE_FRONTEND,
     ENGINE_PARTS,
     GATEWAY_REQUEST,
-    SCHEDULER_INTAKE,
+    INNER_PARTS,
     TTFT_PARTS,
     Part,
 )
@@ -40,7 +40,7 @@ from recorded.gateway_spans import FIRST_OUTPUT
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
-INNER = (ENGINE_FRONTEND, SCHEDULER_INTAKE, GATEWAY_REQUEST)
+INNER = (ENGINE_FRONTEND, *(part for part in INNER_PARTS if part.stated), GATEWAY_REQUEST)
 NO_GATEWAY = "no_gateway"
 
 

@@ -311,8 +311,8 @@ _PARTS = (
     MetricRow("breakdown_pending", "gauge", "", (),
         "Requests that ended and are not counted yet: they wait for their spans, or for an estimate.", "pending"),
     MetricRow("inner_part", "histogram", "s", ("part", "source"),
-        "What parts of each request's time consist of, where it is known: engine_frontend and scheduler_intake of "
-        "other, gateway_request of gateway, before it called the next server.",
+        "What parts of each request's time consist of, where it is known, such as engine_frontend and "
+        "scheduler_intake of other, and gateway_request of gateway, before it called the next server.",
         lambda counts: {key: histogram for key, histogram in counts.inner.items() if any(histogram.counts)}),
     MetricRow("no_client_part", "histogram", "s", ("part",),
         "Queue and prefill of requests without a client's span, as their engines' spans state them.",

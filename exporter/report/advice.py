@@ -68,7 +68,7 @@ def advice(summary: Summary) -> Iterator[str]:
     parts = [] if first not in ("", MEASURE_AGAIN) or summary.correlation.missing else _large_parts(summary)
     if first:  # What pages and spans of the engine say stands, however late the client was.
         parts = [part for part in parts if part != "network"]
-    advised = next(filter(None, (ADVISERS[part](summary) for part in parts)), None)
+    advised = next(filter(None, (ADVISERS[part](summary) for part in parts if part in ADVISERS)), None)
     if advised is not None and first:
         yield f"{advised.seen}."
     if advised is None or first:
@@ -300,18 +300,8 @@ def _inside(summary: Summary) -> Advice | None:
 
 
 ADVISERS = {"queue": _queue, "prefill": _prefill, "network": _outside, "gateway": _gateway, "other": _inside}
-
-
 # What helps with a part of which nothing was seen that explains it.
-UNEXPLAINED = {
-    "queue": "add a replica or send fewer requests at once; what the engine waits for shows in a longer run, or in "
-    "more scrapes (--scrape-interval)",
-    "network": "look at what stands between client and engine; a gateway that sends spans is shown apart "
-    "(docs/reference/gateways.md)",
-    "gateway": "look at the gateway first",
-    "other": "look at the engine's API server; where `other` includes several parts, the engine's spans tell them "
-    "apart (--otlp-listen HOST:PORT)",
-}
+UNEXPLAINED = {part.name: part.cure for part in TTFT_PARTS if part.cure}
 MORE_PREFILL = "shorten prompts, or add prefill capacity: prefill is most of the TTFT"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from correlator.parts import CAUSES, E2E_PARTS, SPENT, TTFT_PARTS
+from correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, SPENT, TTFT_PARTS
 from exporter.document import Prose
 from exporter.report.advice import LARGE, UNEXPLAINED, advice
 from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
@@ -107,7 +107,7 @@ def where_it_went(summary: Summary) -> str:
         is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
         subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
         return _shared_out(subject, parts, shares, breakdown, correlation.requests)
-    if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
+    if not correlation.requests and getattr(breakdown.e2e, json_name(E2E_PARTS[-1])).mean is not None:
         e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
         shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
         return _shared_out("Of the mean", e2e_parts, shares, breakdown, correlation.requests)
@@ -162,13 +162,11 @@ def _shared_out(
     An estimate that is within its own error has no share.
     """
     where = places(shares, breakdown.merged, requests)
-    for part, detail in (
-        (breakdown.engine_frontend_ms, "its API server"),
-        (breakdown.scheduler_intake_ms, "waiting for its scheduler to take requests in"),
-    ):
-        share, other = part.share_of_ttft or 0.0, shares.get("other") or 0.0
-        if share > MOSTLY * other > 0:
-            where["other"] = f"{SPENT['other']} ({'' if share > NEARLY_ALL * other else 'mostly '}{detail})"
+    for part in (part for part in INNER_PARTS if part.spent):
+        share, whole = getattr(breakdown, json_name(part)).share_of_ttft or 0.0, shares.get(part.within) or 0.0
+        if share > MOSTLY * whole > 0:
+            mostly = "" if share > NEARLY_ALL * whole else "mostly "
+            where[part.within] = f"{SPENT[part.within]} ({mostly}{part.spent})"
     ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
     known = [(share, name) for share, name in ranking if is_certain(parts[name])]
     words = [f"{percent(share)} was spent {where[name]}" for share, name in known[:1]]

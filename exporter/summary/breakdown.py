@@ -6,10 +6,11 @@ Missing numbers are null beside a `missing` that says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
+import msgspec
 import numpy as np
 from msgspec import Struct, UnsetType
 from msgspec.structs import asdict
@@ -22,11 +23,11 @@ from correlator.exact.table import SLACK_S
 from correlator.parts import (
     DECODE,
     E2E_PARTS,
+    ENGINE_FRONTEND,
     GATEWAY_AT_MOST,
     GATEWAY_REQUEST,
     INNER_PARTS,
     NETWORK,
-    SCHEDULER_INTAKE,
     SEND,
     TTFT_PARTS,
     Part,
@@ -36,6 +37,7 @@ from rundir.columns import Bools, Floats, Texts
 from rundir.fields import NO_UNIT, UNSET, Amount, Count, Ratio, doc
 from rundir.stats import STATISTICS, Statistics, describe
 
+Declared = TypeVar("Declared", bound=Struct)
 UNTIMED = "no request with a first token is here"
 NOT_SEEN = "not seen: requests begin at the gateway, whose clients sent no spans"
 
@@ -112,38 +114,43 @@ class E2ePart(Statistics, frozen=True, kw_only=True):
     estimated: Estimated = UNSET
 
 
+def json_name(part: Part) -> str:
+    """Return the name of a part in the summary."""
+    return f"{part.name}_ms"
+
+
+def with_fields(added: Mapping[str, Any], *, after: str) -> Callable[[type[Declared]], type[Declared]]:
+    """Return a decorator that adds fields, by name, to a Struct behind its field `after`."""
+
+    def extended(declared: type[Declared]) -> type[Declared]:
+        fields: list[Any] = []
+        for field in msgspec.structs.fields(declared):
+            fields.append((field.name, field.type) if field.required else (field.name, field.type, field.default))
+            if field.name == after:
+                fields += added.items()
+        name, place, namespace = declared.__name__, declared.__module__, {"__doc__": declared.__doc__}
+        struct = msgspec.defstruct(name, fields, namespace=namespace, module=place, frozen=True, kw_only=True)
+        return cast("type[Declared]", struct)
+
+    return extended
+
+
+def _defined(parts: Sequence[Part], kind: type[TtftPart | E2ePart]) -> dict[str, Any]:
+    return {json_name(part): Annotated[kind, doc(part.definition, "ms")] for part in parts}
+
+
+@with_fields(_defined(E2E_PARTS, E2ePart), after="e2e_ms")
 class E2eBreakdown(Struct, frozen=True, kw_only=True):
     """The parts of the end-to-end time; they sum to it."""
 
     e2e_ms: Annotated[Whole, doc("What is broken down.", "ms")]
-    network_ms: Annotated[
-        E2ePart, doc("Outside the engine, less `gateway_ms`, up to the first output; `network_label` names it.", "ms")
-    ]
-    gateway_ms: Annotated[E2ePart, doc("In a gateway whose span was joined.", "ms")]
-    queue_ms: Annotated[E2ePart, doc("Wait in the engine's queue.", "ms")]
-    prefill_ms: Annotated[E2ePart, doc("First scheduling to first token.", "ms")]
-    decode_ms: Annotated[
-        E2ePart,
-        doc("First to last token, by the engine; by the client where no source of the request states it.", "ms"),
-    ]
-    other_ms: Annotated[
-        E2ePart, doc("The rest; below 0 where the first token took longer to arrive than the last.", "ms")
-    ]
 
 
+@with_fields(_defined((*TTFT_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND), TtftPart), after="ttft_ms")
 class Breakdown(Struct, frozen=True, kw_only=True):
     """Where the TTFT went, and the end-to-end time; docs/reference/metrics/breakdown.md defines the parts."""
 
     ttft_ms: Annotated[Whole, doc("What is broken down.", "ms")]
-    network_ms: Annotated[
-        TtftPart,
-        doc(
-            "Outside the engine: first output - submit, less the engine's own TTFT, and less `gateway_ms` where a "
-            "gateway's span says how long it took. Without one, gateways and proxies are in it, and the HTTP front end "
-            "of the server. Below 0 by as much as stamps are late.",
-            "ms",
-        ),
-    ]
     network_label: Annotated[
         str,
         doc(
@@ -152,86 +159,9 @@ class Breakdown(Struct, frozen=True, kw_only=True):
             "else `rest outside the engine`."
         ),
     ]
-    round_trip_ms: Annotated[
-        TtftPart,
-        doc("Of `network_ms`: one round trip of TCP to the server that was asked (`self_check.network_rtt_ms`).", "ms"),
-    ]
-    beyond_round_trip_ms: Annotated[
-        TtftPart,
-        doc(
-            "Of `network_ms`: what the round trip does not explain: gateways and proxies without spans, the transfer "
-            "of the prompt, HTTP on both sides.",
-            "ms",
-        ),
-    ]
-    gateway_ms: Annotated[
-        TtftPart,
-        doc(
-            "In gateways before the engine: the first output by the outermost's spans in the request's trace "
-            "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT. Where they do not say their first "
-            "output, what passed before they called the next server. The rest is in `network_ms`.",
-            "ms",
-        ),
-    ]
     gateway_label: Annotated[
         str,
         doc("What `gateway_ms` is, in words: `gateway`, or `gateway, inbound` where only its way in is known."),
-    ]
-    gateway_request_ms: Annotated[
-        TtftPart,
-        doc("Of `gateway_ms`: before gateways called the next server, such as authentication and routing.", "ms"),
-    ]
-    gateway_at_most_ms: Annotated[
-        TtftPart,
-        doc(
-            "Where the outermost gateway does not say its first output, the most that it can have taken, if it passed "
-            "on each piece of the reply as it came: its own whole time less the engine's. What of it is not in "
-            "`gateway_ms` is in `network_ms`.",
-            "ms",
-        ),
-    ]
-    queue_ms: Annotated[
-        TtftPart, doc("Wait in the engine's queue, as the engine defines it ([engines.md](engines.md)).", "ms")
-    ]
-    prefill_ms: Annotated[TtftPart, doc("First scheduling to first token.", "ms")]
-    other_ms: Annotated[
-        TtftPart,
-        doc(
-            "The rest of TTFT: `engine_frontend_ms`, `scheduler_intake_ms`, `blank_output_ms`, and what `merged` "
-            "names.",
-            "ms",
-        ),
-    ]
-    request_network_ms: Annotated[
-        TtftPart,
-        doc(
-            "Of `network_ms`: submission to arrival at the engine. Only where the clocks are known to each other.", "ms"
-        ),
-    ]
-    response_network_ms: Annotated[
-        TtftPart, doc("Of `network_ms`: the engine's first token to the client's first output, likewise.", "ms")
-    ]
-    engine_frontend_ms: Annotated[
-        TtftPart,
-        doc(
-            "Of `other_ms`: in the engine, but in none of its other parts (tokenising, the wait for the running step, "
-            "output processing).",
-            "ms",
-        ),
-    ]
-    scheduler_intake_ms: Annotated[
-        TtftPart,
-        doc(
-            "Of `other_ms`: from the engine's API process to its scheduler, which takes requests in only between two "
-            "steps; before the queue. Only SGLang states it; elsewhere it is in `engine_frontend_ms`.",
-            "ms",
-        ),
-    ]
-    blank_output_ms: Annotated[
-        TtftPart, doc("Of `other_ms`: first output to first token; the engine generated, but nothing visible.", "ms")
-    ]
-    send_ms: Annotated[
-        TtftPart, doc("Submit - dispatch: connecting and sending. Before TTFT begins, in none of its parts.", "ms")
     ]
     merged: Annotated[
         dict[str, int], doc("What other_ms includes for want of a source that separates it, by count.", "requests")
@@ -241,6 +171,11 @@ class Breakdown(Struct, frozen=True, kw_only=True):
         str | UnsetType,
         doc("Why only means over the run are known, from the histograms' sums; absent where requests have breakdowns."),
     ] = UNSET
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> TtftPart:
+            """Return the part of that name."""
 
 
 class Group(Struct, frozen=True, kw_only=True):
@@ -323,11 +258,6 @@ def _whole(parts: Parts, whole_s: Floats, rows: Bools, why: str) -> Whole:
     return Whole(**asdict(describe(stamped_ms(whole_s[rows]), why)), source=source)
 
 
-def json_name(part: Part) -> str:
-    """Return the name of a part in the summary."""
-    return f"{part.name}_ms"
-
-
 def is_certain(part: TtftPart | E2ePart) -> bool:
     """Return whether a part is known and no smaller than its standard error: else its share is not named."""
     return part.mean is not None and (part.error_ms or 0.0) <= abs(part.mean)
@@ -392,8 +322,8 @@ def _why_unknown(of: Explained, part: Part, rows: Bools) -> str:
         return "no span of a gateway says it: included in network_ms"
     if part.name == GATEWAY_AT_MOST.name:
         return "no span of a gateway came, or they say their first output"
-    if part.name == SCHEDULER_INTAKE.name:
-        return "no source separates it: included in engine_frontend_ms"
+    if part.stated:
+        return f"no source separates it: included in {json_name(ENGINE_FRONTEND)}"
     if part.error == "unstated":
         return "no round trip was measured"
     if part.error == "clocks":

@@ -38,6 +38,7 @@ from exporter.summary.breakdown import (
     means_of,
     quality,
     why_impossible,
+    with_fields,
 )
 from exporter.summary.gateways import GatewaySummary, gateway_summaries
 from exporter.summary.slowest import SlowRequest
@@ -59,19 +60,15 @@ OF_MOST = f"of the {MOST_GROUPS} that had the most requests"
 MeanMs = Annotated[float | None, doc("Mean over the requests with a breakdown; null where it is in none.", "ms")]
 
 
+@with_fields(dict.fromkeys(map(json_name, TTFT_PARTS), MeanMs), after="ttft_ms")
 class BreakdownSlice(Struct, frozen=True, kw_only=True):
-    """The requests that were submitted in one slice; the five parts add up to ttft_ms."""
+    """The requests that were submitted in one slice; means of the parts add up to ttft_ms."""
 
     start_ns: Annotated[StampNs, doc("Start of the slice.", "ns")]
     end_ns: Annotated[StampNs, doc("End of the slice.", "ns")]
     requests: Annotated[Count, doc("Requests with a first token that were submitted in it.", "requests")]
     covered: Annotated[Count, doc("Those with a breakdown.", "requests")]
     ttft_ms: Annotated[float | None, doc("Mean TTFT of those with a breakdown; of all where none has one.", "ms")]
-    network_ms: MeanMs
-    gateway_ms: MeanMs
-    queue_ms: MeanMs
-    prefill_ms: MeanMs
-    other_ms: MeanMs
     error_ms: ErrorMs
     coverage: Annotated[Coverage, doc("Fractions of the requests with a first token, by source.", NO_UNIT)]
     quality: Annotated[Quality, doc("How certain their parts are, by count.", "requests")]

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from correlator.breakdown import Parts
 from correlator.parts import TTFT_PARTS
+from exporter.summary.breakdown import json_name, with_fields
 from loadgen.requests.metrics import input_tokens, stamped_ms
 from loadgen.requests.table import RequestLog
 from rundir.columns import Floats
@@ -20,6 +21,7 @@ MOST = 5
 PartMs = Annotated[float | None, doc("Of its TTFT; null where it is not known.", "ms")]
 
 
+@with_fields(dict.fromkeys(map(json_name, TTFT_PARTS), PartMs), after="ttft_ms")
 class SlowRequest(Struct, frozen=True, kw_only=True):
     """One request: its ids, its TTFT in parts, and what ran beside it as it was submitted."""
 
@@ -30,11 +32,6 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
     status: Annotated[str, doc("What became of it.")]
     submitted_s: Annotated[float, doc("Its submission after the start of the window.", "s")]
     ttft_ms: Annotated[float, doc("Its time to first token.", "ms")]
-    network_ms: PartMs
-    gateway_ms: PartMs
-    queue_ms: PartMs
-    prefill_ms: PartMs
-    other_ms: PartMs
     source: Annotated[str, doc("Where its parts are from: trace, response, histogram or none.")]
     error_ms: Annotated[Amount | None, doc("Standard error of the least certain part; null without a source.", "ms")]
     input_tokens: Annotated[int | None, doc("Its input tokens by the server's usage, else by the tokenizer.", "tokens")]
@@ -74,7 +71,7 @@ def _request(
         status=requests.status[row],
         submitted_s=float(at_ns - start_ns) / 1e9,
         ttft_ms=float(stamped_ms(parts.ttft_s[row])),
-        **{f"{part.name}_ms": finite(1e3 * parts.seconds(part)[row]) for part in TTFT_PARTS},
+        **{json_name(part): finite(1e3 * parts.seconds(part)[row]) for part in TTFT_PARTS},
         source=parts.source[row],
         error_ms=finite(1e3 * parts.error_s[row]),
         input_tokens=None if tokens is None else int(tokens),

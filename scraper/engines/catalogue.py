@@ -21,6 +21,8 @@ Tokens = Literal["prompt_tokens", "output_tokens", "computed_tokens"]
 Seen = Literal["real", "recorded page", "source only"]
 Labels = tuple[tuple[str, tuple[str, ...]], ...]
 _TIME = {"kind": "histogram", "unit": "seconds"}
+# Times that engines' spans may state of what passes before the first token, in neither queue nor prefill.
+INNER_TIMES = ("scheduler_intake",)
 _TOKENS = {"kind": "counter", "unit": "tokens"}
 _REQUESTS = {"kind": "gauge", "unit": "requests", "across": "sum"}
 # The canonical quantities, and what holds of each in all engines' files but where one states another unit.

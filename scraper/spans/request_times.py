@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
+from typing import TYPE_CHECKING
 
-from scraper.engines.catalogue import EngineSpanRules, SpanTime
+from scraper.engines.catalogue import INNER_TIMES, EngineSpanRules, SpanTime
 
 # One may be what is left of another before it.
-TIMES = ("queue", "ttft", "prefill", "e2e", "decode", "scheduler_intake")
+TIMES = ("queue", "ttft", "prefill", "e2e", "decode", *INNER_TIMES)
 UNKNOWN: Mapping[str, float] = dict.fromkeys(TIMES, math.nan)
 _OVERLAP_S = 0.010  # by which a stage of one process may begin before that of another ends which it follows
 # A Duration of Rust as its {:?} shows it.
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|ms|µs|ns)")
 _UNIT_S = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+
+if TYPE_CHECKING:
+
+    class InnerTimes:
+        """A column in s of each of `INNER_TIMES`, NaN where unknown: base of the tables that have them."""
+
+else:
+    InnerTimes = make_dataclass(
+        "InnerTimes", [(f"{name}_s", "Floats") for name in INNER_TIMES], frozen=True, slots=True, kw_only=True
+    )
 
 
 # Both without the message: a span of Protobuf would hold on to the whole export that it came in.

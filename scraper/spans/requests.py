@@ -17,7 +17,7 @@ from rundir.columns import Floats, Ints, Texts
 from scraper.engines.catalogue import EngineSpanRules
 from scraper.spans.log import ExportRecord, SpanLogRecord
 from scraper.spans.received import BACKWARDS, CONFLICTING, OFF_CLOCK, ReceivedSpan, attributes_of, plain
-from scraper.spans.request_times import TIMES, UNKNOWN, SpanRequest, Stage, times_of
+from scraper.spans.request_times import TIMES, UNKNOWN, InnerTimes, SpanRequest, Stage, times_of
 
 IMPOSSIBLE = "a time that is negative, no number, or several"
 PROBE = "a health probe"
@@ -41,7 +41,7 @@ Key = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpans:
+class EngineSpans(InnerTimes):
     """Columns of n spans of requests, in the order in which they came.
 
     trace_id, span_id       hex
@@ -49,8 +49,8 @@ class EngineSpans:
     clock                   whose clock stamped it: what the sender's resource says of its process, "" for nothing
     engine                  its name in `scraper.engines`
     arrival_ns, end_ns      int64 ns Unix by the engine's clock: when the request arrived and ended there
-    queue_s, prefill_s, decode_s, scheduler_intake_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the
-                            first and last token. As the engine states them, to the bit, where it states them itself
+    queue_s, prefill_s, decode_s  float64, NaN where unknown; ttft_s, e2e_s: from arrival to the first and last token.
+                            As the engine states them, to the bit, where it states them itself
     input_tokens, output_tokens  int64, -1 where it does not state them
     fault                   why its times are not used, "" where they are: its ids are here, so that its request can
                             say why, but no times, and -1 for its stamps
@@ -69,7 +69,6 @@ class EngineSpans:
     prefill_s: Floats
     e2e_s: Floats
     decode_s: Floats
-    scheduler_intake_s: Floats
     input_tokens: Ints
     output_tokens: Ints
     fault: Texts

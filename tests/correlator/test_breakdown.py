@@ -18,10 +18,12 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.clock_offset import ClockOffsets, clock_offsets
 from correlator.exact.join import join
 from correlator.exact.table import Joined, unjoined
+from correlator.parts import STATED_PARTS
 from correlator.statistics.accuracy import PartError, agreement
 from recorded.gateway_spans import GatewaySpan
 from rundir.columns import take
 from rundir.stats import Missing
+from scraper.engines.catalogue import INNER_TIMES
 from scraper.spans.requests import EngineSpans, engine_spans
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +57,7 @@ def off_by_ms(parts: Parts) -> float:
 
 def seconds(*expected: float) -> Any:
     """Return times that are the same but for rounding, which differences of seconds have."""
-    return pytest.approx(list(expected), rel=1e-12, abs=0)
+    return pytest.approx(list(expected), rel=1e-12, abs=0, nan_ok=True)
 
 
 def requests(*rows: dict[str, float]) -> Any:
@@ -190,6 +192,19 @@ def test_a_span_gives_every_part():
     assert np.isnan(parts.gateway_s[0])
     assert (SUBMIT_NS + 4 * MS, SUBMIT_NS + 94 * MS) == (parts.arrival_ns[0], parts.engine_first_token_ns[0])
     assert 0.0005 == parts.network_split_error_s[0]
+
+
+def test_what_engines_state_besides_are_parts_of_other():
+    """Each of INNER_TIMES is a part, and beyond the engine's own TTFT is not believed."""
+    assert set(INNER_TIMES) == {part.name for part in STATED_PARTS}
+    for part in STATED_PARTS:
+        name = f"{part.name}_s"
+        span = SPAN | {name: 0.004}
+        stated = break_down(requests({}, {}), joined(span, span | {name: 0.2}), nothing(2, "no scrapes"))
+        without = break_down(requests({}), joined(SPAN), nothing(1, "no scrapes"))
+        assert seconds(0.004, np.nan) == stated.seconds(part).tolist()
+        assert seconds(without.other_s[0], without.other_s[0]) == stated.other_s.tolist()
+        assert seconds(without.engine_frontend_s[0] - 0.004) == stated.engine_frontend_s[:1].tolist()
 
 
 def test_what_rounding_leaves_of_a_whole_is_nothing():

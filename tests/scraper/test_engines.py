@@ -18,6 +18,7 @@ from scraper.engines.recognition import QUANTITIES, RecognisedEngine, canonical,
 from scraper.exposition import Page, histograms, parse
 from scraper.series.log import rows
 from scraper.series.table import build
+from scraper.spans.request_times import TIMES
 from scraper.targets.scrape import Scrape
 
 DIRECTORY = Path(str(resources.files("scraper.engines")))
@@ -31,6 +32,7 @@ def test_every_file_fits_the_schema(engine: str):
     table = yaml.safe_load((DIRECTORY / f"{engine}.yaml").read_text(encoding="utf-8"))
     assert engine == table["engine"]
     jsonschema.Draft202012Validator(schema).validate(table)
+    assert set(table.get("spans", {}).get("times", {})) <= set(TIMES)
 
 
 @pytest.mark.parametrize(
