@@ -29,7 +29,7 @@ from recorded.events import Event
 from rundir.frames import FrameLog
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord, ScrapeLog
-from sidecar.options.fields import FORMATS
+from sidecar.formats import FORMATS
 
 
 def refusal(path: Path, least_cpu_s: int) -> str:

@@ -37,7 +37,7 @@ from rundir.framing import MOST_INFLATED_BYTES
 from scraper.exposition import Series
 from scraper.series.log import LayoutRecord, RowRecord
 from sidecar.cli.app import main
-from sidecar.options.fields import FORMATS
+from sidecar.formats import FORMATS
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\u202e\x9b"
 FORMULA = "=cmd|' /C calc'!A0"

@@ -33,7 +33,8 @@ from correlator.opening import open_run
 from exporter.report.conclusion import largest_part
 from exporter.summary.breakdown import Breakdown
 from sidecar.cli.measuring import free_pair
-from sidecar.report.derive import OPENMETRICS, derive_run
+from sidecar.formats import OPENMETRICS
+from sidecar.report.derive import derive_run
 
 PROMTOOL = shutil.which("promtool")
 # A run that waits for its last scrape on a busy machine too.

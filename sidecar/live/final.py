@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from correlator.breakdown import Parts
 from correlator.parts import TTFT_PARTS
 from exporter.html.data import PageInputs
 from exporter.html.live import event
-from exporter.html.page import as_parts
+from exporter.html.page import as_html, as_parts
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
@@ -27,6 +28,9 @@ from rundir.columns import take
 from scraper.window.window import Window
 from sidecar.live.quantiles import estimated
 from sidecar.live.tally import Tally, reported_rates
+
+if TYPE_CHECKING:
+    from exporter.evaluation.evaluate import Evaluated
 
 INTERVALS = 3  # of the scraper, within which its next scrape should come
 UNKNOWN_INTERVAL_S = 5.0  # of a scraper that has come once
@@ -148,6 +152,11 @@ def final_event(run: Run, parts: Parts, summary: Summary) -> bytes:
     trace_url = str(run.manifest["config"].get("trace_url") or "")
     note = f"The run has ended: this is its report. Its files are in {run.path}."
     return event("final", {"note": note, **as_parts(summary, recorded(run, parts), trace_url=trace_url)})
+
+
+def as_page(derived: Evaluated, *, trace_url: str = "") -> str:
+    """Return the HTML page of a run."""
+    return as_html(derived.summary, recorded(derived.run, derived.parts), trace_url=trace_url)
 
 
 def patience_s(scraped_s: Sequence[float]) -> float:

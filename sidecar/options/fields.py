@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from cyclopts import Group, Parameter
 from msgspec import Meta
 
-from exporter.server_metrics import EXPORTS
 from recorded.errors import ConfigurationError
 from rundir.access import masked
 from rundir.printable.masking import MASK, masked_body, register, register_fields, register_url, register_user
+from sidecar.formats import FORMATS, files_of_formats
 
 TARGET = Group("Target", sort_key=1)
 SCRAPING = Group("Scraping", sort_key=4)
@@ -42,7 +42,6 @@ UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**
 
 SYSTEMS = "ABCDEFGH"  # names of systems that `compare` is given without one
 
-FORMATS = (*(export.name for export in EXPORTS), "text", "html", "markdown", "junit", "openmetrics")
 DEFAULT_FORMATS = ("json", "csv", "text", "html")
 
 
@@ -231,9 +230,7 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}. Of these text, html and "
-        "markdown are report.txt, report.html and report.md, junit is junit.xml, openmetrics the live page over time, "
-        "for promtool; "
+        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}. Of these {files_of_formats()}; "
         "the rest is the export of server metrics (jsonl and parquet hold every scrape). "
         f"Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,

@@ -18,10 +18,11 @@ from recorded.errors import ConfigurationError, unusable_place
 from rundir.files import replace_file
 from rundir.printable.masking import without_secrets
 from rundir.printable.text import escaped, printable
+from sidecar.formats import MARKDOWN
 from sidecar.live.final import recorded
 from sidecar.options.fields import named_path
 from sidecar.progress.reporter import Terminal
-from sidecar.report.derive import MARKDOWN, evaluated
+from sidecar.report.derive import evaluated
 
 DEFAULT_OUTPUT = Path("comparison.html")
 

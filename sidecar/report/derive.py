@@ -10,34 +10,19 @@ import msgspec
 
 from correlator.opening import open_run
 from exporter import tables
-from exporter.ci.junit import as_junit
-from exporter.ci.markdown import as_markdown
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.evaluation.server import require_server
-from exporter.html.page import as_html
-from exporter.report.sections import as_text
 from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import MetricsSource
-from exporter.summary.result import (
-    Summary,
-    as_written,
-)
+from exporter.summary.result import Summary, as_written
 from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
 from recorded.errors import CannotWrite, DamagedRun
 from recorded.failures import evaluating
 from recorded.run import Run
-from sidecar.live.final import recorded
+from sidecar.formats import OUTPUT_FORMATS
 from sidecar.options.fields import DEFAULT_FORMATS
 
 SUMMARY = "summary.json"
-MARKDOWN = "report.md"
-OPENMETRICS = "openmetrics.txt"
-# Reports that are made of the summary alone: by format, their file and what writes them.
-REPORTS = {
-    "text": ("report.txt", as_text),
-    "markdown": (MARKDOWN, as_markdown),
-    "junit": ("junit.xml", as_junit),
-}
 
 
 def derive(
@@ -89,18 +74,9 @@ def _write(derived: Evaluated, wanted: Sequence[str], *, trace_url: str) -> None
     write_whole(path / "requests.parquet", lambda file: tables.write_parquet(requests, file))
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))
-    for name, (file, write_report) in REPORTS.items():
-        if name in wanted:
-            write_text(path / file, write_report(summary))
-    if "openmetrics" in wanted:
-        from exporter.prometheus.openmetrics import as_openmetrics  # noqa: PLC0415  few want it
-        from sidecar.report.history import history  # noqa: PLC0415  as above
-
-        steps = history(run, derived.parts, summary)
-        write_whole(path / OPENMETRICS, lambda file: file.write(as_openmetrics(steps)))
-    if "html" in wanted:
-        drawn = recorded(run, derived.parts)
-        write_text(path / "report.html", as_html(summary, drawn, trace_url=trace_url))
+    for output in OUTPUT_FORMATS:
+        if output.name in wanted:
+            write_text(path / output.file, output.text(derived, trace_url=trace_url))
 
 
 def as_json(summary: Summary) -> str:

@@ -15,7 +15,7 @@ from recorded.directory import MANIFEST, RAW, create, write_json
 from recorded.events import Event, append_event
 from scraper.series.log import ScrapeLog
 from scraper.targets.scrape import Scrape
-from sidecar.options.fields import FORMATS
+from sidecar.formats import FORMATS
 from sidecar.report.derive import derive
 
 S = 10**9

@@ -21,7 +21,8 @@ from exporter.prometheus.remote_write import write
 from rundir.access import Access
 from rundir.columns import take
 from scraper.window.quantities import Histogram
-from sidecar.report.derive import OPENMETRICS, derive_run
+from sidecar.formats import OPENMETRICS
+from sidecar.report.derive import derive_run
 from sidecar.report.history import history
 
 PROMTOOL = shutil.which("promtool")

@@ -14,20 +14,27 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.samples import Sample
 
+from exporter.evaluation.evaluate import Evaluated
 from exporter.prometheus.page import family
 from exporter.prometheus.snapshot import Snapshot
 from exporter.prometheus.table import dated
+from sidecar.report.history import history
 
 _Labels = tuple[tuple[str, str], ...]
 
 
-def as_openmetrics(history: Iterable[tuple[int, Snapshot]]) -> bytes:
+def openmetrics_of(derived: Evaluated, **_: str) -> str:
+    """Return the OpenMetrics file of a run."""
+    return as_openmetrics(history(derived.run, derived.parts, derived.summary)).decode()
+
+
+def as_openmetrics(steps: Iterable[tuple[int, Snapshot]]) -> bytes:
     """Return the OpenMetrics file of snapshots and their moments, ending in `# EOF`. Moments are int64 ns Unix,
     ascending.
     """
     metrics: dict[str, Metric] = {}
     points: dict[str, dict[_Labels, list[Sample]]] = {}
-    for at_ns, row, values in dated(history, {}):
+    for at_ns, row, values in dated(steps, {}):
         metrics.setdefault(row.name, Metric(row.page_name, row.what, row.kind))
         series = points.setdefault(row.name, {})
         for sample in family(row, values).samples:
