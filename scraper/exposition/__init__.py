@@ -3,8 +3,7 @@
 `parse` reads one text page; a `PageReader` reads the pages of one target one after another, in the format that their
 content type names, at little more than the cost of their numbers. The parts, each of which knows only those before it:
 
-    page                the records, and the limits
-    histograms          which of a page's columns are a histogram's
+    page                the records, which of a page's columns are a histogram's, and the limits
     grammar             one line of text
     text                one page of text
     trtllm_iterations   the JSON that TensorRT-LLM serves instead of a page
@@ -15,16 +14,17 @@ What the names mean is left to `engines`; which pages belong together, to `serie
 
 from __future__ import annotations
 
-from scraper.exposition.histograms import HistogramColumns, histograms
 from scraper.exposition.page import (
     MAX_LINE_CHARACTERS,
     MAX_LINES,
     MAX_SERIES,
     UNREADABLE_JSON,
+    HistogramColumns,
     MalformedPage,
     Page,
     Series,
     bound,
+    histograms,
     without_le,
 )
 from scraper.exposition.reader import PageReader

@@ -1,4 +1,4 @@
-"""A parsed page of metrics: its series and values, or why it was refused; and the limits of its size."""
+"""A parsed page of metrics: its series, values and histograms, or why it was refused; and the limits of its size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MAX_LINES = 3 * MAX_SERIES  # a series of its own family has a HELP and a TYPE l
 MAX_LINE_CHARACTERS = 65_536
 # What msgspec raises for bytes that are no JSON, or that nest beyond any sense.
 UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MOST_BUCKETS = 1000  # of a histogram: what is fitted to them takes memory that grows with their square
 KEPT_LAYOUTS = 4  # a target's pages alternate between few; each further one is one more comparison
 
 
@@ -67,3 +68,50 @@ def bound(labels: tuple[tuple[str, str], ...]) -> float:
             except ValueError:
                 return math.nan
     return math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramColumns:
+    """The columns of one histogram (one label set of a family) in an endpoint's matrix.
+
+    `bounds` ascend; `le` are their texts as exposed; `sum` and `count` are -1 where the page has none. There are no
+    buckets where the page has more than MOST_BUCKETS. Where a formula makes the histogram there may be none, and `less`
+    is a column to be taken off the sum (-1: none).
+    """
+
+    family: str
+    labels: tuple[tuple[str, str], ...]
+    help: str
+    bounds: tuple[float, ...]
+    le: tuple[str, ...]
+    buckets: tuple[int, ...]
+    sum: int
+    count: int
+    less: int = -1
+
+
+def histograms(series: tuple[Series, ...]) -> tuple[HistogramColumns, ...]:
+    """Group the columns of every histogram, in the order in which they first appear."""
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
+    for column, labelled in enumerate(series):
+        if labelled.type == "histogram":
+            groups.setdefault((labelled.family, without_le(labelled.labels)), []).append(column)
+    return tuple(_histogram(series, columns) for columns in groups.values())
+
+
+def _histogram(series: tuple[Series, ...], columns: list[int]) -> HistogramColumns:
+    family = series[columns[0]].family
+    named = {series[column].name: column for column in columns}
+    buckets = sorted((bound(series[c].labels), c) for c in columns if series[c].name == f"{family}_bucket")
+    if len(buckets) > MOST_BUCKETS:
+        buckets = []
+    return HistogramColumns(
+        family=family,
+        labels=without_le(series[columns[0]].labels),
+        help=series[columns[0]].help,
+        bounds=tuple(edge for edge, _ in buckets),
+        le=tuple(dict(series[c].labels)["le"] for _, c in buckets),
+        buckets=tuple(c for _, c in buckets),
+        sum=named.get(f"{family}_sum", -1),
+        count=named.get(f"{family}_count", -1),
+    )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.protocols.reading import segments
+from loadgen.protocols.reading import events
 from loadgen.protocols.reading.reply import Reads, Reply
 from loadgen.protocols.table import PROTOCOLS
 
@@ -90,7 +90,7 @@ def test_a_reply_in_parts_says_what_the_whole_says(
 @pytest.mark.parametrize("head", [SSE, JSON])
 def test_an_event_without_end_is_not_collected(monkeypatch: pytest.MonkeyPatch, head: bytes):
     """Nor is a reply in one piece: what is larger than any that can be read is an error, and nothing more is read."""
-    monkeypatch.setattr(segments, "MOST_MESSAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(events, "MOST_MESSAGE_BYTES", 1 << 20)
     taken = []
 
     def parts() -> Iterator[Reads]:
@@ -106,7 +106,7 @@ def test_an_event_without_end_is_not_collected(monkeypatch: pytest.MonkeyPatch, 
 
 def test_tokens_before_an_event_without_end_are_kept(monkeypatch: pytest.MonkeyPatch):
     """What came before it stands."""
-    monkeypatch.setattr(segments, "MOST_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(events, "MOST_MESSAGE_BYTES", 1000)
     bodies = [_sse(["a", "b"], "\n\n").partition(b"data: [DONE]")[0], *[b"x" * 600] * 3]
     wire = [b"%x\r\n%b\r\n" % (len(body), body) for body in bodies]
     parts = [Reads(stamps_ns=np.array([10]), ends=np.array([len(body)]), body=body) for body in wire]

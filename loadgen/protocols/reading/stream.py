@@ -18,7 +18,17 @@ import msgspec
 
 from loadgen.http1 import Head, ProtocolError, parse_head
 from loadgen.protocols.reading.content import is_blank, is_unseen, unseen_places
-from loadgen.protocols.reading.events import BLANK_LINES, SseEvent, events
+from loadgen.protocols.reading.events import (
+    BLANK_LINES,
+    NO_BODY,
+    NOTHING,
+    Segment,
+    SseEvent,
+    events,
+    plain,
+    segments,
+    unframing,
+)
 from loadgen.protocols.reading.failures import (
     ABORTED,
     CONTENT_FILTER,
@@ -28,7 +38,6 @@ from loadgen.protocols.reading.failures import (
     server_message,
 )
 from loadgen.protocols.reading.runs import EventRun
-from loadgen.protocols.reading.segments import NO_BODY, NOTHING, Segment, plain, segments, unframing
 from loadgen.protocols.reading.timings import (
     CHANGED,
     FELL,
