@@ -71,11 +71,30 @@ def _texts(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def options() -> dict[str, set[str]]:
-    """Return the options of each command, by the generated reference."""
+    """Return the options of each command, by the generated reference: its own, and those of the groups it names."""
     reference = (REPOSITORY / "docs/reference/commands.md").read_text(encoding="utf-8")
+    groups = {
+        name: _flags("\n".join(re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)))
+        for name, text in re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference, re.MULTILINE | re.DOTALL)
+    }
     sections = re.findall(r"^## sidelight ?(\w*)\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL)
-    help_flags = {"--help", "--help-all"}
-    return {name: {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", text), *help_flags} for name, text in sections}
+    return {name: _named(text, groups) | {"--help", "--help-all"} for name, text in sections}
+
+
+def _named(section: str, groups: dict[str, set[str]]) -> set[str]:
+    """Return the options of a command's section, with those of the groups that it takes whole or but for some."""
+    own, _, taken = section.partition("[Shared options]")
+    named = _flags(own)
+    for part in taken.partition(": ")[2].split("; "):
+        listed, but, others = part.partition(" but ")
+        links = re.findall(r"\[([^]]+)\]\(", listed)
+        whole = {flag for link in links for flag in groups[link]}
+        named |= _flags(part) if part.startswith("of ") else whole - _flags(others if but else "")
+    return named
+
+
+def _flags(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
 
 
 def explained(*pages: str) -> set[str]:
