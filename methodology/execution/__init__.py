@@ -1,1 +1,1 @@
-"""A test of the draft as a study: its directory, the steps that it runs, and what is derived from them."""
+"""A test of the draft as a study: its directory, its steps, and what is derived from them."""

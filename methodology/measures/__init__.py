@@ -1,1 +1,1 @@
-"""Statistics that a single test of the draft needs: what its module under `procedures` makes results of."""
+"""Statistics that a single test of the draft needs."""

@@ -1,4 +1,4 @@
-"""The files of a study for people, without knowledge of the single test: both reports, the page, and its tables as CSV.
+"""The files of a study for people: both reports, the page, and its tables as CSV.
 
 All of them are pure functions of the result, so that a study that is derived again has the same, byte for byte.
 """

@@ -1,4 +1,4 @@
-"""Pages of metrics in any format, read into series and values: what the rest of the project imports.
+"""Pages of metrics in any format, read into series and values.
 
 `parse` reads one text page; a `PageReader` reads the pages of one target one after another, in the format that their
 content type names, at little more than the cost of their numbers. The parts, each of which knows only those before it:
