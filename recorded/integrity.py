@@ -31,9 +31,9 @@ class LogIntegrity(msgspec.Struct, frozen=True, kw_only=True):
     state: Annotated[
         State,
         doc(
-            "whole: all that its writer states it wrote; unverified: read without loss, but its writer stated nothing; "
-            "torn: its writer was killed while it wrote; damaged: records are lost, or it is not the file that was "
-            "written."
+            "whole: all that its writer states it wrote; unverified: read without loss, but its writer stated "
+            "nothing; torn: its writer was killed while it wrote; damaged: records are lost, or it is another "
+            "file."
         ),
     ]
     frames: Annotated[Count, doc("Frames that were read.", "frames")]
@@ -59,7 +59,7 @@ class Integrity(msgspec.Struct, frozen=True, kw_only=True):
     counts: Annotated[list[Agreement], doc("Counts of a run that ended by itself, which must agree.")] = []
     never_dispatched: Annotated[
         int | msgspec.UnsetType,
-        doc("Requests that were planned and not sent, because the run ended before: planned less sent.", "requests"),
+        doc("Requests planned and not sent, because the run ended before.", "requests"),
     ] = UNSET
     disagreements: Annotated[list[Reason], doc("Counts of the run that its logs contradict.")]
 

@@ -51,21 +51,20 @@ class Stability(msgspec.Struct, frozen=True, kw_only=True):
     growth: Annotated[
         float | None,
         doc(
-            "slope of the requests in flight over the rate of arrivals: the share of the arrivals that was left over; "
+            "slope of the requests in flight over the rate of arrivals: the share of the arrivals left over; "
             "null for a load hardly longer than its requests",
             "ratio",
         ),
     ] = None
     ci95: Annotated[
         Interval | None,
-        doc("95 % interval of `growth`, if what is left over is a random walk: arrivals as they were", "ratio"),
+        doc("95 % interval of `growth`, as of a random walk", "ratio"),
     ] = None
-    blocks: Annotated[Count, doc("blocks of completions that `ci95` rests on; below 10 it is a guess", "blocks")] = 0
+    blocks: Annotated[Count, doc("blocks of completions behind `ci95`; below 10 it is a guess", "blocks")] = 0
     capacity_per_s: Annotated[
         float | None,
         doc(
-            "completions a second in the judged time, from the first to the last where none ended in it; null unless "
-            "`growing`",
+            "completions a second in the judged time; null unless `growing`",
             "requests/s",
         ),
     ] = None

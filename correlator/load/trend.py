@@ -29,9 +29,9 @@ class Trend(Struct, frozen=True, kw_only=True):
     ]
     rising: Annotated[
         float,
-        doc("Kendall's tau of its means over ten parts: 1 where each is above all before, -1 where below", "ratio"),
+        doc("Kendall's tau of its means over ten parts; 1: each is above all before", "ratio"),
     ]
-    blocks: Annotated[Count, doc("blocks that the interval rests on; below 10 it is a guess", "blocks")]
+    blocks: Annotated[Count, doc("blocks behind the interval; below 10 it is a guess", "blocks")]
 
     @property
     def low(self) -> float:

@@ -50,14 +50,14 @@ class Association(Struct, frozen=True, kw_only=True):
     combined: Annotated[
         str,
         doc(
-            "Of which engines the quantity is: one, own (each request's), sum, max or ratio over several; empty where "
-            "it is not known."
+            "Of which engines the quantity is: one, own (each request's), sum, max or ratio over several; empty: "
+            "not known."
         ),
     ] = ""
     lag_s: Annotated[
         float | None, doc("Lag of the greatest |rho|; above 0 it is the quantity after submission.", "s")
     ] = None
-    rho: Annotated[Rho | None, doc("Rank correlation at that lag: a chosen maximum, so optimistic.", NO_UNIT)] = None
+    rho: Annotated[Rho | None, doc("Rank correlation at that lag, a maximum and so optimistic.", NO_UNIT)] = None
     ci95: Interval95 = None
     rho_lag0: Annotated[Rho | None, doc("Rank correlation at submission.", NO_UNIT)] = None
     ci95_lag0: Interval95 = None

@@ -42,22 +42,22 @@ class QuantileInterval(msgspec.Struct, frozen=True, kw_only=True):
     estimate: Annotated[float | None, doc("The quantile, by linear interpolation; null without values.", OF_VALUES)]
     low: Annotated[
         float | None,
-        doc("Lower end of its interval; null of too few values, the sooner the lower the quantile.", OF_VALUES),
+        doc("Lower end of its interval; null of too few values.", OF_VALUES),
     ]
     high: Annotated[
         float | None,
-        doc("Upper end of its interval; null of too few values, the sooner the higher the quantile.", OF_VALUES),
+        doc("Upper end of its interval; null of too few values.", OF_VALUES),
     ]
     tau: Annotated[
         Amount,
-        doc("How many values in a row say as much as a single independent one, from 1 on: surely no more.", "values"),
+        doc("How many values in a row count as one independent value, at most.", "values"),
     ]
     effective_tail: Annotated[
         Amount, doc("Independent values beyond the quantile, on its thinner side; below 20 an end is null.", "values")
     ]
     needed_n: Annotated[
         Count,
-        doc("Values from which on both ends are known; at least, for few values show too little of `tau`.", "values"),
+        doc("Least number of values from which on both ends are known.", "values"),
     ]
 
     @property

@@ -28,11 +28,9 @@ class WhileWaiting(Struct, frozen=True, kw_only=True):
 
     scrapes: Annotated[Count, doc("Those scrapes.", "scrapes")] = 0
     running_p50: Annotated[Amount | None, doc("Median of the requests running in an engine then.", "requests")] = None
-    running_most: Annotated[
-        Amount | None, doc("The most that an engine was seen to run in the window, waiting or not.", "requests")
-    ] = None
+    running_most: Annotated[Amount | None, doc("The most that an engine was seen to run.", "requests")] = None
     at_most_ratio: Annotated[
-        Ratio | None, doc("Fraction of those scrapes in which an engine ran at least 90 % of its most.", NO_UNIT)
+        Ratio | None, doc("Share of those scrapes in which an engine ran at least 90 % of its most.", NO_UNIT)
     ] = None
     kv_cache_p50: Annotated[Amount | None, doc("Median of the KV cache usage then.", NO_UNIT)] = None
     kv_cache_max: Annotated[Amount | None, doc("Its maximum then.", NO_UNIT)] = None

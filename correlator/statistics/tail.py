@@ -66,8 +66,8 @@ class Threshold(Struct, frozen=True, kw_only=True):
     waiting: Annotated[
         float | None,
         doc(
-            "The least number seen at which the median request spent more than half of its TTFT in the queue, and did "
-            "so at every number above it; null where there is none, or where over 25 % of requests below it did.",
+            "The least number at and above which the median request spent more than half of its TTFT in the "
+            "queue; null where there is none, or where over 25 % of requests below it did.",
             "requests",
         ),
     ]

@@ -81,8 +81,7 @@ class EngineClock(Struct, frozen=True, kw_only=True):
     offset_ms: Annotated[
         float | None,
         doc(
-            "What to add to the engine's stamps for the run's clock: a request cannot arrive before it was sent, "
-            "and its output cannot be read before it was generated.",
+            "What to add to the engine's stamps for the run's clock.",
             "ms",
         ),
     ]
@@ -137,13 +136,13 @@ class TimePercentiles(Struct, frozen=True, kw_only=True):
     source: Annotated[
         Literal["client spans", "buckets and sums"] | UnsetType,
         doc(
-            "`client spans`: times of our requests, within what the buckets allow; `buckets and sums`: the "
-            "histogram alone, where over 5 % of the requests were not ours."
+            "`client spans`: times of the run's requests, within what the buckets allow; `buckets and sums`: the "
+            "histogram alone, where over 5 % of the requests were others'."
         ),
     ] = UNSET
-    covered_ratio: Annotated[Amount | UnsetType, doc("Our requests over those that the server counted.", NO_UNIT)] = (
-        UNSET
-    )
+    covered_ratio: Annotated[
+        Amount | UnsetType, doc("The run's requests over those that the server counted.", NO_UNIT)
+    ] = UNSET
 
 
 PERCENTILES = quantiles_of(TimePercentiles)
@@ -167,7 +166,7 @@ class ReceivedSpans(Struct, frozen=True, kw_only=True):
     turned_away: Annotated[Count, doc("Exports that the sender was asked to send again.", "exports")]
     forwarded: Annotated[Count, doc("Exports that the next collector accepted.", "exports")]
     forward_dropped: Annotated[Count, doc("Exports that it did not accept, or not in time.", "exports")]
-    forward_unknown: Annotated[Count, doc("Exports that waited, or had just come, as a receiver died.", "exports")]
+    forward_unknown: Annotated[Count, doc("Exports that waited as a receiver died.", "exports")]
     off_clock: Annotated[Count, doc("Spans stamped by a clock far from ours, and not read.", "spans")]
     logs: Annotated[Count, doc("Exports of logs received; they are passed on, and not read.", "exports")]
     logs_dropped: Annotated[Count, doc("Of these, not passed on.", "exports")]
@@ -239,8 +238,7 @@ class Correlation(Struct, frozen=True, kw_only=True):
     client_requests: Annotated[
         Count,
         doc(
-            "Requests with a first token that succeeded in the window while servers were scraped; one without a TTFT, "
-            "such as a reply in one piece, is not among them.",
+            "Requests with a first token that succeeded in the window while servers were scraped.",
             "requests",
         ),
     ]
@@ -251,8 +249,8 @@ class Correlation(Struct, frozen=True, kw_only=True):
     comparable: Annotated[
         bool,
         doc(
-            "Whether the engine finished as many requests (`server_requests`) as succeeded here (`requests` `ok` of "
-            "the client, also those without a TTFT), within 2 %."
+            "Whether the engine finished as many requests (`server_requests`) as succeeded here (`requests` `ok` "
+            "of the client), within 2 %."
         ),
     ]
     classes: Annotated[dict[str, Group], doc(f"The same by workload class, {OF_MOST}; empty where there is only one.")]
@@ -262,15 +260,13 @@ class Correlation(Struct, frozen=True, kw_only=True):
     timeslices: Annotated[
         list[BreakdownSlice],
         Meta(
-            description="The same in short, by the slice in which requests were submitted; up to "
-            f"{MOST_SLICES}: all are in timeslices.parquet.",
+            description="The same in short, by the slice of submission, up to "
+            f"{MOST_SLICES} (timeslices.parquet has all).",
             extra_json_schema={"maxItems": MOST_SLICES},
         ),
     ]
     timeslices_missing: Annotated[Reason | UnsetType, doc("Why there are none here; absent where there are.")] = UNSET
-    timeline: Annotated[
-        Timeline | UnsetType, doc("TTFT and the engines' load over the window; absent of one without duration.")
-    ] = UNSET
+    timeline: Annotated[Timeline | UnsetType, doc("TTFT and the engines' load over the window.")] = UNSET
     clock: Annotated[Clock, doc("The engine's clock beside the run's, by causality.")]
     estimate_accuracy: Annotated[EstimateAccuracy, doc("Errors of the estimates, where a run has exact times too.")]
     server_percentiles: Annotated[ServerTimes, doc("Percentiles of the server's own times.", "ms")]

@@ -42,18 +42,18 @@ class GatewaySummary(Struct, frozen=True, kw_only=True):
     requests: Annotated[Count, doc("Requests that passed it.", "requests")]
     part_ms: Annotated[
         float | None,
-        doc("Mean of its own part of the TTFT, up to the next gateway inside it or the engine, where known.", "ms"),
+        doc("Mean of its own part of the TTFT, up to the next gateway or the engine, where known.", "ms"),
     ]
     request_ms: Annotated[float | None, doc("Mean of what passed in it before it called the next server.", "ms")]
     at_most_ms: Annotated[
         float | None,
-        doc("Mean of the most that its part can be; null where all of it is known of every request.", "ms"),
+        doc("Mean of the most that its part can be; null where all of it is known.", "ms"),
     ]
     first_output: Annotated[
         dict[str, int],
         Meta(extra_json_schema={"propertyNames": {"enum": list(FIRST_OUTPUT)}}),
         doc(
-            "How its first output is known, by count: an `attribute` or an event of its span; its call of the next "
+            "How its first output is known, by count: an `attribute` or event of its span; its call of the next "
             "server (`inner_call`); a span of its sending (`body`); `unknown`.",
             "requests",
         ),
@@ -62,7 +62,7 @@ class GatewaySummary(Struct, frozen=True, kw_only=True):
     of_whole_ms: Annotated[
         float | None, doc("Mean of its own part of the whole time, the way to the next server and back included.", "ms")
     ]
-    by_page: Annotated[PageBesideSpans | UnsetType, doc("Its own time by its page; absent where no page tells it.")] = (
+    by_page: Annotated[PageBesideSpans | UnsetType, doc("Its own time by its page; absent where no page has it.")] = (
         UNSET
     )
 

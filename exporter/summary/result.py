@@ -101,7 +101,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         int | None, doc("The model's limit on input and output together; null where not known.", "tokens")
     ]
     planned_requests: Annotated[
-        int | None, doc("Requests made for the measured phase; null where the plan was not finished.", "requests")
+        int | None, doc("Requests made for the measured phase; null: the plan was not finished.", "requests")
     ]
     clipped_inputs: Annotated[int | None, doc("Inputs cut to the model's length.", "requests")]
     clipped_outputs: Annotated[int | None, doc("Outputs cut to the model's length.", "requests")]
@@ -113,11 +113,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     missed_lengths: Annotated[Count | None, doc("Prompts whose length was not met exactly.", "requests")]
     stated: Annotated[
         dict[str, Any] | None,
-        doc("What the draft wants stated of a workload: distributions, data, sharing, content."),
+        doc("What the draft wants stated: distributions, data, sharing, content."),
     ]
     shares_prefixes: Annotated[
         bool | None,
-        doc("Whether prompts were meant to share prefixes: sessions, system prompts, repositories; null: not known."),
+        doc("Whether prompts were meant to share prefixes; null: not known."),
     ] = None
     warmup_requests: Annotated[Count, doc("Requests sent before the measurement.", "requests")]
 
@@ -128,7 +128,7 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[str, doc("The draft that tests follow.")]
     tests: Annotated[
         dict[str, RunStatement],
-        doc("By test of the draft that the run could be, whether it complies, and what it would still need."),
+        doc("By test of the draft that the run could be, whether it complies."),
     ]
     missing: Missing = UNSET
     stability: Annotated[Stability, doc("Whether the load was sustained, or requests piled up.")]
@@ -137,8 +137,8 @@ class Methodology(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, PercentileIntervals],
         msgspec.Meta(extra_json_schema={"propertyNames": {"enum": list(NAMES)}}),
         doc(
-            "95 % intervals of percentiles, by metric: `ttft_ms`, `tpot_ms`, `e2e_ms` and `itl_ms` (gaps between "
-            "chunks) of the requests that ended ok, and the parts of the TTFT over those that have a breakdown"
+            "95 % intervals of percentiles of `ttft_ms`, `tpot_ms`, `e2e_ms` and `itl_ms` (gaps between chunks) "
+            "of the requests that ended ok, and of the parts of the TTFT"
         ),
     ]
 
@@ -152,8 +152,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     status: Annotated[Status, doc("How the run ended; crashed: killed, or stopped by an error.")]
     started_at: Annotated[Moment, doc("When the run began.")]
     ended_at: Annotated[Moment | None, doc("When it ended; null where it was killed.")]
-    window: Annotated[MeasuredWindow, doc("The measured window, which client, server and correlation are about.")]
-    warnings: Annotated[list[str], doc("What a reader must know before any number, worst first.")]
+    window: Annotated[MeasuredWindow, doc("The measured window, of client, server and correlation.")]
+    warnings: Annotated[list[str], doc("What to know before any number, worst first.")]
     integrity: Annotated[Integrity, doc("Whether all that was recorded could be read.")]
     config: Annotated[
         dict[str, Any],

@@ -51,7 +51,7 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     ]
     engine_only_ms: Annotated[
         dict[str, float],
-        doc("Mean queue and prefill of requests without a client's span, where their engines' spans state them.", "ms"),
+        doc("Mean queue and prefill of requests without a client's span, by their engines' spans.", "ms"),
     ]
     engine_spans: Annotated[Count, doc("Spans of engines' requests in it.", "spans")]
     repeated_spans: Annotated[Count, doc("Spans that came again, and count once.", "spans")]
@@ -59,9 +59,7 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     whole_traces: Annotated[
         Count, doc("Requests with the spans of their client and their engine in one trace.", "requests")
     ]
-    broken_traces: Annotated[
-        list[BrokenTraces], doc("Those with them in two, by where their traces break, the most frequent first.")
-    ]
+    broken_traces: Annotated[list[BrokenTraces], doc("Those with them in two, by where their traces break.")]
     left_out_requests: Annotated[Count, doc("Oldest requests that were too many to keep in memory.", "requests")]
     since_start: Annotated[
         SinceStart | None, doc("All from start to end; null while the watch goes on, or after a crash.")

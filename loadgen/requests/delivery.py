@@ -85,8 +85,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     replies_in_one_read: Annotated[
         Count,
         doc(
-            "replies of 8 tokens or more of which all came in one read, 50 ms or more after the submission: TTFT is "
-            "that of the whole reply, and TPOT and gaps are missing",
+            "replies of 8 tokens or more that came in one read, 50 ms or more after the submission: TTFT is that "
+            "of the whole reply, and TPOT and gaps are missing",
             "replies",
         ),
     ]

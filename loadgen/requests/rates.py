@@ -60,8 +60,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     completed_requests_per_s: Annotated[
         float | None,
         doc(
-            "`realised_requests_per_s` times the share of the requests that ended ok, also in the drain: of an "
-            "overloaded system more than it served meanwhile",
+            "`realised_requests_per_s` times the share of the requests that ended ok, also in the drain",
             "requests/s",
         ),
     ]
@@ -83,8 +82,7 @@ class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_per_s: Annotated[
         float | None,
         doc(
-            "output tokens that arrived in it, also of requests that had not ended: those of a reply evenly over its "
-            "chunks",
+            "output tokens that arrived in it, also of requests that had not ended (a reply's evenly over its chunks)",
             "tokens/s",
         ),
     ]

@@ -133,9 +133,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
 
     cap: Annotated[Count, doc("Most requests in flight.", "requests")]
     requests: Annotated[Count, doc("Requests that were due while so many were in flight, and sent later.", "requests")]
-    held_ms: Annotated[
-        Statistics, doc("How long each of those was held; TTFT, from the submission on, does not include it.", "ms")
-    ]
+    held_ms: Annotated[Statistics, doc("How long each of those was held; not in TTFT.", "ms")]
     not_sent: Annotated[
         int | None, doc("Requests that were still held when submitting was over, and so were not sent.", "requests")
     ]
@@ -157,24 +155,22 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     retried: Annotated[
         Count,
         doc(
-            "of `sent`, those sent once more on a new connection, since the server closed the kept one before any byte "
-            "of a reply; stamps are of the second sending",
+            "of `sent`, those sent again on a new connection, since the server closed the kept one before any "
+            "byte of a reply; stamps are of the second sending",
             "requests",
         ),
     ]
     errors: Annotated[
         dict[str, Count], doc("requests that did not succeed, by the kind of error, most frequent first", "requests")
     ]
-    outage: Annotated[
-        Outage | UnsetType, doc("since when the server answered nothing any more; absent where it did to the end")
-    ] = UNSET
+    outage: Annotated[Outage | UnsetType, doc("since when the server answered nothing any more; else absent")] = UNSET
     ttft_ms: Annotated[Statistics, doc("first token - submit", "ms", source="draft `ttft-setup`")]
     tpot_ms: Annotated[
         Statistics,
         doc(
-            "(last output - first output) / (output tokens - 1); none below two tokens, nor where all came in one "
-            "read. Events without visible text count, as their tokens do; without them it is last and first token. Of "
-            "several choices: their times added up / (output tokens - choices)",
+            "(last output - first output) / (output tokens - 1); none below two tokens, nor where all came in "
+            "one read. Events without visible text count where their tokens do, else it is last and first token. "
+            "Of several choices: their times added up / (output tokens - choices)",
             "ms",
             source="draft `itl-setup`",
         ),
@@ -182,8 +178,8 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Annotated[
         Statistics | UnsetType,
         doc(
-            "gaps between consecutive content chunks of a choice, from its first token on, where over 90 % of the "
-            "chunks are certain to hold one token",
+            "gaps between consecutive content chunks of a choice, where over 90 % of the chunks are certain to "
+            "hold one token",
             "ms",
             source="draft `itl-sse-measurement`, `itl-procedure`",
         ),
@@ -213,7 +209,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     ]
     contradicted_usage: Annotated[
         ContradictedUsage | UnsetType,
-        doc("what `usage` stated and the replies contradict: such counts are not used; absent where none is"),
+        doc("what `usage` stated and the replies contradict; else absent"),
     ] = UNSET
     chunks: Annotated[Chunks, doc("what the draft wants noted of chunks")]
     throughput: Annotated[
@@ -224,8 +220,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     steady: Annotated[
         SteadyThroughput | None,
         doc(
-            "what was served without the first tenth of the load and without the drain; null where fewer than two "
-            "requests were sent",
+            "what was served without the first tenth of the load and the drain; null below two requests",
             source="draft `steady-state`",
         ),
     ] = None
@@ -265,7 +260,7 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
     ]
     held_back: Annotated[
         HeldBack | UnsetType,
-        doc("what `--concurrency` held back of the schedule of `--rate` or `--trace`; absent without such a cap"),
+        doc("what `--concurrency` held back of the schedule of `--rate` or `--trace`; else absent"),
     ] = UNSET
     slo: Annotated[SloResult | None, doc("the objectives, and whether they were met; null: none were given")]
     other_benchmarks: Annotated[OtherBenchmarks, doc("the run in the terms of other benchmarks")]

@@ -47,8 +47,8 @@ class WarmupStatement(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         Kind,
         doc(
-            "`draft`: 100 requests and 10,000 output tokens; `count`: as many as asked for; `none`: a cold start; "
-            "`earlier`: none of its own, for an earlier load had warmed the target up",
+            "`draft`: 100 requests and 10,000 output tokens; `count`: as many as asked for; `none`: a cold "
+            "start; `earlier`: an earlier load had warmed the target up",
             source="draft `warmup-requirements`, `cold-start`",
         ),
     ]

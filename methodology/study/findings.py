@@ -23,12 +23,12 @@ class ResultQuantity(Struct, frozen=True, kw_only=True):
         None
     )
     n: Annotated[Count | None, doc("Values that it rests on.", "values")] = None
-    tau: Annotated[float | None, doc("How many values in a row say as much as an independent one.", "values")] = None
+    tau: Annotated[float | None, doc("How many values in a row count as one independent value.", "values")] = None
     method: Annotated[str, doc("How it and its interval were computed.")] = ""
-    at: Annotated[str, doc("The load at which it was measured, in words; empty: of the study as a whole.")] = ""
+    at: Annotated[str, doc("The load at which it was measured, in words; empty: the whole study.")] = ""
     missing: Annotated[str, doc("Why it is null.")] = ""
     sample: Annotated[
-        float | None, doc("Of a percentile: that of these values themselves, however few they are.", "its unit")
+        float | None, doc("Of a percentile: that of these values themselves, however few.", "its unit")
     ] = None
 
     @property
@@ -121,9 +121,7 @@ class StudyFindings(Struct, frozen=True, kw_only=True):
     tables: tuple[ResultTable, ...] = ()
     plots: tuple[Plot, ...] = ()
     notes: Annotated[tuple[str, ...], doc("How the draft was read where it is open, and what deviates from it.")] = ()
-    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none were stated, or it is unknown.")] = (
-        None
-    )
+    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none, or not decided.")] = None
     documents: Annotated[dict[str, Any], doc("Further JSON files beside the tables, by name.")] = {}
 
 

@@ -42,7 +42,7 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     capacity: Annotated[Amount | None, doc("Known capacity of the system.", "requests/s")] = None
     capacity_tokens: Annotated[
         Amount | None,
-        doc("The same in output tokens: of it, the requests of a step are more or less load.", "tokens/s"),
+        doc("The same in output tokens, by which a step's requests are more or less load.", "tokens/s"),
     ] = None
     slo: Annotated[str | None, doc("Objectives that a level must meet, as `--slo` of `run`.")] = None
     completion: Annotated[Ratio | None, doc("Least share of the requests that must end ok.", "ratio")] = None
@@ -51,23 +51,21 @@ class Parameters(Struct, frozen=True, kw_only=True, omit_defaults=True):
     lengths: Annotated[tuple[int, ...] | None, doc("Input lengths.", "tokens")] = None
     concurrency: Annotated[Count | None, doc("Requests in flight.", "requests")] = None
     mix: Annotated[Ratio | None, doc("Share of the short class among the requests.", "ratio")] = None
-    until: Annotated[str | None, doc("Go on until an interval is that narrow, as in ttft_p99±10%.")] = None
+    until: Annotated[str | None, doc("How narrow an interval must be, as in ttft_p99±10%.")] = None
     pairs: Annotated[Count | None, doc("Times that each configuration is measured, in turn.", "runs")] = None
     margin: Annotated[Ratio | None, doc("Difference that is still called equivalent.", "ratio")] = None
-    gate: Annotated[bool | None, doc("Whether a comparison fails where a configuration is worse than the first.")] = (
-        None
-    )
+    gate: Annotated[bool | None, doc("Whether a worse configuration fails a comparison.")] = None
     vary: Annotated[
         dict[str, tuple[int | float | str, ...]] | None, doc("Values of the options that a sweep varies.")
     ] = None
-    rate: Annotated[Amount | None, doc("Load of an open loop, where it is no share of the capacity.", "requests/s")] = (
+    rate: Annotated[Amount | None, doc("Load of an open loop that is not a share of the capacity.", "requests/s")] = (
         None
     )
     repeat: Annotated[Count | None, doc("Runs of each cell of a sweep.", "runs")] = None
     order: Annotated[Literal["random", "ascending"] | None, doc("Order of the cells of a sweep.")] = None
     sentinel: Annotated[
         bool | None,
-        doc("Repeat the first level at the end, of throughput the saturated step, to see whether the system drifted."),
+        doc("Whether the first level is repeated at the end."),
     ] = None
 
 

@@ -39,7 +39,7 @@ class StepRecord(Struct, frozen=True, kw_only=True):
     requests_sha256: Annotated[str | None, doc("Hash of the requests as sent; null: not known.")] = None
     blame: Annotated[str, doc("What made its slowest requests slow, in words.")] = ""
     doubts: Annotated[
-        dict[Kind, str], doc("Why what the load generator measured of it cannot be trusted: load, ttft or gaps.")
+        dict[Kind, str], doc("What of it the load generator measured badly, and why: load, ttft or gaps.")
     ] = {}
 
 
@@ -55,11 +55,11 @@ class Cost(Struct, frozen=True, kw_only=True):
     """Cost of a study in steps and time."""
 
     steps: Annotated[Count, doc("Steps, void ones too.", "steps")]
-    seconds: Annotated[Amount, doc("Time that its steps took, each from its begin to its end.", "s")]
+    seconds: Annotated[Amount, doc("Time of its steps.", "s")]
     between_seconds: Annotated[
         Amount,
         doc(
-            "What passed between its steps: pauses until it was resumed, steps cut short, set-up.",
+            "Time between its steps: pauses until it was resumed, steps cut short, set-up.",
             "s",
         ),
     ] = 0.0
@@ -102,9 +102,7 @@ class StudyResult(Struct, frozen=True, kw_only=True):
     drift: Annotated[Drift | None, doc("Whether the system drifted; null without a sentinel.")]
     cost: Annotated[Cost, doc("What the study took.")]
     notes: Annotated[list[str], doc("How the draft was read where it is open, and deviations.")]
-    passed: Annotated[
-        bool | None, doc("Whether stated criteria hold; null: none were stated, or that was not decided.")
-    ]
+    passed: Annotated[bool | None, doc("Whether stated criteria hold; null: none, or not decided.")]
     reproduction: Annotated[Reproduction, doc("What it takes to repeat the study.")] = Reproduction()
 
 

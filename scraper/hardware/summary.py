@@ -43,7 +43,7 @@ class Device(Struct, frozen=True, kw_only=True):
     mean_power_w: Annotated[Amount | None, doc("energy_j over covered_s.", "W")]
     peak_power_w: Annotated[
         Amount | None,
-        doc("Highest power read in the window; of an energy counter alone, the highest mean of an interval.", "W"),
+        doc("Highest power read in the window; of an energy counter, the highest mean of an interval.", "W"),
     ]
     method: Annotated[Method | None, doc("Difference of an energy counter, or power integrated by trapezoids.")]
     covered_s: Annotated[Amount | None, doc("Part of the window between readings at most three intervals apart.", "s")]
@@ -67,13 +67,11 @@ class DevicesTotal(Struct, frozen=True, kw_only=True):
         Amount | None, doc("Output tokens of the window over its length times mean_power_w.", "tokens/J")
     ]
     tokens_per_s_per_watt: Annotated[
-        Amount | None, doc("Output tokens/s over mean_power_w: the same number by its other name.", "tokens/s/W")
+        Amount | None, doc("Output tokens/s over mean_power_w: the same number.", "tokens/s/W")
     ]
     method: Annotated[Literal["counter", "trapezoid", "mixed"] | None, doc("How the energies were measured.")]
     covered_s: Annotated[Amount | None, doc("Least coverage of the window by any of their readings.", "s")]
-    without: Annotated[
-        dict[str, str] | UnsetType, doc("Devices that belong here, but whose energy is not known, and why.")
-    ] = UNSET
+    without: Annotated[dict[str, str] | UnsetType, doc("Devices whose energy is not known, and why.")] = UNSET
     missing: Reasons = UNSET
 
 
@@ -84,7 +82,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     gpu: Annotated[DevicesTotal, doc("All GPUs.")]
     cpu: Annotated[DevicesTotal, doc("CPU packages and their memory.")]
     total: Annotated[DevicesTotal, doc("All that is counted, nothing twice.")]
-    absent: Annotated[dict[str, str], doc("Sources without readings, or that stopped giving any, and why.")]
+    absent: Annotated[dict[str, str], doc("Sources without readings, and why.")]
 
 
 def hardware_summary(

@@ -201,7 +201,7 @@ class GatewayPage(Struct, frozen=True, kw_only=True):
     ]
     own_error_ms: Annotated[
         float | None,
-        doc("Its standard error where the page rounds times, as Envoy's does to two digits; else 0.", "ms"),
+        doc("Its standard error where the page rounds times (Envoy: to two digits); else 0.", "ms"),
     ]
     own_until: Annotated[
         Literal["first_output", "end"] | None, doc("Until when: a request's first output, or its end.")
@@ -209,13 +209,12 @@ class GatewayPage(Struct, frozen=True, kw_only=True):
     queue_ms: Annotated[
         float | None,
         doc(
-            "Mean of `queue_time`; else what the requests of the window waited, by how `recent_queue_time`, a mean "
-            "over the gateway's last requests, changed.",
+            "Mean of `queue_time`; else what the window's requests waited, from the change of `recent_queue_time`.",
             "ms",
         ),
     ]
     queue_error_ms: Annotated[
-        float | None, doc("Its standard error, since `recent_queue_time` is shown in steps; else 0.", "ms")
+        float | None, doc("Its standard error, from the steps of `recent_queue_time`; else 0.", "ms")
     ]
     requests: Annotated[Counter | UnsetType, doc("Requests that it answered.", "requests")] = UNSET
     request_time: Annotated[Histogram | UnsetType, doc("How long it had requests.", "s")] = UNSET

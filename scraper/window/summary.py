@@ -88,8 +88,8 @@ class Server(_Totals, frozen=True, kw_only=True):
     status: Annotated[
         Literal["complete", "incomplete", "missing"],
         doc(
-            "complete: the scraper ran all the time; incomplete: it was down for a part of the measured window (`gaps`)"
-            "; missing: no page could be read."
+            "complete: the scraper ran all the time; incomplete: it was down for a part of the window (`gaps`); "
+            "missing: no page could be read."
         ),
     ] = "complete"
     gaps: Annotated[list[Gap], doc("Times in which the scraper was down, also outside of the measured window.")] = (
@@ -97,7 +97,7 @@ class Server(_Totals, frozen=True, kw_only=True):
     )
     gateways: Annotated[
         list[GatewayPage] | UnsetType,
-        doc("What gateways' pages showed of the window; absent where no page is of one that is known."),
+        doc("What gateways' pages showed of the window; absent without such a page."),
     ] = UNSET
 
 

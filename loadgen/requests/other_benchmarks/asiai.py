@@ -63,8 +63,7 @@ class Asiai(msgspec.Struct, frozen=True, kw_only=True):
     tok_per_sec: Annotated[
         Statistics,
         doc(
-            "M1: output tokens / generation duration; none below 10 ms, which `below_10_ms` counts (asiai writes 0.0); "
-            "its primary figure is p50",
+            "M1: output tokens / generation duration; none below 10 ms (asiai writes 0.0)",
             "tokens/s",
         ),
     ]

@@ -29,10 +29,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     late_over_gap: Annotated[float | None, doc("`late_ms.p99` over `mean_gap_ms`.", "ratio")]
     distorted: Annotated[
         bool | None,
-        doc(
-            "Whether requests left in bunches that were not asked for: `late_ms.p99` is over 1 ms and over the mean "
-            "gap; null: not known."
-        ),
+        doc("Whether requests left in bunches: `late_ms.p99` is over 1 ms and over the mean gap; null: not known."),
     ]
     sentence: Annotated[str | None, doc("The same in words; null where nothing was submitted.")]
 

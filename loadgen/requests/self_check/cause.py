@@ -22,8 +22,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     kind: Annotated[
         Literal["worker", "steal", "machine", "unknown"],
         doc(
-            "`worker`: a load worker used 85 % of a core or more; `steal`: a hypervisor took 2 % of the processor time "
-            "or more; `machine`: the machine was 90 % busy or more, the workers were not; else `unknown`."
+            "`worker`: a load worker used 85 % of a core or more; `steal`: a hypervisor took 2 % of the "
+            "processor time or more; `machine`: the machine was 90 % busy, the workers were not; else `unknown`."
         ),
     ]
     text: Annotated[str, doc("What is known, as a clause.")]

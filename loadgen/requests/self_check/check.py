@@ -51,13 +51,11 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     trusted: Annotated[
         bool | None,
         doc(
-            "false: the stated error of TTFT or of gaps between chunks is over its limit (`error_ms`); null: no worker "
-            "reported on itself"
+            "false: the stated error of TTFT or of gaps is over its limit (`error_ms`); null: no worker reported "
+            "on itself"
         ),
     ]
-    first_line: Annotated[
-        str | None, doc("what may be wrong, by how much, why, and what helps; null where nothing is over its limit")
-    ]
+    first_line: Annotated[str | None, doc("what may be wrong, by how much, why, and what helps; null: nothing")]
     reasons: Annotated[list[str], doc("the metrics whose error is over its limit, and by how much each may be wrong")]
     statement: Annotated[str, doc('how far off the other metrics are at most, in words; "" where there are none')]
     cause: Annotated[
@@ -70,11 +68,11 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     ]
     schedule_lateness_ms: Annotated[Spread, doc("dispatch - scheduled, of an open loop", "ms")]
     loop_delay_ms: Annotated[
-        Spread, doc("how late the workers' timers fired, which bounds how late a read can have been stamped", "ms")
+        Spread, doc("how late the workers' timers fired: a bound on how late a read was stamped", "ms")
     ]
     read_lateness_ms: Annotated[
         Spread,
-        doc("how long bytes lay in the kernel before they were read, by its stamps, which then stand in results", "ms"),
+        doc("how long bytes lay in the kernel before they were read, by its stamps", "ms"),
     ]
     gc_pause_ms: Annotated[
         GcPauses,
@@ -83,7 +81,7 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: Annotated[int | None, doc("resident memory of the largest worker", "bytes")]
     kernel_stamps: Annotated[
         bool | None,
-        doc("whether reads bear the kernel's stamps, so that their lateness is not in the results; null: not known"),
+        doc("whether reads have the kernel's stamps, so that their lateness is not in the results; null: not known"),
     ]
     cpu_ratio: Annotated[CpuRatio, doc("CPU time over wall time, `by_worker` and `max`", "ratio")]
     error_ms: Annotated[
@@ -98,12 +96,12 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
     ]
     clock: Annotated[
         ClockSummary | None,
-        doc("what disciplines this machine's clock, and how far off it may be; null for a scrape without load"),
+        doc("how this machine's clock is synchronised, and its error"),
     ]
     network_rtt_ms: Annotated[list[RoundTrip], doc("round-trip time to each target, apart from any request", "ms")]
     machine: Annotated[
         MachineLoad | None,
-        doc("what else used this machine's processors meanwhile; null where the phase has no end"),
+        doc("what else used this machine's processors"),
     ]
 
 

@@ -49,7 +49,7 @@ class ErrorBound(msgspec.Struct, frozen=True, kw_only=True):
     made_of: Annotated[ErrorParts | None, doc("What the bound is made of.", "ms")]
     median: Annotated[float | None, doc("The metric's median, of the requests that ended ok.", "ms")]
     share_of_median: Annotated[float | None, doc("The bound over the median.", "ratio")]
-    limit: Annotated[float | None, doc("What the bound may be: 1 ms or 2 % of the median, whichever is more.", "ms")]
+    limit: Annotated[float | None, doc("1 ms, or 2 % of the median where that is more.", "ms")]
     missing: Missing = UNSET
 
     @property

@@ -85,10 +85,7 @@ class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     metric: Annotated[Metric, doc("What is bound.")]
     statistic: Annotated[
         str,
-        doc(
-            "Which statistic of it; `every`: each request, or each gap of an itl; `run`: the one number that the run "
-            "has of it."
-        ),
+        doc("Which statistic of it; `every`: each request, or each gap of an itl; `run`: the run's one number."),
     ]
     unit: Annotated[Unit, doc("The unit of `bound` and `value`.")]
     bound: Annotated[float, doc("The bound.", "as in `unit`")]
@@ -96,14 +93,14 @@ class ObjectiveResult(msgspec.Struct, frozen=True, kw_only=True):
     bound_ms: Annotated[float | None, doc("The bound of a latency.", "ms")]
     value_ms: Annotated[float | None, doc("The run's value of a latency.", "ms")]
     count: Annotated[Count, doc("Number of values that are finite.", "values")]
-    requests: Annotated[Count, doc("Requests that the objective speaks of.", "requests")]
+    requests: Annotated[Count, doc("Requests that the objective is about.", "requests")]
     failed_requests: Annotated[
         Count, doc("Of those, requests that did not end ok: their latency counts as infinite.", "requests")
     ]
     left_out_requests: Annotated[
         Count,
         doc(
-            "Requests that it does not speak of: ok without such a value, or in flight when the user stopped the run.",
+            "Requests that it leaves out: ok without such a value, or in flight when the user stopped the run.",
             "requests",
         ),
     ]
@@ -123,7 +120,7 @@ class SloResult(msgspec.Struct, frozen=True, kw_only=True):
     met: Annotated[bool | None, doc("Whether all were met; null when that is not known of one.")]
     good_requests: Annotated[Count, doc("Requests that met every objective of a latency.", "requests")]
     undetermined_requests: Annotated[
-        Count, doc("Requests that ended ok of which it is not known whether they met every objective.", "requests")
+        Count, doc("Requests that ended ok, and it is not known whether they met every objective.", "requests")
     ]
     objectives: Annotated[list[ObjectiveResult], doc("The objectives one by one.")]
 
