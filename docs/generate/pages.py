@@ -158,15 +158,23 @@ def peers_page() -> str:
         renamed.setdefault(f"`{ours}`", []).append(f"`{name}`")
     hints: dict[str, list[str]] = {}
     left_out: list[str] = []
+    protocols: list[str] = []
     for name, hint in peers.HINTS.items():
         if hint.startswith("leave it out:"):
             left_out.append(f"`{name}`")
+            continue
+        if name.startswith("--endpoint /"):
+            protocols.append(f"`{name.removeprefix('--endpoint ')}` {hint.rpartition(' ')[2]}")
             continue
         key = name.removeprefix("--").replace("-", "_")
         hints.setdefault(hint.replace(f'"{key}"', '"NAME"'), []).append(f"`{name}`")
     tables = (
         ("The same under another name", {ours: ", ".join(names) for ours, names in renamed.items()}),
-        ("Another form", {", ".join(names): hint for hint, names in hints.items()}),
+        (
+            "Another form",
+            {"`--endpoint PATH`": f"write --endpoint NAME: {', '.join(protocols)}"}
+            | {", ".join(names): hint for hint, names in hints.items()},
+        ),
     )
     needless = f"## Needless here\n\nLeave these out; the error says why: {', '.join(left_out)}.\n"
     return "\n".join([PEERS_HEADING, *(_peers_table(*table) for table in tables), needless])

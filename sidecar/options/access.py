@@ -93,8 +93,8 @@ ListenOpen = Annotated[
     bool,
     flag(
         LISTENING,
-        "Listen on addresses of the network although anybody who reaches them is served: where a firewall, a network "
-        "policy or a container's published ports keep others out.",
+        "Listen on addresses of the network without asking who connects: where a firewall, a network policy or a "
+        "container's published ports keep others out.",
     ),
 ]
 

@@ -200,9 +200,8 @@ Metrics = Annotated[
     tuple[str, ...],
     several(
         SCRAPING,
-        "Prometheus URL of an engine or gateway (repeatable). Default: discovered from --url. A URL of TensorRT-LLM's "
-        "/perf_metrics is read in addition: it holds the times of each request, and each record can be read only once, "
-        "by one reader.",
+        "Prometheus URL of an engine or gateway (repeatable). Default: discovered from --url. TensorRT-LLM's "
+        "/perf_metrics is read in addition: times of each request, which only one reader can have.",
     ),
     MASKED_URLS,
 ]
@@ -230,8 +229,7 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {', '.join(FORMATS)}. Of these {files_of_formats()}; "
-        "the rest is the export of server metrics (jsonl and parquet hold every scrape). "
+        f"Files to write besides summary.json, comma-separated: {files_of_formats()}. "
         f"Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,
     ),

@@ -146,9 +146,8 @@ class DoctorOptions(ContactOptions):
         str | None,
         option(
             TARGET,
-            "Base URL of a gateway before the engine. One request is sent through it: whether its trace header reaches "
-            "the engine, whose spans come and what they tell. Needs --otlp-listen; --url is then the engine, if it can "
-            "be asked without the gateway.",
+            "Base URL of a gateway before the engine: one request is sent through it. Needs --otlp-listen; --url "
+            "is then the engine, if it can be asked without the gateway.",
         ),
     ] = None
     otlp_listen: OtlpListen = None
@@ -157,8 +156,8 @@ class DoctorOptions(ContactOptions):
         Pause,
         time_option(
             SPANS,
-            "How long to wait for spans. Exporters send every 5 s; one that found no receiver before may wait two "
-            "minutes until it tries again.",
+            "How long to wait for spans. Exporters send every 5 s; one that found no receiver before may wait "
+            "two minutes.",
         ),
     ] = 12.0
     verbose: Verbose = False
@@ -272,16 +271,16 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         bool,
         flag(
             WORKLOAD,
-            "Keep no text of prompts and replies in the run directory: lengths and hashes stand in its place, and all "
-            "results are as before. What servers say of errors, and what spans hold, stays.",
+            "Keep lengths and hashes in place of the texts of prompts and replies; all results are as before. "
+            "What servers say of errors, and what spans hold, stays.",
         ),
     ] = False
     prompts: Annotated[
         Path | None,
         option(
             WORKLOAD,
-            "Send your own prompts, in the file's order. JSON lines with prompt, text or messages, and optionally "
-            "max_tokens, session and headers; a .txt file, a prompt a line; or ShareGPT. docs/reference/workloads.md.",
+            "Send your own prompts, in the file's order: JSON lines, a .txt file with a prompt a line, or "
+            "ShareGPT. See docs/reference/workloads.md.",
         ),
     ] = None
     seed: Annotated[
@@ -292,9 +291,8 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str,
         option(
             WORKLOAD,
-            "Tokenizer of the workload's lengths: auto, server, cl100k_base, or the path of a tokenizer.json. The "
-            "server's is its /tokenize, cl100k_base the draft's reference; auto is the server's if it has one, "
-            "otherwise cl100k_base.",
+            "Tokenizer of the workload's lengths: server (its /tokenize), cl100k_base (the draft's reference), "
+            "the path of a tokenizer.json, or auto: the server's if it has one, else cl100k_base.",
         ),
     ] = "auto"
     exact_tokens: Annotated[
@@ -328,17 +326,15 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str | None,
         option(
             CRITERIA,
-            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). A '
-            "request that failed misses each of them; those of latencies define goodput. A run that misses one exits "
-            "with 1.",
+            'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). '
+            "A failed request misses each of a latency. A run that misses one exits with 1.",
         ),
     ] = None
     sut: Annotated[
         str | None,
         option(
             CRITERIA,
-            "YAML file that declares the system under test: boundary, model, accelerators, caching, guardrails. In "
-            "--config as a mapping. docs/reference/compliance.md describes it.",
+            "YAML file that declares the system under test, in --config a mapping. See docs/reference/compliance.md.",
         ),
         MAPPING,
     ] = None

@@ -42,8 +42,8 @@ OtlpListen = Annotated[
     option(
         SPANS,
         "Receive spans of engines and gateways over OTLP: gRPC on HOST:PORT, HTTP/protobuf on PORT+1; port 0 "
-        "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how to enable tracing in each "
-        "engine. Default: off.",
+        "picks free ports. Usually 127.0.0.1:4317; docs/reference/engines.md says how engines send them. "
+        "Default: off.",
     ),
 ]
 OtlpHeader = Annotated[
@@ -90,8 +90,8 @@ class RemoteWriteOptions:
         str | None,
         option(
             OUTPUT,
-            "Send the series of the live page by remote write, e.g. to http://HOST:9090/api/v1/write. They go every "
-            "5 s and a last time at the end, with the time stamps of the run.",
+            "Send the series of the live page by remote write, e.g. to http://HOST:9090/api/v1/write, every 5 s "
+            "and at the end, with the time stamps of the run.",
         ),
         MASKED_URL,
     ] = None
@@ -111,9 +111,9 @@ class ExportOptions(RemoteWriteOptions):
         str | None,
         option(
             SPANS,
-            "Send spans of requests, and the run's metrics, to this collector: grpc://HOST:PORT or http://HOST:PORT. "
-            "One span per request, with its phases, goes after the run; by http:// port 4317 is gRPC, any other "
-            "HTTP/protobuf. See docs/reference/otlp.md for names and attributes.",
+            "Send a span of each request, with its phases, and the run's metrics to this collector after the "
+            "run: grpc://HOST:PORT or http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). See "
+            "docs/reference/otlp.md.",
         ),
         MASKED_URL,
     ] = None
