@@ -74,7 +74,7 @@ def options() -> dict[str, set[str]]:
     """Return the options of each command, by the generated reference: its own, and those of the groups it names."""
     reference = (REPOSITORY / "docs/reference/commands.md").read_text(encoding="utf-8")
     groups = {
-        name: _flags("\n".join(re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)))
+        name: _flags("\n".join(re.findall(r"^- `(.+?)`:", text, re.MULTILINE)))
         for name, text in re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", reference, re.MULTILINE | re.DOTALL)
     }
     sections = re.findall(r"^## sidelight ?(\w*)\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL)

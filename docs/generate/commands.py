@@ -94,7 +94,7 @@ def _section(page: Help, shared: dict[Option, list[str]]) -> str:
     lines = [f"## {f'sidelight {page.command}'.strip()}\n", f"```\n{page.text}\n```\n"]
     own = [option for option in page.options if option not in shared]
     if own:
-        lines += [*_table(own), ""]
+        lines += [*_list(own), ""]
     groups = "; ".join(_groups(page, shared))
     if groups:
         lines += [f"[Shared options](#shared-options): {groups}.\n"]
@@ -130,15 +130,12 @@ def _shared(shared: dict[Option, list[str]]) -> Iterator[str]:
     yield "## Shared options\n"
     for panel in dict.fromkeys(option.panel for option in shared):
         yield f"### {panel}\n"
-        yield from _table([option for option in shared if option.panel == panel])
+        yield from _list([option for option in shared if option.panel == panel])
         yield ""
 
 
-def _table(options: Sequence[Option]) -> Iterator[str]:
-    yield "| option | meaning |"
-    yield "|---|---|"
-    for option in options:
-        yield f"| `{option.name.replace('|', chr(92) + '|')}` | {option.meaning.replace('|', chr(92) + '|')} |"
+def _list(options: Sequence[Option]) -> Iterator[str]:
+    yield from (f"- `{option.name}`: {option.meaning}" for option in options)
 
 
 def _names(option: Option) -> str:

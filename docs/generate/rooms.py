@@ -1,4 +1,4 @@
-"""The table of rooms in architecture.md: packages and folders by the first sentence of their docstrings."""
+"""The list of rooms in architecture.md: packages and folders by the first sentence of their docstrings."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ BEGIN, END = "<!-- rooms -->", "<!-- end of rooms -->"
 
 
 def with_rooms(text: str) -> str:
-    """Return a page with its table of rooms written again. Raises ValueError for a page without one."""
+    """Return a page with its list of rooms written again. Raises ValueError for a page without one."""
     before, _, rest = text.partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
-        raise ValueError(f"no table of rooms: {BEGIN} and {END}")
+        raise ValueError(f"no list of rooms: {BEGIN} and {END}")
     rows = "\n".join(_rows())
     return f"{before}{BEGIN}\n{rows}\n{END}{after}"
 
 
 def _rows() -> Iterator[str]:
-    yield "| room | what it is |"
-    yield "|---|---|"
     for package in PACKAGES:
-        yield f"| **{package}/** | {_sentence(ROOT / package / '__init__.py')} |"
+        yield f"- **{package}/**: {_sentence(ROOT / package / '__init__.py')}"
         for path in sorted((ROOT / package).iterdir()):
             if path.is_dir() and (path / "__init__.py").exists():
-                yield f"| `{path.name}/` | {_sentence(path / '__init__.py')} |"
+                yield f"  - `{path.name}/`: {_sentence(path / '__init__.py')}"
 
 
 def _sentence(path: Path) -> str:
     """Return the first sentence of a module's docstring, without its full stop."""
     docstring = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
-    return docstring.partition(". ")[0].removesuffix(".").replace("|", "\\|")
+    return docstring.partition(". ")[0].removesuffix(".")
