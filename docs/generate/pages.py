@@ -233,7 +233,7 @@ def _gateway(known: GatewayEntry, usual: dict[str, str]) -> Iterator[str]:
     if known.seen.page != "source only":
         pages = f"{pages} --metrics {example.page} {example.page_options}".rstrip()
     yield f"```\nsidelight doctor --gateway {example.url} {example.options} {spans}"
-    yield f"sidelight run {example.url} {example.options} {pages} {spans} --rate 2 --duration 30s\n```\n"
+    yield f"sidelight run {example.url} {example.options} {pages} {spans}\n```\n"
     yield f"- spans: {known.spans.meaning if known.spans else known.spans_note}"
     yield f"- `X-Request-Id`: {known.request_id}"
     yield f"- page: {', '.join(f'`{path}`' for path in known.pages)}; {known.enable}"
