@@ -77,7 +77,7 @@ def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noq
       sidelight compare before=http://127.0.0.1:8000 after=http://127.0.0.1:8001 --scale short
       sidelight compare http://127.0.0.1:8000 http://127.0.0.1:8001 --rate 4 --pairs 5 --duration 60s --gate
 
-    One server, set up anew for each by a command: see --variant.
+    One server, set up again for each by a command: see --variant.
 
     Or they are recorded: directories of runs of each, or studies. A claim needs three runs of each.
       sidelight compare before=runs/before after=runs/after --margin 5%

@@ -140,7 +140,7 @@ class StudyOptions(RunOptions):
         ),
     ] = None
     isolated: Annotated[
-        bool, flag(TEST, "Declare that the system serves nobody else, and that it may be driven out of memory.")
+        bool, flag(TEST, "Declare that the system serves no others, and that it may be driven out of memory.")
     ] = False
     variant: Annotated[
         tuple[str, ...],

@@ -83,11 +83,11 @@ def options() -> dict[str, set[str]]:
 
 def _named(section: str, groups: dict[str, set[str]]) -> set[str]:
     """Return the options of a command's section, with those of the groups that it takes whole or but for some."""
-    own, _, taken = section.partition("[Shared options]")
-    named = _flags(own)
+    listed, _, taken = section.partition("[Shared options]")
+    named = _flags(listed)
     for part in taken.partition(": ")[2].split("; "):
-        listed, but, others = part.partition(" but ")
-        links = re.findall(r"\[([^]]+)\]\(", listed)
+        most, but, others = part.partition(" but ")
+        links = re.findall(r"\[([^]]+)\]\(", most)
         whole = {flag for link in links for flag in groups[link]}
         named |= _flags(part) if part.startswith("of ") else whole - _flags(others if but else "")
     return named

@@ -109,7 +109,7 @@ study. `compliance.json` has the state of each, why, the file that shows it and 
 | not met | the study shows otherwise, or does not show it, or it was not declared |
 
 A part is what a test names without MUST or SHOULD: checked, without effect on the verdict. *What to give* stands behind
-a requirement; the others are met by a study that runs to its end against a server that streams and reports usage.
+a requirement; the others need a study that runs to its end, and a server that streams, reports usage and its times.
 
 ## Declaring the system
 
@@ -144,7 +144,7 @@ def compliance_page() -> str:
 
 def _cure(requirement: Requirement) -> str:
     """Return what to give so that a requirement is met, where that is an option, a declaration or a file."""
-    given = any(form in requirement.cure for form in ("--", "`", "workload file"))
+    given = any(form in requirement.cure for form in ("--", "`", "workload file", "declare "))
     return f" *{requirement.cure}*" if given else ""
 
 
