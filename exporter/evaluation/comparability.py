@@ -44,11 +44,14 @@ def comparability(
     if not ended or not correlation.client_requests or correlation.comparable:
         return
     engine_ended = f"the engine finished {count_of(ended, 'request')} here"
-    if isinstance(run, WatchRun) and ended > client.requests.ok:
-        yield (
-            f"{engine_ended}, and clients' spans came for "
-            f"{client.requests.ok}: the clients' times are of those, the engine's numbers of all"
+    if isinstance(run, WatchRun):
+        more = "the clients' times are of those, the engine's numbers of all"
+        fewer = (
+            "the others are on no page that was read, or ended before its first scrape or after its last; the engine's "
+            "numbers are without them"
         )
+        both = more if ended > client.requests.ok else fewer
+        yield f"{engine_ended}, and clients' spans came for {client.requests.ok}: {both}"
     elif (ok.choices > 1).any() and ended in _with_choices(ok):
         yield (
             f"{engine_ended} and the client {client.requests.ok}: it counts each choice of a reply, and its prompt's "
