@@ -107,7 +107,7 @@ def where_it_went(summary: Summary) -> str:
         is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
         subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
         return _shared_out(subject, parts, shares, breakdown, correlation.requests)
-    if not correlation.requests and getattr(breakdown.e2e, json_name(E2E_PARTS[-1])).mean is not None:
+    if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
         e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
         shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
         return _shared_out("Of the mean", e2e_parts, shares, breakdown, correlation.requests)

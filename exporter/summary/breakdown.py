@@ -145,6 +145,11 @@ class E2eBreakdown(Struct, frozen=True, kw_only=True):
 
     e2e_ms: Annotated[Whole, doc("What is broken down.", "ms")]
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> E2ePart:
+            """Return the part of that name."""
+
 
 @with_fields(_defined((*TTFT_PARTS, *INNER_PARTS, GATEWAY_AT_MOST, SEND), TtftPart), after="ttft_ms")
 class Breakdown(Struct, frozen=True, kw_only=True):

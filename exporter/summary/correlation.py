@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta, Struct, UnsetType, structs
@@ -73,6 +73,11 @@ class BreakdownSlice(Struct, frozen=True, kw_only=True):
     coverage: Annotated[Coverage, doc("Fractions of the requests with a first token, by source.", NO_UNIT)]
     quality: Annotated[Quality, doc("How certain their parts are, by count.", "requests")]
     missing: fields.Missing = UNSET
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float | None:
+            """Return the part of that name."""
 
 
 class EngineClock(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from msgspec import Struct
@@ -42,6 +42,11 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
         float | None, doc("Requests running in the engine as it was submitted; null where not known.", "requests")
     ]
     in_flight: Annotated[Count, doc("Other requests of ours sent before it that had not ended.", "requests")]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> float | None:
+            """Return the part of that name."""
 
 
 def slowest(
