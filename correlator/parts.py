@@ -25,6 +25,7 @@ class Part:
     cure        what helps with it where nothing was seen that explains it, without a subject
     colour      of a terminal
     glyph       its piece of a bar, for those who see no colours
+    light, dark its colours in a page of the light and of the dark scheme; `board` in the dashboards, by Grafana's names
     """
 
     name: str
@@ -40,6 +41,9 @@ class Part:
     cure: str = ""
     colour: str = ""
     glyph: str = ""
+    light: str = ""
+    dark: str = ""
+    board: str = ""
 
     @property
     def words(self) -> str:
@@ -54,6 +58,7 @@ _BEFORE_TOKEN = (
     Part(
         name=NETWORK, label=OUTSIDE_ENGINE, error="network", cause="time outside the engine",
         spent="outside engine and gateway", colour="blue", glyph="░",
+        light="#0072b2", dark="#4f9fd9", board="blue",
         cure="look at what stands between client and engine; a gateway that sends spans is shown apart "
         "(docs/reference/gateways.md)",
         definition="Outside the engine: first output - submit, less the engine's own TTFT, and less `gateway_ms` where "
@@ -63,6 +68,7 @@ _BEFORE_TOKEN = (
     Part(
         name="gateway", label="gateway", error="network", cause="the gateway",
         spent="in the gateway", colour="magenta", glyph="▞",
+        light="#56b4e9", dark="#8fd0f5", board="light-blue",
         cure="look at the gateway first",
         definition="In gateways before the engine: the first output by the outermost's spans in the request's trace "
         "([watch.md](watch.md#which-span-is-whose)), less the engine's own TTFT. Where they do not say their first "
@@ -71,13 +77,16 @@ _BEFORE_TOKEN = (
     Part(
         name="queue", label="queue", error="queue", cause="queueing",
         spent="in the engine's queue", colour="yellow", glyph="█",
+        light="#8250c4", dark="#b48cf0", board="purple",
         cure="add a replica or send fewer requests at once; what the engine waits for shows in a longer run, or in "
         "more scrapes (--scrape-interval)",
         definition="Wait in the engine's queue, as the engine defines it ([engines.md](engines.md)).",
     ),
     Part(
         name="prefill", label="prefill", error="prefill", cause="prefill",
-        spent="in prefill", colour="green", glyph="▓", definition="First scheduling to first token.",
+        spent="in prefill", colour="green", glyph="▓",
+        light="#e69f00", dark="#f0b232", board="yellow",
+        definition="First scheduling to first token.",
     ),
 )  # fmt: skip
 # What engines' spans state of a request whose client sent no span.
@@ -87,12 +96,16 @@ DECODE = Part(
     label="decode",
     cause="decoding",
     spent="in decoding",
+    light="#00805c",
+    dark="#35c79a",
+    board="green",
     definition="First to last token, by the engine; by the client where no source of the request states it.",
 )
 # What adds up to the TTFT, and to the end-to-end time.
 _OTHER = Part(
     name=OTHER, label="other", error="engine_frontend", cause="the engine outside queue and prefill",
     spent="in the engine outside queue and prefill", colour="cyan", glyph="▒",
+    light="#8a9099", dark="#8a9099", board="#8e8e8e",
     cure="look at the engine's API server; where `other` includes several parts, the engine's spans tell them apart "
     "(--otlp-listen HOST:PORT)",
     definition="The rest of TTFT: its own parts, and what `merged` names.",
@@ -106,6 +119,7 @@ ENGINE_FRONTEND = Part(
     within=OTHER,
     error="engine_frontend",
     spent="its API server",
+    board="orange",
     definition="Of `other_ms`: in the engine, but in none of its other parts (tokenising, the wait for the running "
     "step, output processing).",
 )
@@ -115,6 +129,7 @@ SCHEDULER_INTAKE = Part(
     within=OTHER,
     stated=True,
     spent="waiting for its scheduler to take requests in",
+    board="dark-orange",
     definition="Of `other_ms`: from the engine's API process to its scheduler, which takes requests in only between "
     "two steps; before the queue. Only SGLang states it; elsewhere it is in `engine_frontend_ms`.",
 )

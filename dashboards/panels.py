@@ -13,26 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from correlator.parts import E2E_PARTS, ENGINE_FRONTEND, LABELS, NETWORK, SCHEDULER_INTAKE, TTFT_PARTS
+from correlator.parts import E2E_PARTS, INNER_PARTS, LABELS, TTFT_PARTS
 
 # The histograms that bear trace ids.
 TRACED = ("sidelight_client_ttft_seconds", "sidelight_ttft_part_seconds")
 Kind = Literal["tile", "lines", "stack", "heatmap", "table", "bars"]
 Steps = tuple[tuple[float | None, str], ...]
 
-# The colour of a part in every panel; what people read for it is in LABELS.
-PART_COLOURS = {
-    NETWORK: "blue",
-    "gateway": "light-blue",
-    "queue": "purple",
-    "prefill": "yellow",
-    "decode": "green",
-    "other": "#8e8e8e",
-    ENGINE_FRONTEND.name: "orange",
-    SCHEDULER_INTAKE.name: "dark-orange",
-}
 # A series of this name has this colour in every panel: blue is the client's clock, orange the engine's.
-COLOURS = {LABELS[part]: colour for part, colour in PART_COLOURS.items()} | {
+COLOURS = {part.label: part.board for part in (*E2E_PARTS, *INNER_PARTS) if part.board} | {
     "client": "blue",
     "client p50": "light-blue",
     "client p90": "blue",

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from correlator.parts import DECODE, TTFT_PARTS
 from exporter.comparison import Compared
 from exporter.document import without_controls
 from exporter.html.data import PageInputs, page_data
@@ -89,7 +90,7 @@ def as_page(
     policy: str = _POLICY,
 ) -> str:
     """Return an HTML page of these sections, with scripts that draw the data; it connects to nothing."""
-    style, script = _assets(styles), _assets(scripts)
+    style, script = f"{_assets(styles)}\n{_part_styles()}", _assets(scripts)
     return _PAGE.format(
         policy=policy.format(style=_hash(style), script=_hash(script)),
         title=escape(title),
@@ -105,6 +106,17 @@ def as_page(
 def _assets(names: tuple[str, ...]) -> str:
     folder = resources.files("exporter.html") / "assets"
     return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+
+
+@cache
+def _part_styles() -> str:
+    """Return the colours of the parts: a variable each, by the scheme, and a class of the live panel's text."""
+    coloured = (*TTFT_PARTS, DECODE)
+    light = " ".join(f"--{part.name}: {part.light};" for part in coloured)
+    dark = " ".join(f"--{part.name}: {part.dark};" for part in coloured)
+    live = "\n".join(f".live .{part.name} {{ color: var(--{part.name}); }}" for part in TTFT_PARTS)
+    in_dark = f"@media screen and (prefers-color-scheme: dark) {{ :root:not(.paper) {{ {dark} }} }}"
+    return f":root {{ {light} }}\n{in_dark}\n{live}"
 
 
 def _hash(text: str) -> str:
