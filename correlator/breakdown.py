@@ -235,9 +235,9 @@ def _engine_times(joined: Joined, attribution: Attribution, wait_s: Floats, e2e_
     frontend_s = joined.ttft_s - joined.queue_s - joined.prefill_s
     # They are by the stamps of two processes, which the engine's TTFT is not.
     stated_s = {name: getattr(joined, f"{name}_s") for name in INNER_TIMES}
-    inner_s = {name: np.where(time_s > frontend_s + WITHIN_S, np.nan, time_s) for name, time_s in stated_s.items()}
-    is_short = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s) < -WITHIN_S
-    outside_s[(outside_s < -WITHIN_S) | is_short] = np.nan
+    rest_s = joined.ttft_s - _sum(joined.queue_s, joined.prefill_s)
+    inner_s = {name: np.where(time_s > rest_s + WITHIN_S, np.nan, time_s) for name, time_s in stated_s.items()}
+    outside_s[(outside_s < -WITHIN_S) | (rest_s < -WITHIN_S)] = np.nan
     whole_s = e2e_s - joined.e2e_s
     whole_s[whole_s < -WITHIN_S] = np.nan
     outside_s = np.where(np.isnan(wait_s), whole_s, outside_s)

@@ -53,8 +53,7 @@ FORMATS = (*(export.name for export in EXPORTS), *(output.name for output in OUT
 
 
 def files_of_formats() -> str:
-    """Return all formats with their files, for the help of `--formats`."""
+    """Return a sentence on the files of the formats, for the help of `--formats`."""
     notes = {output.name: f" ({output.note})" if output.note else "" for output in OUTPUT_FORMATS}
     files = [f"{output.name} is {output.file}{notes[output.name]}" for output in OUTPUT_FORMATS]
-    exports = ", ".join(export.name for export in EXPORTS)
-    return f"{exports} are the export of server metrics (jsonl, parquet: every scrape), {', '.join(files)}"
+    return f"The first {len(EXPORTS)} are server metrics (jsonl, parquet: every scrape), {', '.join(files)}"

@@ -305,6 +305,8 @@ def read_yaml(package: str, name: str, kind: type[Known], common: Mapping[str, M
     text = resources.files(package).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     # libyaml's loader takes a millisecond a file, the one in Python ten.
     table: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  both are
+    if unknown := table["quantities"].keys() - common.keys():
+        raise ValueError(f"{package}: {name}.yaml: quantities: {', '.join(sorted(unknown))}: no such quantity")
     table["quantities"] = {
         name: CatalogueQuantity(
             name=name, **{**common.get(name, {}), **fields, "metrics": tuple(map(_entry, fields.get("metrics", ())))}

@@ -209,7 +209,7 @@ def _changes(samples: PageSamples, engine: Catalogue) -> str:
                 changed.add(key[0])
     names = sorted(name for name in changed if engine.normalised(name).startswith(engine.prefix))
     if not changed:
-        return f"{SCRAPES} scrapes in a row returned the same page: no value changes while the engine is idle"
+        return f"{SCRAPES} scrapes in a row returned the same page: no value changed between them"
     if not names:
         return (
             f"no metric of the engine changed between scrapes: it is idle (other metrics that changed: {len(changed)})"

@@ -229,7 +229,7 @@ Formats = Annotated[
     tuple[str, ...],
     repeatable(
         OUTPUT,
-        f"Files to write besides summary.json, comma-separated: {files_of_formats()}. "
+        f"Files besides summary.json, comma-separated: {', '.join(FORMATS)}. {files_of_formats()}. "
         f"Default: {','.join(DEFAULT_FORMATS)}.",
         converter=_split,
     ),

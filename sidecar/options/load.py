@@ -291,8 +291,8 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         str,
         option(
             WORKLOAD,
-            "Tokenizer of the workload's lengths: server (its /tokenize), cl100k_base (the draft's reference), "
-            "the path of a tokenizer.json, or auto: the server's if it has one, else cl100k_base.",
+            "Tokenizer of the workload's lengths: auto, server, cl100k_base, or the path of a tokenizer.json. "
+            "Server is its /tokenize, cl100k_base the draft's reference; auto is the server's if it has one.",
         ),
     ] = "auto"
     exact_tokens: Annotated[
@@ -327,7 +327,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         option(
             CRITERIA,
             'Objectives, e.g. "ttft_p99<500ms,error_rate<1%,goodput>3" (docs/reference/metrics/objectives.md). '
-            "A failed request misses each of a latency. A run that misses one exits with 1.",
+            "A failed request misses each objective of a latency. A run that misses one exits with 1.",
         ),
     ] = None
     sut: Annotated[

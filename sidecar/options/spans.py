@@ -90,8 +90,8 @@ class RemoteWriteOptions:
         str | None,
         option(
             OUTPUT,
-            "Send the series of the live page by remote write, e.g. to http://HOST:9090/api/v1/write, every 5 s "
-            "and at the end, with the time stamps of the run.",
+            "Send the series of the live page by remote write, e.g. to http://HOST:9090/api/v1/write. They go "
+            "every 5 s and at the end, with the run's time stamps.",
         ),
         MASKED_URL,
     ] = None
@@ -111,9 +111,9 @@ class ExportOptions(RemoteWriteOptions):
         str | None,
         option(
             SPANS,
-            "Send a span of each request, with its phases, and the run's metrics to this collector after the "
-            "run: grpc://HOST:PORT or http://HOST:PORT (port 4317: gRPC; any other: HTTP/protobuf). See "
-            "docs/reference/otlp.md.",
+            "Send spans of requests, and the run's metrics, to this collector: grpc://HOST:PORT or "
+            "http://HOST:PORT. A span of each request, with its phases, after the run; http:// is gRPC at port 4317, "
+            "else HTTP/protobuf. See docs/reference/otlp.md.",
         ),
         MASKED_URL,
     ] = None

@@ -27,7 +27,7 @@ HISTOGRAM_ROWS = (
 )
 BY_BUCKETS = (
     "Percentiles of the engine's times are estimated from histogram buckets (low-high where these are wide), and may "
-    "lie above the longest time that the client saw."
+    "lie above the longest time of any request."
 )
 CLIENT_EYES = {"queue_time": "queue_ms", "prefill_time": "prefill_ms"}
 GAUGE_ROWS = (

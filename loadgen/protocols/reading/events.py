@@ -1,6 +1,7 @@
-"""Events of a stream and the positions of their ends, and the segments in which a body is read for them.
+"""Events of a stream with the positions of their ends, and segments of a body.
 
-Events are server-sent ones by the WHATWG standard, and JSON lines. So no reply need be in memory as a whole.
+Events are server-sent ones by the WHATWG standard, and JSON lines. A body is read for them segment by segment, so that
+no reply need be in memory as a whole.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
