@@ -179,6 +179,8 @@ INNER_PARTS = (
 )  # fmt: skip
 # Those that engines' spans state besides queue and prefill.
 STATED_PARTS = tuple(part for part in (*TTFT_PARTS, *INNER_PARTS) if part.stated)
+# What `other` consists of by the engine's own times.
+INSIDE_PARTS = (ENGINE_FRONTEND, *(part for part in INNER_PARTS if part.stated))
 # Before the TTFT begins.
 SEND = Part(
     name="send",

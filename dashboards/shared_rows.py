@@ -18,9 +18,8 @@ from panels import (
     total,
 )
 
-from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, LABELS
+from correlator.parts import INSIDE_PARTS, LABELS
 
-INNER_NAMES = (ENGINE_FRONTEND.name, *(part.name for part in INNER_PARTS if part.stated))
 PHASES = (("queue", "queue_time"), ("prefill", "prefill_time"), ("decode", "decode_time"))
 LAST_ANSWER = "sidelight_engine_last_answer_timestamp_seconds"
 LIVE_DELAY = "Estimates come some seconds after the requests they are of."
@@ -33,7 +32,7 @@ def breakdown_row(scope: Scope, *more: Panel) -> PanelRow:
     whole = total("sidelight_ttft_part_seconds_sum", labels)
     p99 = {
         LABELS[part]: quantile(0.99, f"sidelight_{metric}_part_seconds", f'{labels}, part="{part}"')
-        for metric, parts in (("ttft", TTFT_NAMES), ("inner", INNER_NAMES))
+        for metric, parts in (("ttft", TTFT_NAMES), ("inner", tuple(part.name for part in INSIDE_PARTS)))
         for part in parts
     }
     return PanelRow(

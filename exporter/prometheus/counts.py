@@ -17,10 +17,9 @@ from correlator.estimate.table import QUALITIES
 from correlator.gateways import GatewayPart
 from correlator.parts import (
     E2E_PARTS,
-    ENGINE_FRONTEND,
     ENGINE_PARTS,
     GATEWAY_REQUEST,
-    INNER_PARTS,
+    INSIDE_PARTS,
     TTFT_PARTS,
     Part,
 )
@@ -40,7 +39,7 @@ from recorded.gateway_spans import FIRST_OUTPUT
 from rundir.columns import Texts
 
 # Of what parts consist of, what is on the page.
-INNER = (ENGINE_FRONTEND, *(part for part in INNER_PARTS if part.stated), GATEWAY_REQUEST)
+INNER = (*INSIDE_PARTS, GATEWAY_REQUEST)
 NO_GATEWAY = "no_gateway"
 
 
