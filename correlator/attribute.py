@@ -50,7 +50,7 @@ def attribute(
 
     Nothing is estimated, with the reason for each request:
     - no engine whose histograms of queue and prefill time are observed at the end of a request;
-    - fewer than 5 scrape intervals in which requests of ours ended;
+    - fewer than 5 scrape intervals in which our requests ended;
     - several engines, scraped at different times, and addresses that do not tell them apart.
     """
     table = nothing(len(requests.submit_ns), NOT_SCRAPED)

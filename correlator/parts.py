@@ -157,7 +157,8 @@ INNER_PARTS = (
     ),
     Part(
         name="response_network", label="from the engine", within=NETWORK, error="clocks",
-        definition="Of `network_ms`: the engine's first token to the client's first output, likewise.",
+        definition="Of `network_ms`: the engine's first token to the client's first output. Only where the clocks are "
+        "known to each other.",
     ),
     Part(
         name="round_trip", label="TCP round trip", within=NETWORK, error="unstated", by_client=True,

@@ -26,8 +26,8 @@ from loadgen.timer import Alarm, wait_until
 from rundir.clock import AnchoredClock
 
 _REST_S = 1.0  # for what is left of a plan to be counted
-# Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for so many
-# nanoseconds, and returns when it has ended: with the session's next turn and the moment when that is due, or with None
+# Sends one request that was due at the given moment (-1: nothing was scheduled), and that the cap held back for a time
+# in ns, and returns when it has ended: with the session's next turn and the moment when that is due, or with None
 # where nothing follows. A failed request raises nothing; a cancellation is recorded and raised again.
 Send = Callable[[PlannedRequest, int, int], Coroutine[None, None, tuple[PlannedRequest, int] | None]]
 
@@ -37,8 +37,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     start_ns        when it begins; offsets count from here
     concurrency     slots of a closed loop (0: none for this worker); None for an open loop
-    cap             most requests of an open loop in flight (0: none for this worker); one that is due while so many are
-                    is held back until one has ended, in the order in which they were due. None: any number
+    cap             most requests of an open loop in flight (0: none for this worker); one that is due then is
+                    held back until one has ended, in the order in which they were due. None: any number
     until_ns        nothing is submitted at or after this moment; None: to the plan's end
     drain_s         what is still in flight so long after submitting was over (the end of the plan and of its sessions'
                     turns, or until_ns) is cancelled; None: waited for

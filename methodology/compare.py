@@ -23,7 +23,7 @@ from rundir.fields import Count, Reason
 Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
 
 LEAST_RUNS = 3  # of each side
-POWER = 0.8  # with which so many more pairs would show a difference as large as the margin
+POWER = 0.8  # with which that many more pairs would show a difference as large as the margin
 MOST_PAIRS = 10_000
 _NO_SPREAD = 1e-12  # of logarithms: what rounding leaves of equal ratios
 

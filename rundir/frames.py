@@ -241,7 +241,7 @@ class FrameTail:
         return []
 
     def read_rest(self) -> list[bytes]:
-        """Return the payloads behind a damaged end, likewise: nothing more comes."""
+        """Return the payloads behind a damaged end, where nothing more comes."""
         if self._unframer.is_hopeless:
             at = self._file.tell()
             self._unframer.skip(self._file.seek(0, os.SEEK_END) - at)

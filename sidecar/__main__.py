@@ -28,7 +28,7 @@ def main() -> None:
     What is imported above, and by `sidecar` itself, comes before that, and a signal then ends Python with its own code.
     """
     gc.set_threshold(GC_THRESHOLD)
-    # No matrix of ours is large: OpenBLAS would take 32 MB of address space for each core, and do so twice.
+    # None of our matrices is large: OpenBLAS would take 32 MB of address space for each core, and do so twice.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     heeded = [
         number

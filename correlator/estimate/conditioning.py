@@ -62,7 +62,7 @@ def estimate_parts(
     usable = np.flatnonzero(np.bincount(interval[interval >= 0], minlength=len(intervals)) * ~members.inconsistent)
     if len(usable) < LEAST_INTERVALS:
         return Missing(
-            f"requests of ours ended in {count_of(len(usable), 'usable scrape interval')}; {LEAST_INTERVALS} are needed"
+            f"our requests ended in {count_of(len(usable), 'usable scrape interval')}; {LEAST_INTERVALS} are needed"
         )
     data = TrainingData(waits=waits, intervals=intervals, members=members, interval=interval, usable_intervals=usable)
     server_s = np.maximum(waits.wait_s - network.value_s, 0.0)

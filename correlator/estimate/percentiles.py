@@ -77,7 +77,7 @@ def server_percentiles(
             covered_ratio=covered,
         )
     if not seen.any():
-        return Missing("no request of ours ended between two scrapes, and the histogram has no buckets")
+        return Missing("none of our requests ended between two scrapes, and the histogram has no buckets")
     error_s = NORMAL_95 * sd_s[seen]
     columns = (np.maximum(values_s[seen] + shift * error_s, 0.0) for shift in (0, -1, 1))
     quantiles_s = np.stack([np.quantile(column_s, wanted) for column_s in columns])

@@ -37,7 +37,7 @@ class SpanRequests:
     """Owns the windows that requests are made in: `spans`, the `halves` that are in several traces, the `count` of
     where traces break, and `estimates` for those that no engine's span speaks of.
 
-    `guard` decides what becomes of an exception that is a defect of ours: `defective` counts the requests that it
+    `guard` decides what becomes of an exception that is our defect: `defective` counts the requests that it
     cost, and it costs no others.
     """
 

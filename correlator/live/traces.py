@@ -19,7 +19,7 @@ from recorded.gateway_spans import GatewaySpan
 from scraper.spans.received import OTHER, ReceivedSpan
 
 _NO_RESOURCE = Resource()
-_LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and no business of ours
+_LONGEST_TEXT = 256  # an id is shorter; a prompt is longer, and is not ours to keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

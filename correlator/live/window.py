@@ -54,7 +54,7 @@ class TraceWindow:
 
     `repeated` spans came again, `evicted` had to make room for newer ones, `engine_spans` of engines' requests were
     given out, `probes` are of health probes, which are no requests. `defective` requests (at least) were in
-    traces that could not be read for a defect of ours: `guard`, which each trace is read under, decides what becomes
+    traces that could not be read for a defect here: `guard`, which each trace is read under, decides what becomes
     of the exception; such a trace is dropped, and costs no other.
     """
 

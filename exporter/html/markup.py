@@ -1,6 +1,6 @@
 """HTML of a report's prose, lines and tables.
 
-Every text is escaped: what a server or a directory of others says is never markup, and moves no text of ours.
+Every text is escaped: what a server or a directory of others says is never markup, and moves none of our text.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class PartCounts:
     `pending` requests have ended and wait for their spans, or for an estimate.
 
     `ttft` and `e2e` are keyed by (part, source); of one source, the sums of all parts add up to the whole. `inner` are
-    what parts consist of, where that is known, keyed likewise. `requests` counts by source, `quality` by how good
+    what parts consist of, where that is known, with the same keys. `requests` counts by source, `quality` by how good
     a breakdown is, `gateways` by how the outermost gateway's first output is known, `missing` by why a TTFT was not
     broken down. `ttft_means_s` are by part, over all sources; None: `mean_parts` of `ttft`, which on the last page of
     a run may be above the report's, since no counter falls. `largest` has the largest part of the mean TTFT of the
@@ -193,7 +193,7 @@ class WatchCounts:
     what waits for the next collector by `exports`, `bytes` and `limit_bytes`, empty where nothing is forwarded. `sizes`
     is what the windows hold; `repeated` spans came again, `evicted` were too many, `probes` are of health probes.
     `whole_traces` are requests whose client and engine are in one trace, `broken_traces` others by the service at which
-    it breaks and how. `errors` are defects of ours that cost what had just come; `cpu_s` is of the process that serves
+    it breaks and how. `errors` are our defects that cost what had just come; `cpu_s` is of the process that serves
     the page. `read_to_s` is the moment, by the monotonic clock, up to which all that the receiver had logged was read.
     """
 

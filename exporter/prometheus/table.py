@@ -300,7 +300,7 @@ _PARTS = (
     MetricRow("ttft_part", "histogram", "s", ("part", "source"),
         f"TTFT of each request by part; of one source, all parts add up to it. {_NETWORK}", _seen("ttft")),
     MetricRow("e2e_part", "histogram", "s", ("part", "source"),
-        f"End-to-end time of each request by part, likewise. {_NETWORK}", _seen("e2e")),
+        f"End-to-end time of each request by part. {_NETWORK}", _seen("e2e")),
     MetricRow("ttft_part_mean", "gauge", "s", ("part",),
         "Mean of each part of the TTFT over the requests that are broken down; of a run that ended, as in its report.",
         lambda counts: mean_parts(counts.ttft) if counts.ttft_means_s is None else counts.ttft_means_s),

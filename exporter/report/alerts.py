@@ -68,7 +68,7 @@ def gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
 
 
 def span_gap_line(gaps: Sequence[Gap], *, start_ns: int) -> str:
-    """Return likewise when the receiver of spans was down: that it stood still before is not known."""
+    """Return the same sentence of the receiver of spans: that it stood still before is not known."""
     nothing, after = "no span was received", "and later requests have no times from spans"
     lost = "spans that were sent meanwhile are lost unless their sender sent them again"
     return _gap_line("the receiver", gaps, start_ns, nothing=nothing, after=after, meaning=lost, least="at least ")

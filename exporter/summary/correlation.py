@@ -175,7 +175,7 @@ class ReceivedSpans(Struct, frozen=True, kw_only=True):
     off_clock: Annotated[Count, doc("Spans stamped by a clock far from ours, and not read.", "spans")]
     logs: Annotated[Count, doc("Exports of logs received; they are passed on, and not read.", "exports")]
     logs_dropped: Annotated[Count, doc("Of these, not passed on.", "exports")]
-    metrics: Annotated[Count, doc("Exports of metrics received, likewise.", "exports")]
+    metrics: Annotated[Count, doc("Exports of metrics received; they are passed on, and not read.", "exports")]
     metrics_dropped: Annotated[Count, doc("Of these, not passed on.", "exports")]
     request_spans: Annotated[Count, doc("Spans that describe a request of an engine.", "spans")]
     health_probes: Annotated[
@@ -188,7 +188,7 @@ class RecordsOfRequests(Struct, frozen=True, kw_only=True):
     """TensorRT-LLM's records of requests over the whole run."""
 
     records: Annotated[Count, doc("Records read.", "records")]
-    matched: Annotated[Count, doc("Of these, matched to a request of ours.", "records")]
+    matched: Annotated[Count, doc("Of these, matched to one of our requests.", "records")]
     unmatched_records: Annotated[Count, doc("The others.", "records")]
     ambiguous_requests: Annotated[
         Count, doc("Requests that several records fit, or whose record fits several requests.", "requests")

@@ -75,7 +75,7 @@ class MeasuredWindow(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Annotated[StampNs, doc("Start of the measured phase.", "ns")]
     end_ns: Annotated[StampNs, doc("End of its last response.", "ns")]
     start: Annotated[Moment, doc("The start, in UTC: ISO 8601 to the millisecond.")]
-    end: Annotated[Moment, doc("The end, likewise.")]
+    end: Annotated[Moment, doc("The end, in the same form.")]
     duration_s: Annotated[float, msgspec.Meta(ge=0), doc("Its length.", "s")]
 
 

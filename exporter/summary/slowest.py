@@ -41,7 +41,7 @@ class SlowRequest(Struct, frozen=True, kw_only=True):
     requests_running: Annotated[
         float | None, doc("Requests running in the engine as it was submitted; null where not known.", "requests")
     ]
-    in_flight: Annotated[Count, doc("Other requests of ours sent before it that had not ended.", "requests")]
+    in_flight: Annotated[Count, doc("Our other requests sent before it that had not ended.", "requests")]
 
     if TYPE_CHECKING:
 

@@ -26,7 +26,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     column_s: Annotated[float, doc("Length of a column.", "s")]
     ttft_ms: Annotated[Numbers, doc("Longest TTFT of the requests submitted in a column.", "ms")]
     requests_waiting: Annotated[Numbers, doc("Most requests that waited, in all engines together.", "requests")]
-    requests_running: Annotated[Numbers, doc("Most requests that ran, likewise.", "requests")]
+    requests_running: Annotated[Numbers, doc("Most requests that ran, in all engines together.", "requests")]
 
 
 def timeline(submit_ns: Ints, ttft_s: Floats, endpoints: Sequence[EndpointSeries], window: Window) -> Timeline:

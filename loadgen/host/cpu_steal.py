@@ -1,6 +1,6 @@
 """Steal time: the processor time that a hypervisor gave to other guests. Latencies are to be read beside it.
 
-A hypervisor that runs another guest stops everything here at once; no stamp of ours can tell that from a slow server.
+A hypervisor that runs another guest stops everything here at once; none of our stamps can tell that from a slow server.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Arrival:
                    process; while on it is twice that. With a ramp the rate at the start, which may be 0. With `replay`
                    the mean rate that the trace is sped up or slowed down to; 0 leaves `speed`
     ramp_to_per_s  of poisson, uniform and gamma: the rate goes there evenly, within the schedule's duration, or, with a
-                   number of requests alone, the time in which so many are expected; None: it stays
+                   number of requests alone, the time in which that many are expected; None: it stays
     trace_ns       int64[n] of replay: offsets from the trace's start, ascending
     speed          of replay: 2 halves every gap
 

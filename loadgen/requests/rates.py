@@ -17,7 +17,7 @@ from rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
 
 # How long a request takes is read off those that found the system empty, before any queue.
 EARLY_REQUESTS = 10
-# Requests in flight grow from none to their usual number within about so many times that.
+# Requests in flight grow from none to their usual number within about this multiple of that.
 RAMP_RESIDENCES = 2.0
 # Less of the load than that, behind the ramp, has no rate.
 LEAST_SHARE = 1 / 2
@@ -86,7 +86,7 @@ class SteadyThroughput(msgspec.Struct, frozen=True, kw_only=True):
             "tokens/s",
         ),
     ]
-    output_tokens_per_s_ci95: Annotated[tuple[float, float] | None, doc("95 % interval of that, likewise", "tokens/s")]
+    output_tokens_per_s_ci95: Annotated[tuple[float, float] | None, doc("95 % interval of that", "tokens/s")]
     input_tokens_per_s: Annotated[
         float | None, doc("input tokens of the requests whose first token came in it", "tokens/s")
     ]

@@ -132,7 +132,7 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a schedule that a cap on requests in flight held back."""
 
     cap: Annotated[Count, doc("Most requests in flight.", "requests")]
-    requests: Annotated[Count, doc("Requests that were due while so many were in flight, and sent later.", "requests")]
+    requests: Annotated[Count, doc("Requests that were due while the cap was reached, and sent later.", "requests")]
     held_ms: Annotated[Statistics, doc("How long each of those was held; not in TTFT.", "ms")]
     not_sent: Annotated[
         int | None, doc("Requests that were still held when submitting was over, and so were not sent.", "requests")

@@ -18,7 +18,7 @@ from loadgen.records import MOST_REPLY_BYTES, PlannedRequest
 from rundir.access import Tls, connection_problem, root_url
 from rundir.child import ChildSpec
 
-# A reply's body goes to the log in parts of so many bytes: packing more at once would hold up the stamps of others.
+# A reply's body goes to the log in parts of this many bytes: packing more at once would hold up the stamps of others.
 PART_BYTES = 256 * 1024
 _MESSAGE_CHARS = 200
 
@@ -68,7 +68,7 @@ class Exchange:
     """One request and its reply so far. It is filled in place, since the hot path can afford no copy.
 
     Stamps are -1 until known. `retried` says that it was sent once more on a new connection. `held_ns` is for how long
-    a cap held the request back. `reads_ns`, `read_ends` and `body` hold what has not been logged yet; `head` likewise,
+    a cap held the request back. `reads_ns`, `read_ends` and `body` hold what has not been logged yet, as does `head`,
     which only HTTP has. Over WebSocket and gRPC a read is a message, and `status` what HTTP would have said.
     While the exchange is under way, they have all that came only after a call of `catch_up`, which may find its end.
     `flush` is called when they hold PART_BYTES. A body longer than `most_bytes` ends the exchange.

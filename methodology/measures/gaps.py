@@ -214,7 +214,7 @@ def _extremes(grid: _Grid, values: Floats, most: int) -> tuple[Floats, Floats]:
 def foreign_prefill(data: StepData, begin_ns: Ints, end_ns: Ints) -> Bools:
     """Return a mask of gaps [n] with a prefill that was not ours.
 
-    They fell between scrapes that saw prompt tokens rise, though no request of ours began.
+    They fell between scrapes that saw prompt tokens rise, though none of our requests began.
     """
     unknown = np.zeros(len(end_ns), dtype=np.bool_)
     slack = int(np.median(end_ns - begin_ns)) if len(end_ns) else 0

@@ -203,7 +203,7 @@ def _compared(
     ):
         return Comparison(reason=f"no request of a run of {' and of one of '.join(failed)} ended ok: it has no ratio")
     if np.isinf([*a, *b]).any():
-        return Comparison(reason="so many requests failed that it falls on one of them")
+        return Comparison(reason="it falls on one of the requests that failed")
     if empty := [name for name, values in zip(names, (a, b), strict=True) if np.isnan(values).all()]:
         return Comparison(reason=f"no run of {' and none of '.join(empty)} has it")
     if hidden := _hides(metric, before, after):

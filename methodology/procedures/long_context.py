@@ -38,7 +38,7 @@ _LETTER = Parameters(lengths=LENGTHS, requests=REQUESTS, output_tokens=OUTPUT_TO
 _POINTS = 60  # of the plot's curve
 _NOTES = (
     "The draft requires Long Context for lengths that it lacks (below 8K): its structure, in the test's lengths.",
-    "The draft's `maximum throughput at each length` is no maximum at 1 to 4 in flight: it is that of so many.",
+    "The draft's `maximum throughput at each length` is no maximum at 1 to 4 in flight: it is the one at that many.",
     "ms/1K tokens is TTFT over input tokens, of which the draft's example table is not made.",
     "All requests of a length count, the first tenth too: so few in flight leave no queue to build up.",
     "Requests of a short context warmed the system up, as the draft has it; the first of a length may be slower.",

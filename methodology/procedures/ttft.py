@@ -39,7 +39,7 @@ _EDGES = (0, 256, 512, 1024, 2048, 4096, np.inf)
 _NOTES = (
     "P99.9 needs 10,000 requests, and the draft requires it: of fewer it is a lower bound, and not compliant.",
     "1,000 requests give P99 within 10 % only where nothing queues and no tail is heavy: its interval is stated.",
-    "The first tenth of each step is left out, as for throughput; so many more requests are sent.",
+    "The first tenth of each step is left out, as for throughput; that many more requests are sent.",
 )
 
 

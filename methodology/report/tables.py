@@ -72,7 +72,7 @@ def _column(column: ResultColumn, values: Sequence[Cell], place: int) -> documen
 
 
 def number(value: Cell, digits: int | None = 3) -> str:
-    """Return a cell for people: so many significant digits or more, None: as it is; "-" where missing."""
+    """Return a cell for people, with at least `digits` significant digits (None: as it is); "-" where missing."""
     value = _known(value)
     if value is None:
         return "-"

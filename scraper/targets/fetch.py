@@ -298,7 +298,7 @@ async def _body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
 def _is_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
-    except RecursionError:  # no metric's name has so many brackets before it
+    except RecursionError:  # no metric's name has that many brackets before it
         return True
     except UNREADABLE_JSON:
         return False

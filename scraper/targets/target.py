@@ -162,7 +162,7 @@ class ScrapeTarget:
             raise
         except Exception as error:
             if not self.defects:
-                log.exception("a page of %s cannot be read for a defect of ours; scraping goes on", self.shown)
+                log.exception("a page of %s cannot be read for a defect in Sidelight; scraping goes on", self.shown)
             self.defects += 1
             reason = f"defect: {type(error).__name__}"
             now_ns = self._config.now_ns()

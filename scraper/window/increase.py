@@ -54,7 +54,7 @@ class HistogramIntervals:
 
     `counts` (float64[R, B]) are observations by bucket, not cumulative over buckets, `sums` (float64[R]) what they add
     up to (NaN where the page shows no sum), `slices` (int[R]) the slice of each interval. `total` is the largest
-    cumulative sum, of which a difference keeps so many digits.
+    cumulative sum, of which a difference keeps that many digits.
     """
 
     bounds: Floats

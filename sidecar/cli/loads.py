@@ -79,5 +79,5 @@ def with_streams(profile: str, arguments: list[str]) -> list[str]:
     if profile == "throughput" and "--requests" in rest:
         return [*rest, "--rate", "inf"]
     if profile == "throughput":
-        raise ValueError("add --requests N for so many at once, or find the limit: sidelight test throughput URL")
+        raise ValueError("add --requests N to send N at once, or find the limit: sidelight test throughput URL")
     raise ValueError("add the number of streams, --concurrency N")

@@ -1,4 +1,4 @@
-"""Names of options in AIPerf, GuideLLM and `vllm bench serve`. An option with the same values is a second name of ours;
+"""Names of options in AIPerf, GuideLLM and `vllm bench serve`. An option with the same values is a second name here;
 for each of the others there is a hint at its replacement.
 """
 

@@ -34,8 +34,8 @@ class QuantileView:
     _due_ns: int = 0
 
     def refresh(self, pages: Mapping[str, SeriesTable], window: Window) -> None:
-        """Estimate the quantiles of a window up to now. Each is estimated EVERY_S, more rarely where pages are so many
-        that it would take more than MOST_SHARE.
+        """Estimate the quantiles of a window up to now. Each is estimated EVERY_S, more rarely where so many
+        pages would take more than MOST_SHARE.
         """
         if window.end_ns < self._due_ns:
             return

@@ -83,7 +83,7 @@ class Tally:
     request has ended. `received` are the output tokens of the requests that have ended, and those of replies that go
     on as far as was said; it never falls.
     Quantiles are those of all values, or with a `stale_ratio` above 1, which keeps their cost flat in a view that
-    counts each second, of the values that were there before so many times more came.
+    counts each second, of the values that were there before that many times more came.
     """
 
     stale_ratio: float = 1.0

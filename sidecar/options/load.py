@@ -189,7 +189,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         option(
             LOAD,
             "Closed loop: requests in flight; a session keeps its slot during think time. With --rate or --trace: at "
-            "most so many in flight, and what is due later waits.",
+            "most that many in flight, and what is due later waits.",
             converter=_whole,
         ),
     ] = None
@@ -261,7 +261,7 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         MAPPING,
     ] = None
     output_tokens: Annotated[
-        str | None, option(WORKLOAD, "Tokens to generate, written likewise. Default: the workload's lengths."), MAPPING
+        str | None, option(WORKLOAD, "Tokens to generate, in the same forms. Default: the workload's lengths."), MAPPING
     ] = None
     dataset: Annotated[
         Path | None,

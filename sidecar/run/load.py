@@ -226,7 +226,7 @@ async def _deadline(session: Session, seconds: float | None, begun_s: float) -> 
 
 @asynccontextmanager
 async def _log_limit(session: Session) -> AsyncIterator[None]:
-    """Stop the session likewise when its logs are as large as they may be."""
+    """Stop the session when its logs are as large as they may be."""
 
     async def stop() -> None:
         raw = session.path / RAW

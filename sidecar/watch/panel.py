@@ -51,7 +51,7 @@ class WatchState:
     """State of a watch at one moment.
 
     `awaiting_spans` requests (traces) may get more spans, `awaiting_estimates` wait for an estimate. Spans and what
-    became of them, `receiver_restarts` and `errors` (defects of ours) are since the start; `receiver_down` says
+    became of them, `receiver_restarts` and `errors` (our defects) are since the start; `receiver_down` says
     why there is no receiver, "" while there is one. `breaks` say where the traces of nearly all requests break;
     `waiting_lately` has the most that waited in all engines in each column of the last minutes.
     """

@@ -136,7 +136,7 @@ async def keep_receiver_up(shared: Watch) -> None:
 
 
 async def keep_scraper_up(shared: Watch) -> None:
-    """Keep a scraper up likewise."""
+    """Keep a scraper up."""
     await keep_up(partial(_live, shared, shared.scraper, _begin_scraper), partial(_on_death, shared, shared.scraper))
 
 

@@ -29,7 +29,7 @@ class TokenStream:
     """The tokens of one request on their way to its reader, which may lag behind.
 
     It holds at most the request's max_tokens. `record` is the request's history, as soon as it has finished. With a
-    `hold`, tokens come in groups of so many, each so many seconds after the last one of it and after the group before.
+    `hold`, tokens come in groups of its size, each its seconds after the last token and after the group before.
     """
 
     __slots__ = ("_arrival", "_closed", "_failure", "_hold", "_pending", "number", "record")

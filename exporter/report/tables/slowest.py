@@ -10,7 +10,7 @@ from exporter.summary.breakdown import Breakdown, json_name, short_label_of
 from exporter.summary.slowest import SlowRequest
 from rundir.printable.numbers import cell
 
-# What ran beside a request as it was sent, by the engine or else of ours, and how long its prompt was.
+# What ran beside a request as it was sent, by the engine's count or else ours, and how long its prompt was.
 BY_ENGINE = (("requests_waiting", "waiting"), ("requests_running", "running"))
 BY_CLIENT = (("in_flight", "in flight"),)
 PROMPT = (("input_tokens", "input"),)

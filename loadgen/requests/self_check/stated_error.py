@@ -18,7 +18,7 @@ from rundir.fields import Missing, doc
 from rundir.stats import known
 
 # What is left of a stamp's error where it is the kernel's: its move to the run's clock, anew every 50 ms, while the
-# wall clock may be slewed by 500 ppm; or, of a stamp of ours, the call that took it.
+# wall clock may be slewed by 500 ppm; or, of our own stamp, the call that took it.
 STAMP_MS = 0.05
 # An error of this size, or of this share of the metric's median, is small enough for any use of the metric.
 LIMIT_MS = 1.0
@@ -76,7 +76,7 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
     99 of 100 reported values are off by no more than the bound.
 
     stamp    of two stamps, STAMP_MS each
-    read     stamps of ours: how late the loop came to its reads, of which its timer is a sample. The kernel's: nothing,
+    read     our own stamps: how late the loop came to its reads, of which its timer is a sample. The kernel's: nothing,
              but for chunks that were read together; see _waited_ms
     submit   TTFT only: over TLS, WebSocket and gRPC the submission is stamped when the library has taken it, and its
              last byte left somewhere between dispatch, or connection, and then. Over plain TCP it is stamped before the

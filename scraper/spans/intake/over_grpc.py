@@ -26,8 +26,8 @@ _MOST_CALLS = 32  # of which the message is not whole yet
 # A call is refused unread that waited longer for the loop (CANCELLED, to be sent again). Calls whose metadata gRPC
 # refuses come to the loop, too, and hold it for 15 ms and more each: an export does not wait for a flood of them.
 _MOST_WAIT_S = 5
-# Beyond so many limits gRPC refuses a message by its length, before it reads it. Up to there it is for us to refuse and
-# to count: of one that gRPC refuses we learn no more than of one whose sender left.
+# Beyond this multiple of it gRPC refuses a message by its length, unread. Up to there it is for us to refuse and to
+# count: of one that gRPC refuses we learn no more than of one whose sender left.
 _LIMITS_READ = 2
 _BOUNDS = {
     "grpc.per_message_decompression": 0,  # not all versions of grpcio bound it
