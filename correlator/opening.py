@@ -59,8 +59,9 @@ class _WatchLogs(RunLogs):
         events = [event for log in raw.glob("events.log") for event in _events(log)]
         if any(event.name == _CLOCK_SET for event in events):
             raise ConfigurationError(
+                "run.clock-set",
                 f"{path}: the clock was set while this watch went on, and its stamps are by several clocks; report it "
-                "with the build that recorded it"
+                "with the build that recorded it",
             )
         super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat")
         self._deaths_ns = [event.at_ns for event in events if event.name == RECEIVER_DIED]

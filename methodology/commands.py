@@ -88,12 +88,12 @@ def run_comparison(*, options: CompareOptions = CompareOptions()) -> int:  # noq
     if not options.runs:
         if len(options.variant) < 2 and options.resume is None and not _several(options):
             raise ConfigurationError(
-                "compare: two systems are needed: sidelight compare A B, each a URL or a directory"
+                "compare.systems", "compare: two systems are needed: sidelight compare A B, each a URL or a directory"
             )
         return _study("compare", options)
     if options.variant:
         raise ConfigurationError(
-            f"compare: {options.runs[0]} is recorded, and {options.variant[0]} is not; give either"
+            "compare.mixed", f"compare: {options.runs[0]} is recorded, and {options.variant[0]} is not; give either"
         )
     from methodology.execution.recorded import compare_recorded  # noqa: PLC0415  as above
 
@@ -111,7 +111,9 @@ def run_sweep(*, options: SweepOptions = SweepOptions()) -> int:  # noqa: B008  
     """
     check_bounds(options)
     if not options.varied and options.resume is None:
-        raise ConfigurationError("sweep: nothing is varied; give an option and its values: --vary concurrency=1,4,16")
+        raise ConfigurationError(
+            "option.missing", "sweep: nothing is varied; give an option and its values: --vary concurrency=1,4,16"
+        )
     return _study("sweep", options)
 
 
@@ -175,15 +177,17 @@ def _require_sound(derived: "DerivedStudy", path: Path) -> None:
     if derived.unwritten is not None:
         raise derived.unwritten
     if derived.damage:
-        raise DamagedRun(f"{path}: {derived.damage}")
+        raise DamagedRun("study.damaged", f"{path}: {derived.damage}")
 
 
 def _require_test(name: str) -> None:
     tests = [*TESTS, ALL]
     if not name:
-        raise ConfigurationError(f"test: which test is missing; tests: {', '.join(tests)}")
+        raise ConfigurationError("option.missing", f"test: which test is missing; tests: {', '.join(tests)}")
     if name not in tests:
-        raise ConfigurationError(f"{name[:40]}: there is no such test; tests: {', '.join(tests)}{nearest(name, tests)}")
+        raise ConfigurationError(
+            "test.unknown", f"{name[:40]}: there is no such test; tests: {', '.join(tests)}{nearest(name, tests)}"
+        )
 
 
 def _print_report(derived: "DerivedStudy", path: Path) -> None:

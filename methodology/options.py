@@ -283,17 +283,25 @@ class SweepOptions(StudyOptions):
             key = SHORT_NAMES.get(key, key)
             listed = [value.strip() for value in values.split("|" if "|" in values else ",") if value.strip()]
             if not equals or not listed:
-                raise ConfigurationError(f"--vary {text}: must be NAME=VALUE,VALUE, as in concurrency=1,4,16")
+                raise ConfigurationError(
+                    "option.value", f"--vary {text}: must be NAME=VALUE,VALUE, as in concurrency=1,4,16"
+                )
             if key not in known:
                 near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)[0]
-                raise ConfigurationError(f"--vary {name}: `run` has no such option; did you mean {near}?")
+                raise ConfigurationError(
+                    "option.unknown", f"--vary {name}: `run` has no such option; did you mean {near}?"
+                )
             secret = declarations(RunOptions, Masked).get(key)
             if secret is not None and (secret.secret or [secret.word(value) for value in listed] != listed):
                 raise ConfigurationError(
-                    f"--vary {name}: holds a secret, which would stand in every table; give it once with {flag_of(key)}"
+                    "option.secret",
+                    f"--vary {name}: holds a secret, which would stand in every table; give it once with "
+                    f"{flag_of(key)}",
                 )
             if key in vary:
-                raise ConfigurationError(f"--vary {name}: given more than once; write all its values in one")
+                raise ConfigurationError(
+                    "option.duplicate", f"--vary {name}: given more than once; write all its values in one"
+                )
             vary[key] = tuple(_json_value(value) for value in listed)
         return vary
 

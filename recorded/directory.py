@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import IO, Any
 
-from recorded.errors import CannotWrite, ConfigurationError, unusable_place
+from recorded.errors import ConfigurationError, unusable_place, unwritten
 from rundir.files import read_regular, replace_file, sync
 from rundir.frames import log_end
 from rundir.framing import LogEnd
@@ -31,7 +31,9 @@ def require_free(path: Path | None) -> None:
     """Raise ConfigurationError for an occupied run directory; None, a new name, is always free."""
     if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds another run" if (path / MANIFEST).exists() or (path / RAW).exists() else "is not empty"
-        raise ConfigurationError(f"--out {path}: {what}; choose a new one, results are never mixed or overwritten")
+        raise ConfigurationError(
+            "out.in-use", f"--out {path}: {what}; choose a new one, results are never mixed or overwritten"
+        )
 
 
 def create(path: Path) -> Path:
@@ -70,7 +72,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     try:
         replace_file(path, write)
     except OSError as error:
-        raise CannotWrite(f"{path}: {error.strerror}") from error
+        raise unwritten(path, error) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -95,14 +97,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(text, parse_constant=_refuse_constant)
     except FileNotFoundError:
         what = f"no {MANIFEST} here" if path.is_dir() else "there is no such directory"
-        raise ConfigurationError(f"{path}: {what}; give the directory of a run (its --out)") from None
+        raise ConfigurationError("run.none", f"{path}: {what}; give the directory of a run (its --out)") from None
     except OSError as error:
-        raise ConfigurationError(f"{path / MANIFEST}: {error.strerror}") from error
+        raise ConfigurationError("run.unreadable", f"{path / MANIFEST}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path / MANIFEST}: cannot be read: {error}") from error
+        raise ConfigurationError("run.unreadable", f"{path / MANIFEST}: cannot be read: {error}") from error
     if not isinstance(manifest, dict) or "run_id" not in manifest:
         raise ConfigurationError(
-            f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
+            "run.none", f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
         )
     return manifest
 
@@ -115,6 +117,6 @@ def log_ends(path: Path) -> dict[str, LogEnd | None]:
     """Return the end records of a run directory's logs by name; None if the writer was killed."""
     ends: dict[str, LogEnd | None] = {}
     for log in sorted((path / RAW).glob(LOGS)):
-        with suppress(OSError):  # no plain file is none of ours
+        with suppress(OSError):  # another kind of file is not ours
             ends[log.name] = log_end(log)
     return ends

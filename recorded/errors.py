@@ -14,7 +14,8 @@ Besides these, a command exits with 0 when it is done, with 1 when the run finis
 an examination found something to change between us and the engine, and with 3 after an OSError or a defect.
 
 A failed request is data, not an exception. Lower packages raise their own, narrower errors; `sidecar.run` and
-`sidecar.options` turn them into these.
+`sidecar.options` turn them into these, with the same code. Codes are listed in docs/troubleshooting.md, and the
+sentences of each in tests/golden/errors.yaml.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from rundir.printable.errors import CodedError
+
 # What the machine is to blame for, rather than a path: its disk is full, or fails, or nothing more can be opened.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-class SidelightError(Exception):
-    """Base class of errors with a one-line message: the fault, its place and the cure."""
+class SidelightError(CodedError):
+    """Base class of the errors that end a command."""
 
     exit_code = 3
     run_directory: Path | None = None  # of the run that was recorded up to the error, if there is one
@@ -69,16 +72,21 @@ class Interrupted(SidelightError):
     exit_code = 130
 
 
+def unwritten(path: Path, error: OSError) -> CannotWrite:
+    """Return the error of a write below a path that failed."""
+    return CannotWrite("disk.unwritable", f"{error.filename or path}: {error.strerror}")
+
+
 def unusable_place(flag: str, path: Path, error: OSError) -> SidelightError:
     """Return the error of an unwritable place: the user's, or the machine's."""
     if error.errno in _OF_THE_MACHINE:
-        return CannotWrite(f"{flag} {path}: {error.strerror}")
-    return ConfigurationError(f"{flag} {path}: {error.strerror}; give a place that you can write to")
+        return CannotWrite("disk.unwritable", f"{flag} {path}: {error.strerror}")
+    return ConfigurationError("out.unusable", f"{flag} {path}: {error.strerror}; give a place that you can write to")
 
 
 def unsaved(error: CannotWrite) -> SidelightError:
     """Return the error of a printed but unsaved report, as `unusable_place` does."""
     text = f"the report could not be saved: {error}"
     if isinstance(cause := error.__cause__, OSError) and cause.errno not in _OF_THE_MACHINE:
-        return ConfigurationError(f"{text}; copy the directory to a place that you can write to")
-    return CannotWrite(text)
+        return ConfigurationError("report.unsaved", f"{text}; copy the directory to a place that you can write to")
+    return CannotWrite("report.unsaved", text)

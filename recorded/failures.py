@@ -39,12 +39,15 @@ def evaluating(path: Path, *files: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise ConfigurationError(
+            "memory.limit",
             f"{path}: evaluating it takes more memory than this process may have (MemoryError): raise that (ulimit -v, "
-            f"the limit of a container, report --no-untrusted), unless others wrote {' or '.join(files)} to be so large"
+            f"the limit of a container, report --no-untrusted), unless others wrote {' or '.join(files)} to be so "
+            "large",
         ) from error
     except _IMPOSSIBLE as error:
         raise ConfigurationError(
+            "run.impossible",
             f"{path}: cannot be evaluated: {' or '.join(files)} holds what is never written there "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); restore them from a copy, or if nothing "
-            "has changed them, report this as a defect"
+            "has changed them, report this as a defect",
         ) from error

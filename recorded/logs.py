@@ -158,7 +158,7 @@ class RunLogs:
         try:
             ends = None if stated is None else msgspec.convert(stated, dict[str, LogEnd | None])
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
+            raise ConfigurationError("run.unreadable", f"{self.path / MANIFEST}: logs: {one_line(error)}") from error
         extents = {path.name: extent for path, extent in self._tails.extents.items()}
         counts, unsent = self._agreements(manifest, [(event.name, event.data) for event in events], received)
         return integrity(
@@ -274,12 +274,13 @@ def require_logs(path: Path) -> None:
         if (path / RAW).exists():
             next((path / RAW).iterdir(), None)  # a glob passes over what it may not read
     except OSError as error:
-        raise ConfigurationError(f"{path / RAW}: {error.strerror}") from error
+        raise ConfigurationError("run.unreadable", f"{path / RAW}: {error.strerror}") from error
     log = path / RAW / "events.log"
     with suppress(OSError), open_regular(log) as file:  # other faults are said where all logs are read
         if is_format_1(file.read(_FIRST_BYTES)):
             raise ConfigurationError(
-                f"{log}: a log of format 1, and only format 2 is read; report it with the sidelight that recorded it"
+                "run.old-format",
+                f"{log}: a log of format 1, and only format 2 is read; report it with the sidelight that recorded it",
             )
 
 

@@ -73,7 +73,7 @@ class System(Declaration, frozen=True, kw_only=True, omit_defaults=True):
     """A system as declared and as seen."""
 
     variants: Annotated[dict[str, Declaration], doc("What differs in the variants of --variant, by their names.")] = {}
-    seen: Annotated[dict[str, str], doc("What told the values that were not declared, by name.")] = {}
+    seen: Annotated[dict[str, str], doc("Where the values that were not declared were seen, by name.")] = {}
     contradictions: Annotated[dict[str, str], doc("What the server shows that was declared otherwise, by name.")] = {}
 
     def of(self, variant: str) -> System:
@@ -116,7 +116,7 @@ def _system(given: object, where: str) -> System:
 def _named(given: object, where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         example = "must be a mapping of fields to values, e.g. boundary: model engine"
-        raise WorkloadError(f"{where}{given!r}: {example}")
+        raise WorkloadError("file.not-a-mapping", f"{where}{given!r}: {example}")
     # YAML 1.1 reads bare on and off as true and false.
     return {{"true": "on", "false": "off"}.get(str(key).lower(), str(key)): value for key, value in given.items()}
 
@@ -132,7 +132,7 @@ def _declaration(given: object, where: str) -> Declaration:
         choice = nearest(fields.get(name), get_args(Boundary)) if name == "boundary" else ""
         choice = "; write it in quotes" if "expected `str" in str(error) else choice
         meaning = f"; {MEANINGS[name]}" if name in MEANINGS else ""
-        raise WorkloadError(f"{where}{error}{choice}{meaning}") from error
+        raise WorkloadError(error.code, f"{where}{error}{choice}{meaning}") from error
 
 
 def schema() -> dict[str, Any]:

@@ -68,7 +68,7 @@ def _bound_this_process(most_bytes: int, cpu_s: int) -> None:
     def end(*_: object) -> None:
         from recorded.errors import ConfigurationError  # noqa: PLC0415  no large import before the fork
 
-        raise ConfigurationError(_too_long(cpu_s))
+        raise ConfigurationError("report.time", _too_long(cpu_s))
 
     ours, current = Path(__file__).parents[1], Path.cwd()
     if current != ours:

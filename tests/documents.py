@@ -1,18 +1,18 @@
-"""What the documentation is compared with: the messages that the product can show, and the options of its commands."""
+"""What the documentation is compared with: the warnings that the product can show, and the options of its commands."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs/generate"))
+from errors import sentences
+
+__all__ = ["REPOSITORY", "commands", "explained", "messages", "options", "sentences"]
 REPOSITORY = Path(__file__).parents[1]
-# Errors of a usage name the option, its value and what it may be; the others depend on the world outside.
-ERRORS = {
-    "TargetUnreachable", "TargetIncompatible", "TargetNotMeasured", "CannotWrite", "DamagedRun", "WorkerDied",
-    "Interrupted",
-}  # fmt: skip
 NOTES = {"warn", "warn_and_record", "record_note"}
 # Every sentence of these functions, or where there is no name of these modules, is a warning.
 WARNINGS = {
@@ -27,12 +27,12 @@ LEAST, MOST = 15, 40
 
 
 def messages() -> dict[str, str]:
-    """Return of each error and warning a phrase that does not depend on a run, by where it stands."""
+    """Return of each warning a phrase that does not depend on a run, by where it stands."""
     phrases: dict[str, str] = {}
     for path in sorted((REPOSITORY / "sidecar").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ERRORS | NOTES:
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in NOTES:
                 phrases |= _of(path, node)
     for name, function in WARNINGS.items():
         path = REPOSITORY / name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documents import REPOSITORY, commands, messages, options
+from documents import REPOSITORY, commands, messages, options, sentences
 from processes import QUIET, engine, sidelight
 
 from loadgen.plan.workloads import custom
@@ -89,8 +89,20 @@ def test_the_readme_is_short_and_shows_a_picture():
     assert not re.findall(r"(?:src|href|url)\s*[=(:]\s*['\"]?https?:", text(picture))
 
 
-def test_troubleshooting_has_every_message():
-    """The fixed words of every warning, and of every error that is not about an option, stand on the page."""
+def test_every_code_of_an_error_is_explained_once():
+    """Each code that an error can have stands once on the page, and no other."""
+    named = re.findall(r"(?:^\*\*|(?<!\[))`([a-z]+\.[a-z0-9-]+)`", text("docs/troubleshooting.md"), re.MULTILINE)
+    codes = [name for name in named if not name.endswith((".parquet", ".json", ".log", ".stderr"))]
+    assert sorted(sentences()) == sorted(codes)
+
+
+def test_sentences_of_errors_change_on_purpose():
+    """Each error's sentences are those in tests/golden/errors.yaml; `python tests/golden/record.py` writes them."""
+    assert yaml.safe_load(text("tests/golden/errors.yaml")) == sentences()
+
+
+def test_troubleshooting_has_every_warning():
+    """The fixed words of every warning stand on the page."""
     page = " ".join(text("docs/troubleshooting.md").split()).lower()
     assert len(messages()) > 60
     assert [] == [where for where, phrase in messages().items() if " ".join(phrase.split()).lower() not in page]

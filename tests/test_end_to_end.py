@@ -454,7 +454,7 @@ def test_one_dead_worker_of_two_ends_the_run(worker_killed: Ended):
     assert "This run was cut short" in worker_killed.out
     manifest = worker_killed.manifest
     assert "crashed" == manifest["status"]
-    assert f"sidelight: {manifest['reason']}\n" == worker_killed.err
+    assert f"sidelight: {manifest['reason']} [process.ended]\n" == worker_killed.err
     assert manifest["reason"].startswith("load worker 1 ended with code -9")
     again = sidelight("report", worker_killed.path)
     assert (0, "") == (again.code, again.err)

@@ -119,7 +119,7 @@ def test_a_deadline_stops_the_run(overdue: tuple[int, Ended]):
 def test_a_deadline_holds_for_what_comes_before_the_load(runs: Callable[[str], Ended]):
     """A server that does not answer the request for one token is waited for no longer; nothing is recorded."""
     line = refused(runs("early"), 130)
-    assert line == "sidelight: the deadline of 2 s was reached before anything was measured\n"
+    assert line.endswith("[interrupted.deadline]\n")
 
 
 def test_a_refusal_is_data_and_never_tried_again(runs: Callable[[str], Ended], script: Script):

@@ -74,4 +74,6 @@ def require_server(run: Run) -> None:
         ("receiver", span_gaps_of(run), "later requests have no times from spans"),
     ):
         if any(gap.end_ns is None for gap in gaps):
-            raise DamagedRun(f"{run.path}: the {who} died and could not be started again; {what}")
+            raise DamagedRun(
+                "process.not-restarted", f"{run.path}: the {who} died and could not be started again; {what}"
+            )

@@ -39,7 +39,7 @@ _OUTPUT_FIELDS = (
     "options",
 )  # fmt: skip
 _NOTHING = FittedPrompt("", 0)
-# A text is repeated to so many times its estimated length, so that a bisection has room on both sides.
+# A text is repeated to this multiple of its estimated length, so that a bisection has room on both sides.
 _ROOM = 2
 
 
@@ -127,7 +127,8 @@ class Fitter:
         self._protocol = PROTOCOLS[target.endpoint]
         if order.exact and self._protocol.templated and not tokenizer.template:
             raise TokenizerError(
-                f"{tokenizer.name} ({tokenizer.source}) has no chat template to count exact prompts with"
+                "tokenizer.no-chat-template",
+                f"{tokenizer.name} ({tokenizer.source}) has no chat template to count exact prompts with",
             )
         self._target = target
         self._tokenizer = tokenizer
@@ -199,7 +200,7 @@ class Fitter:
         return await count_text(self._tokenizer, text_of(messages))
 
     async def _fitted(self, text: str, token_ids: Sequence[int], tokens: int) -> FittedPrompt:
-        """Return a file's text as it is, with its count; else the drawn ids as a text of so many tokens."""
+        """Return a file's text as it is, with its count; else the drawn ids as a text of that many tokens."""
         if text:
             return FittedPrompt(text, await count_text(self._tokenizer, text))
         drawn = self._reference.text(token_ids)

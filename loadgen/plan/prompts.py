@@ -19,6 +19,8 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from rundir.printable.errors import CodedError, code_of
+
 MOST_OUTPUT_TOKENS = 2**31 - 1
 MOST_LINE_BYTES = 32 * 1024 * 1024
 MOST_LIST_BYTES = 256 * 1024 * 1024
@@ -45,7 +47,7 @@ _EXAMPLE = '{"prompt": "...", "max_tokens": 128}'
 Format = Literal["JSON lines", "JSON list", "text lines", "ShareGPT"]
 
 
-class PromptsError(ValueError):
+class PromptsError(CodedError, ValueError):
     """A file of prompts cannot be read; the message names the file, the line, the field, its value and the cure."""
 
 
@@ -108,7 +110,7 @@ def read_prompts(path: Path) -> PromptFile:
     for where, item in _items(path) if format_of(path) == "JSON list" else _lines(path):
         _take(reading, where, item)
     if not reading.file.sessions:
-        raise PromptsError(f"{path}: holds no prompt; write one a line, such as {_EXAMPLE}")
+        raise PromptsError("prompt.empty", f"{path}: holds no prompt; write one a line, such as {_EXAMPLE}")
     return reading.file
 
 
@@ -125,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
                 return
             where = f"{path}, line {number}"
             if len(raw) > MOST_LINE_BYTES:
-                _fail(where, f"is longer than {MOST_LINE_BYTES >> 20} MiB; write one prompt a line")
+                _fail("prompt.too-large", where, f"is longer than {MOST_LINE_BYTES >> 20} MiB; write one prompt a line")
             text = _decoded(raw, where).removeprefix(_BOM if number == 1 else "")
             if text.strip():
                 yield where, text.rstrip("\r\n") if text_lines else _parsed(text, where)
@@ -135,10 +137,14 @@ def _items(path: Path) -> Iterator[tuple[str, object]]:
     """Yield the items of a JSON list, with their places. Raises PromptsError."""
     where = str(path)
     if path.stat().st_size > MOST_LIST_BYTES:
-        _fail(where, f"a JSON list of more than {MOST_LIST_BYTES >> 20} MiB; write one prompt a line instead")
+        _fail(
+            "prompt.too-large",
+            where,
+            f"a JSON list of more than {MOST_LIST_BYTES >> 20} MiB; write one prompt a line instead",
+        )
     items = _parsed(_decoded(path.read_bytes(), where).removeprefix(_BOM), where)
     if not isinstance(items, list):
-        _fail(where, "must be a JSON list of prompts, or one JSON object a line")
+        _fail("prompt.not-json", where, "must be a JSON list of prompts, or one JSON object a line")
     for number, item in enumerate(items, 1):
         yield f"{path}, item {number}", item
 
@@ -151,7 +157,7 @@ def _decoded(raw: bytes, where: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        _fail(where, f"byte {error.start + 1} is not UTF-8; give JSON lines or text in UTF-8", error)
+        _fail("prompt.not-utf8", where, f"byte {error.start + 1} is not UTF-8; give JSON lines or text in UTF-8", error)
 
 
 def _parsed(text: str, where: str) -> object:
@@ -165,14 +171,24 @@ def _parsed(text: str, where: str) -> object:
         # A line of a file that ends too early is its own second line to the parser.
         inside = error.lineno > 1 and ", line " not in where
         place = f"{where}, line {error.lineno}" if inside else f"{where}, column {error.colno}"
-        _fail(place, f"not JSON: {error.msg}; each line must be an object such as {_EXAMPLE}, or name the file "
-              "*.txt for a plain prompt a line", error)  # fmt: skip
+        _fail(
+            "prompt.not-json",
+            place,
+            f"not JSON: {error.msg}; each line must be an object such as {_EXAMPLE}, or name the file *.txt for a "
+            "plain prompt a line",
+            error,
+        )
     except RecursionError as error:
-        _fail(where, "nested too deeply to be a prompt", error)
+        _fail("prompt.too-large", where, "nested too deeply to be a prompt", error)
     except UnicodeEncodeError as error:
-        _fail(where, "holds half a surrogate pair (\\ud800 to \\udfff), which cannot be sent as UTF-8", error)
+        _fail(
+            "prompt.not-utf8",
+            where,
+            "holds half a surrogate pair (\\ud800 to \\udfff), which cannot be sent as UTF-8",
+            error,
+        )
     except ValueError as error:
-        _fail(where, str(error), error)
+        _fail(code_of(error, "prompt.value"), where, str(error), error)
     return said
 
 
@@ -180,24 +196,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{_short(twice)}: is given twice; give it once")
+        raise PromptsError("prompt.duplicate-key", f"{_short(twice)}: is given twice; give it once")
     return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON; give a number, or leave the field out")
+    raise PromptsError("prompt.value", f"{name} is not JSON; give a number, or leave the field out")
 
 
 def _whole(digits: str) -> int:
     if len(digits) > _DIGITS:
-        raise ValueError(f"{_short(digits)} is too large a number")
+        raise PromptsError("prompt.value", f"{_short(digits)} is too large a number")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{_short(digits)} is too large a number")
+        raise PromptsError("prompt.value", f"{_short(digits)} is too large a number")
     return number
 
 
@@ -212,16 +228,16 @@ def _take(reading: _Reading, where: str, item: object) -> None:
         _add(reading, session, _prompt(reading, fields, where))
         return
     if not isinstance(turns, list) or not turns:
-        _fail(where, f"turns: {_short(turns)} must be a list with at least one prompt")
+        _fail("prompt.value", where, f"turns: {_short(turns)} must be a list with at least one prompt")
     for name in (*_TEXTS, "messages"):
         if name in fields:
-            _fail(where, f"turns and {name} exclude each other; give one of them")
+            _fail("prompt.exclusive", where, f"turns and {name} exclude each other; give one of them")
     for number, turn in enumerate(turns, 1):
         place = f"{where}, turn {number}"
         part = _fields(reading, place, turn)
         for name in ("turns", *_SESSIONS):
             if name in part:
-                _fail(place, f"{name}: belongs to the line, not to one of its turns")
+                _fail("prompt.exclusive", place, f"{name}: belongs to the line, not to one of its turns")
         # What stands beside the turns holds for each that has none of its own, by whichever name.
         stated = _LENGTHS if any(name in part for name in _LENGTHS) else ()
         shared = {name: fields[name] for name in _SHARED if name in fields and name not in stated}
@@ -239,11 +255,11 @@ def _add(reading: _Reading, session: object, prompt: GivenPrompt) -> None:
 def _prompt(reading: _Reading, fields: Mapping[str, Any], where: str) -> GivenPrompt:
     text, messages = _text(fields, where), fields.get("messages")
     if text is not None and messages is not None:
-        _fail(where, "prompt and messages exclude each other; give one of them")
+        _fail("prompt.exclusive", where, "prompt and messages exclude each other; give one of them")
     if text is None and messages is None:
         if _SHAREGPT_FIELD in fields:
-            _fail(where, f"{_SHAREGPT_FIELD}: ShareGPT is read as one JSON list, not as lines")
-        _fail(where, f"has no prompt; give {_EXAMPLE}, or messages")
+            _fail("prompt.not-json", where, f"{_SHAREGPT_FIELD}: ShareGPT is read as one JSON list, not as lines")
+        _fail("prompt.missing", where, f"has no prompt; give {_EXAMPLE}, or messages")
     return GivenPrompt(
         text=text,
         messages=() if messages is None else _messages(messages, where),
@@ -258,14 +274,18 @@ def _fields(reading: _Reading, where: str, item: object) -> dict[str, Any]:
     """Return the known fields of a line that are not null; note the others, but refuse a slip of the pen."""
     item = {"prompt": item} if isinstance(item, str) else item
     if not isinstance(item, dict):
-        _fail(where, f"{_short(item)} must be an object such as {_EXAMPLE}")
+        _fail("prompt.value", where, f"{_short(item)} must be an object such as {_EXAMPLE}")
     for name in item:
         ignored, shown = reading.file.ignored, _short(name)
         if name in _FIELDS or shown in ignored or name == _SHAREGPT_FIELD or len(ignored) == _MOST_IGNORED:
             continue
         near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=_SLIP)
         if near:
-            _fail(where, f"{shown}: unknown field (did you mean {near[0]!r}?); known: {', '.join(_FIELDS)}")
+            _fail(
+                "prompt.unknown-field",
+                where,
+                f"{shown}: unknown field (did you mean {near[0]!r}?); known: {', '.join(_FIELDS)}",
+            )
         ignored[shown] = where.rpartition(", ")[2]
     for name in ("messages", "headers"):
         if item.get(name):
@@ -277,7 +297,7 @@ def _only(fields: Mapping[str, Any], names: tuple[str, ...], where: str) -> str 
     """Return the name that is given, of several for one field, or None. Raises PromptsError where several are."""
     given = [name for name in names if name in fields]
     if len(given) > 1:
-        _fail(where, f"{given[0]} and {given[1]} mean the same; give one of them")
+        _fail("prompt.exclusive", where, f"{given[0]} and {given[1]} mean the same; give one of them")
     return given[0] if given else None
 
 
@@ -287,22 +307,22 @@ def _text(fields: Mapping[str, Any], where: str) -> str | None:
         return None
     text = fields[name]
     if not isinstance(text, str):
-        _fail(where, f"{name}: {_short(text)} must be a text; give a conversation as messages")
+        _fail("prompt.value", where, f"{name}: {_short(text)} must be a text; give a conversation as messages")
     if not text:
-        _fail(where, f"{name}: is empty; give a prompt, or leave the line out")
+        _fail("prompt.missing", where, f"{name}: is empty; give a prompt, or leave the line out")
     return text
 
 
 def _messages(given: object, where: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(given, list) or not given:
-        _fail(where, f"messages: {_short(given)} must be a list with at least one message")
+        _fail("prompt.value", where, f"messages: {_short(given)} must be a list with at least one message")
     for at, message in enumerate(given):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            _fail(where, f"messages[{at}]: {_short(message)} must be "
+            _fail("prompt.value", where, f"messages[{at}]: {_short(message)} must be "
                   'an object such as {"role": "user", "content": "..."}')  # fmt: skip
         content = message.get("content")
         if not (content is None or isinstance(content, (str, list))):
-            _fail(where, f"messages[{at}].content: {_short(content)} must be a text or a list of parts")
+            _fail("prompt.value", where, f"messages[{at}].content: {_short(content)} must be a text or a list of parts")
     return tuple(given)
 
 
@@ -312,7 +332,7 @@ def _length(fields: Mapping[str, Any], where: str) -> int:
         return 0
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_OUTPUT_TOKENS:
-        _fail(where, f"{name}: {_short(value)} must be a whole number of at least 1")
+        _fail("prompt.value", where, f"{name}: {_short(value)} must be a whole number of at least 1")
     return value
 
 
@@ -322,7 +342,7 @@ def _session(fields: Mapping[str, Any], where: str) -> str:
         return ""
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-        _fail(where, f"{name}: {_short(value)} must be a name or a number")
+        _fail("prompt.value", where, f"{name}: {_short(value)} must be a name or a number")
     return str(value)
 
 
@@ -333,7 +353,7 @@ def _number(fields: Mapping[str, Any], name: str, where: str, *, most: float) ->
         or not isinstance(value, (int, float))
         or not (math.isfinite(value) and 0 <= value <= most)
     ):
-        _fail(where, f"{name}: {_short(value)} must be a number from 0 to {most:g}")
+        _fail("prompt.value", where, f"{name}: {_short(value)} must be a number from 0 to {most:g}")
     return float(value)
 
 
@@ -342,16 +362,16 @@ def _headers(reading: _Reading, given: object, where: str) -> int:
     if not given:
         return -1
     if not isinstance(given, dict):
-        _fail(where, 'headers: must be an object of names and values, such as {"X-Tenant": "a"}')
+        _fail("prompt.header", where, 'headers: must be an object of names and values, such as {"X-Tenant": "a"}')
     for name, value in given.items():
         if not _HEADER_NAME.fullmatch(name):
-            _fail(where, f"headers: {_short(name)} is not a header's name")
+            _fail("prompt.header", where, f"headers: {_short(name)} is not a header's name")
         if name.lower() in _OURS:
-            _fail(where, f"headers.{name}: Sidelight sets this header itself; leave it out")
+            _fail("prompt.header", where, f"headers.{name}: Sidelight sets this header itself; leave it out")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            _fail(where, f"headers.{name}: must be one line of ASCII text")
+            _fail("prompt.header", where, f"headers.{name}: must be one line of ASCII text")
     if len({name.lower() for name in given}) < len(given):
-        _fail(where, "headers: names that differ in case only are the same; give each once")
+        _fail("prompt.header", where, "headers: names that differ in case only are the same; give each once")
     position = reading.headers.setdefault(tuple(given.items()), len(reading.headers))
     if position == len(reading.file.headers):
         reading.file.headers.append(dict(given))
@@ -363,6 +383,6 @@ def _short(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _fail(where: str, problem: str, cause: Exception | None = None) -> NoReturn:
+def _fail(code: str, where: str, problem: str, cause: Exception | None = None) -> NoReturn:
     # A list's whole text has no item yet: its path alone is where.
-    raise PromptsError(f"{where}: {problem}") from cause
+    raise PromptsError(code, f"{where}: {problem}") from cause

@@ -17,9 +17,10 @@ from loadgen.protocols.reading.failures import UNREADABLE
 from loadgen.records import PLAN_END, PlannedRequest, decode_planned
 from rundir.frames import read_frames
 from rundir.framing import GAP
+from rundir.printable.errors import CodedError
 
 
-class SavedRequestsError(ValueError):
+class SavedRequestsError(CodedError, ValueError):
     """The requests of a plan cannot be sent again; the message names the file and the cure."""
 
 
@@ -40,7 +41,7 @@ def look(path: Path) -> Saved:
         for turn in (request, *request.turns):
             digest.update(turn.body)
     if count == 0:
-        raise SavedRequestsError(f"{path}: there is no request; give another run")
+        raise SavedRequestsError("replay.empty", f"{path}: there is no request; give another run")
     return Saved(count=count, sha256=digest.hexdigest(), is_timed=is_timed)
 
 
@@ -58,20 +59,28 @@ def read(path: Path) -> Iterator[PlannedRequest]:
                 return
             yield _checked(path, request)
     except OSError as error:
-        raise SavedRequestsError(f"{path}: {error.strerror}; give the directory of a run") from error
+        raise SavedRequestsError(
+            "replay.unreadable", f"{path}: {error.strerror}; give the directory of a run"
+        ) from error
     except UNREADABLE as error:
-        raise SavedRequestsError(f"{path}: {error}; give the directory of a run of this version") from error
-    raise SavedRequestsError(f"{path}: it is damaged or has no end, as of a run that was killed; give another run")
+        raise SavedRequestsError(
+            "replay.unreadable", f"{path}: {error}; give the directory of a run of this version"
+        ) from error
+    raise SavedRequestsError(
+        "replay.damaged", f"{path}: it is damaged or has no end, as of a run that was killed; give another run"
+    )
 
 
 def _checked(path: Path, request: PlannedRequest) -> PlannedRequest:
     for turn in (request, *request.turns):
         at = f"{path}, request {turn.index}"
         if not turn.path.startswith("/"):
-            raise SavedRequestsError(f"{at}: path: {turn.path[:60]!r} must begin with /; give another run")
+            raise SavedRequestsError(
+                "replay.damaged", f"{at}: path: {turn.path[:60]!r} must begin with /; give another run"
+            )
         numbers = (turn.input_tokens, turn.max_tokens, turn.offset_ns, turn.think_ns)
         if not -1 <= min(numbers) <= max(numbers) < 2**62:
-            raise SavedRequestsError(f"{at}: its numbers cannot be used; give another run")
+            raise SavedRequestsError("replay.damaged", f"{at}: its numbers cannot be used; give another run")
     turns = tuple(msgspec.structs.replace(turn, headers=-1, turns=()) for turn in request.turns)
     return msgspec.structs.replace(request, headers=-1, turns=turns)
 

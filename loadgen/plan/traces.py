@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, field
 
+from rundir.printable.errors import CodedError
 from rundir.printable.numbers import agree, count_of
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -44,7 +45,7 @@ _Milliseconds = Annotated[float, Meta(ge=0, le=4e12)]
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class TraceError(ValueError):
+class TraceError(CodedError, ValueError):
     """A file is not a trace; the message names the file and, where there is one, the line, the field and the value."""
 
 
@@ -136,17 +137,17 @@ def read_trace(path: str | Path) -> ArrivalTrace:
                     at.append(line.at_ns)
                     hashes.append(line.hash_ids if isinstance(line, _Mooncake) else None)
                 except OverflowError as error:
-                    raise TraceError(f"{path}, line {number}: a date that is not of our time") from error
+                    raise TraceError("trace.line", f"{path}, line {number}: a date that is not of our time") from error
                 except msgspec.ValidationError as error:
-                    raise TraceError(f"{path}, line {number}: {_explained(error, fields)}") from error
+                    raise TraceError("trace.line", f"{path}, line {number}: {_explained(error, fields)}") from error
                 inputs.append(line.inputs)
                 outputs.append(line.outputs)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read as text: {error}") from error
+        raise TraceError("trace.unreadable", f"{path}: cannot be read as text: {error}") from error
     at_ns, input_tokens, output_tokens = (np.array(column, np.int64) for column in (at, inputs, outputs))
     sendable = np.flatnonzero((input_tokens > 0) & (output_tokens > 0))
     if not len(sendable):
-        raise TraceError(f"{path}: no request with input and output tokens in {len(at)} lines")
+        raise TraceError("trace.empty", f"{path}: no request with input and output tokens in {len(at)} lines")
     order = sendable[np.argsort(at_ns[sendable], kind="stable")]
     hashed = any(ids is not None for ids in hashes)
     return ArrivalTrace(
@@ -200,7 +201,7 @@ def _lines(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[int, Mapping[st
                 columns = list(cells)
                 _recognised(path, dict.fromkeys(columns))
     except (msgspec.DecodeError, csv.Error, RecursionError) as error:
-        raise TraceError(f"{path}, line {number}: {error} {_shown(line.strip())}") from error
+        raise TraceError("trace.line", f"{path}, line {number}: {error} {_shown(line.strip())}") from error
 
 
 def _cell(name: str, text: str) -> Any:
@@ -213,7 +214,9 @@ def _recognised(path: Path, fields: Mapping[str, Any]) -> str:
         if at in fields and inputs in fields:
             return name
     formats = "; ".join(f"{', '.join(names)} ({name})" for name, names in known.items())
-    raise TraceError(f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {formats}")
+    raise TraceError(
+        "trace.fields", f"{path}, line 1: its fields are {_shown(', '.join(fields))}; a trace has {formats}"
+    )
 
 
 def _explained(error: msgspec.ValidationError, fields: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from methodology.study.model import Parameters, Procedure
 from recorded.errors import ConfigurationError
 from recorded.system import Declaration, System, read_system
 from rundir.access import masked
+from rundir.printable.errors import code_of
 from rundir.printable.masking import MASK, register_command, unmasked
 from sidecar.options.checks import check_run, extra_of
 from sidecar.options.config import as_recorded
@@ -68,16 +69,20 @@ def variants_of(options: StudyOptions) -> dict[str, Variant]:
     for text in options.variant:
         for name, declared in _declared(text).items():
             if not VARIANT_NAME.fullmatch(name):
-                raise ConfigurationError(f"--variant {name[:40]}: a name is of letters, digits, . _ and -")
+                raise ConfigurationError(
+                    "variant.name", f"--variant {name[:40]}: a name is of letters, digits, . _ and -"
+                )
             if name in variants:
-                raise ConfigurationError(f"--variant {name}: given more than once; each configuration has its own name")
+                raise ConfigurationError(
+                    "variant.duplicate", f"--variant {name}: given more than once; each configuration has its own name"
+                )
             try:
                 variant = msgspec.convert(declared, Variant)
                 bounded = variant.before_s > 0
             except (msgspec.ValidationError, ValueError) as error:
-                raise ConfigurationError(f"--variant {name}: {error}") from error
+                raise ConfigurationError("variant.form", f"--variant {name}: {error}") from error
             if not bounded:
-                raise ConfigurationError(f"--variant {name}: before-timeout: must be greater than 0")
+                raise ConfigurationError("option.value", f"--variant {name}: before-timeout: must be greater than 0")
             before = (variant.before,) if isinstance(variant.before, str) else variant.before
             register_command(shlex.join(before))
             urls = tuple(http_url(f"--variant {name}", url) for url in variant.urls)
@@ -90,11 +95,15 @@ def _declared(text: str) -> dict[str, Any]:
         try:
             declared = msgspec.json.decode(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"--variant: {error}; give NAME=URL, or a mapping in --config") from error
+            raise ConfigurationError(
+                "variant.form", f"--variant: {error}; give NAME=URL, or a mapping in --config"
+            ) from error
         return {name: {"url": of} if isinstance(of, str) else of for name, of in declared.items()}
     name, equals, url = text.partition("=")
     if not equals:
-        raise ConfigurationError(f"--variant {masked(text)}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001")
+        raise ConfigurationError(
+            "variant.form", f"--variant {masked(text)}: must be NAME=URL, as in cache-off=http://127.0.0.1:8001"
+        )
     return {name: {"url": url}}
 
 
@@ -120,7 +129,8 @@ def parameters_of(options: StudyOptions, procedure: Procedure) -> Parameters:
             given[name] = _whole_tokens(value) if name == "output_tokens" else value
         elif name not in _WORKLOAD:
             raise ConfigurationError(
-                f"{flag_of(name)}: the test {procedure.name} has no such number; it has {', '.join(map(flag_of, has))}"
+                "test.option",
+                f"{flag_of(name)}: the test {procedure.name} has no such number; it has {', '.join(map(flag_of, has))}",
             )
     if {"rate", "concurrency"} & given.keys() and "rate" in has:
         preset = replace(preset, load=None)
@@ -143,7 +153,9 @@ def options_of(procedure: Procedure) -> list[str]:
 
 def _whole_tokens(text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,8}", text):
-        raise ConfigurationError(f"--output-tokens {text}: must be a whole number, which this test keeps fixed")
+        raise ConfigurationError(
+            "option.value", f"--output-tokens {text}: must be a whole number, which this test keeps fixed"
+        )
     return int(text)
 
 
@@ -176,7 +188,7 @@ def with_values(options: SomeOptions, values: Mapping[str, Any]) -> SomeOptions:
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in hints:
-            raise ConfigurationError(f"{flag_of(name)}: `run` has no such option")
+            raise ConfigurationError("option.unknown", f"{flag_of(name)}: `run` has no such option")
         changed[name] = typed(name, value, hints[name])
     if "extra_body" in changed:  # a step's is made of the recorded one
         changed["extra_body"] = json.dumps(unmasked(json.loads(changed["extra_body"]), extra_of(options)))
@@ -192,7 +204,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     try:
         return msgspec.convert(value, hint, dec_hook=lambda _, text: Path(text))
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{flag_of(name)} {value}: {error}") from error
+        raise ConfigurationError("option.value", f"{flag_of(name)} {value}: {error}") from error
 
 
 def targets(options: StudyOptions, procedure: Procedure) -> dict[str, RunOptions]:
@@ -226,13 +238,15 @@ def system_of(options: StudyOptions, variants: Collection[str], procedure: Proce
     try:
         system = read_system(options.sut)
     except ValueError as error:
-        raise ConfigurationError(f"--sut {error}") from error
+        raise ConfigurationError(code_of(error, "option.value"), f"--sut {error}") from error
     if options.isolated and system.isolated is False:
-        raise ConfigurationError("--isolated: --sut declares `isolated: false`; correct one of them")
+        raise ConfigurationError(
+            "declaration.contradicted", "--isolated: --sut declares `isolated: false`; correct one of them"
+        )
     undeclared = [name for name in variants if name not in system.variants]
     for name in system.variants:
         if name not in variants and (near := nearest(name, undeclared)):
-            raise ConfigurationError(f"--sut variants.{name}: there is no such --variant{near}")
+            raise ConfigurationError("declaration.variant", f"--sut variants.{name}: there is no such --variant{near}")
     named = {
         name: msgspec.to_builtins(system.variants.get(name, {})) for name in variants if name in procedure.variants
     }
@@ -256,7 +270,9 @@ def from_record(recorded: Mapping[str, object], given: StudyOptions) -> StudyOpt
         elif MASK in json.dumps(value):
             values[name] = getattr(given, name)
             if not values[name]:
-                raise ConfigurationError(f"--resume: {flag_of(name)} was given, and is not recorded; give it again")
+                raise ConfigurationError(
+                    "study.changed", f"--resume: {flag_of(name)} was given, and is not recorded; give it again"
+                )
         elif name in recorded:
             values[name] = typed(name, value, hints[name])
     return kind(**values)
@@ -270,5 +286,6 @@ def require_same(path: Path, given: StudyOptions, then: StudyOptions) -> None:
             shown = as_recorded(then)[name]
             was = "not given" if shown in (None, []) else f"{shown}"
             raise ConfigurationError(
-                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new study"
+                "study.changed",
+                f"--resume {path}: {flag_of(name)} was {was} when the study began; leave it out, or begin a new study",
             )

@@ -187,13 +187,14 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
                 env=inherited,
             )
         except OSError as error:
-            raise TargetNotMeasured(f"variant {name}: before: {shown}: {error.strerror}") from error
+            raise TargetNotMeasured("variant.before", f"variant {name}: before: {shown}: {error.strerror}") from error
     try:
         code = process.wait(variant.before_s)
     except subprocess.TimeoutExpired:
         raise TargetNotMeasured(
+            "variant.before",
             f"variant {name}: before: {shown}: not done after {variant.before_s:g} s; raise before-timeout, or let it "
-            f"start the server in the background; its output is in {output}"
+            f"start the server in the background; its output is in {output}",
         ) from None
     finally:
         if process.poll() is None:
@@ -204,7 +205,9 @@ def set_up(name: str, variant: Variant, output: Path) -> None:
     if code:
         last = output.read_text(errors="replace").strip().splitlines()[-1:]
         said = f": {last[0][:_OUTPUT_SHOWN]}" if last else ""
-        raise TargetNotMeasured(f"variant {name}: before: {shown}: ended with {code}{said}; its output is in {output}")
+        raise TargetNotMeasured(
+            "variant.before", f"variant {name}: before: {shown}: ended with {code}{said}; its output is in {output}"
+        )
 
 
 def targets_seen(

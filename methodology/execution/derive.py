@@ -22,7 +22,7 @@ from methodology.study.model import Done, Finished, Kind, Procedure
 from methodology.study.planning import LEVEL, SENTINEL, decide, of_kind, repeated, valid
 from methodology.study.result import Cost, Drift, Reproduction, StepRecord, StudyResult
 from recorded.directory import json_text, write_text
-from recorded.errors import CannotWrite, ConfigurationError
+from recorded.errors import CannotWrite, ConfigurationError, unwritten
 from recorded.failures import evaluating
 from recorded.system import System, read_system
 from rundir.clock import iso_ms
@@ -85,7 +85,7 @@ def _write(path: Path, files: Mapping[str, str]) -> None:
     try:
         make_directory(path / "tables")
     except OSError as error:
-        raise CannotWrite(f"{error.filename or path}: {error.strerror}") from error
+        raise unwritten(path, error) from error
     for name, text in files.items():
         write_text(path / name, text)
 
@@ -99,7 +99,9 @@ def _damage(study: Study, of_steps: Mapping[str, str]) -> str:
 def procedure_named(name: str) -> Procedure:
     """Return a test by its name. Raises ConfigurationError for an unknown one."""
     if name not in PROCEDURES:
-        raise ConfigurationError(f"{name[:40]}: this version has no such test; it has {', '.join(PROCEDURES)}")
+        raise ConfigurationError(
+            "test.unknown", f"{name[:40]}: this version has no such test; it has {', '.join(PROCEDURES)}"
+        )
     return PROCEDURES[name]
 
 

@@ -280,8 +280,9 @@ def within(
         length_s, needed = asked.parameters.duration, math.ceil(needed_s / 60)
         of_steps = f" with steps of {minutes(length_s)} (--duration)" if length_s else ""
         raise ConfigurationError(
+            "study.budget",
             f"--budget {minutes(budget_s)}: {procedure.name} takes up to {needed} min{of_steps}; "
-            f"give --budget {needed}m{cure}"
+            f"give --budget {needed}m{cure}",
         )
     return asked, costs
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 from methodology.options import StudyOptions
 from methodology.study.model import Finished, Outcome, Step, StudySettings
 from recorded.directory import MANIFEST, RAW, write_json
-from recorded.errors import CannotWrite, ConfigurationError, unusable_place
+from recorded.errors import ConfigurationError, unusable_place, unwritten
 from recorded.logs import one_line
 from rundir.clock import utc_now
 from rundir.fields import NO_UNIT, StampNs, doc
@@ -163,7 +163,7 @@ def create(path: Path, record: StudyRecord) -> Study:
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "holds a study; go on with it by --resume" if (path / STUDY).exists() else "is not empty; choose another"
-        raise ConfigurationError(f"--out {path}: {what}")
+        raise ConfigurationError("out.in-use", f"--out {path}: {what}")
     make(path)
     try:
         (path / STEPS).mkdir(mode=0o777 & path.stat().st_mode)
@@ -196,9 +196,11 @@ def held(path: Path) -> Iterator[None]:
         try:
             stack.enter_context(lock(path / LOCK))
         except LockHeld as error:
-            raise ConfigurationError(f"{path}: is not free, {error.strerror}; wait for its end, or stop it") from error
+            raise ConfigurationError(
+                "study.in-use", f"{path}: is not free, {error.strerror}; wait for its end, or stop it"
+            ) from error
         except OSError as error:
-            raise CannotWrite(f"{path / LOCK}: {error.strerror}") from error
+            raise unwritten(path / LOCK, error) from error
         yield
 
 
@@ -208,9 +210,11 @@ def read_all(path: Path) -> dict[str, Any]:
         read = msgspec.json.decode(read_regular(path / ALL), type=dict[str, Any])
         return dict(read["options"])
     except FileNotFoundError:
-        raise ConfigurationError(f"{path}: no {ALL} here; give the directory of all tests (their --out)") from None
+        raise ConfigurationError(
+            "study.none", f"{path}: no {ALL} here; give the directory of all tests (their --out)"
+        ) from None
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigurationError(f"{path / ALL}: cannot be read: {one_line(error)}") from error
+        raise ConfigurationError("study.unreadable", f"{path / ALL}: cannot be read: {one_line(error)}") from error
 
 
 def append(path: Path, *frames: Frame) -> None:
@@ -221,7 +225,7 @@ def append(path: Path, *frames: Frame) -> None:
             log.append(*map(_encoded, frames))
         sync(path / LOG)
     except OSError as error:
-        raise CannotWrite(f"{path / LOG}: {error.strerror}") from error
+        raise unwritten(path / LOG, error) from error
 
 
 def _encoded(frame: Frame) -> bytes:
@@ -242,11 +246,15 @@ def open_study(path: Path) -> Study:
             extent = tail.extent
         damage = _damage(path, extent, frames)
     except FileNotFoundError:
-        raise ConfigurationError(f"{path}: no {STUDY} here; give the directory of a study (its --out)") from None
+        raise ConfigurationError(
+            "study.none", f"{path}: no {STUDY} here; give the directory of a study (its --out)"
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"{error.filename or path}: {error.strerror}") from error
+        raise ConfigurationError("study.unreadable", f"{error.filename or path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: {STUDY} or {LOG} cannot be read: {one_line(error)}") from error
+        raise ConfigurationError(
+            "study.unreadable", f"{path}: {STUDY} or {LOG} cannot be read: {one_line(error)}"
+        ) from error
     return replace(_study(path, record, frames), damage=damage)
 
 
@@ -254,7 +262,7 @@ def open_whole(path: Path) -> Study:
     """Read a study without damage, for others that rest on it. Raises ConfigurationError as `open_study` does."""
     study = open_study(path)
     if study.damage:
-        raise ConfigurationError(f"{path}: {study.damage}")
+        raise ConfigurationError("study.damaged", f"{path}: {study.damage}")
     return study
 
 
@@ -281,15 +289,16 @@ def step_directory(study: Path, run: str, *, outside: bool = False) -> Path:
         return Path(run)
     if len(parts) != 2 or parts[0] != STEPS or parts[1] == "..":
         raise ConfigurationError(
+            "study.outside",
             f"{study / LOG}: names a run outside of the study, {run[:200]}; where you trust this study, `sidelight "
-            "report --outside` reads it"
+            "report --outside` reads it",
         )
     path = study / STEPS / parts[1]
     try:
         require_directory(path.parent)
         require_directory(path)
     except OSError as error:
-        raise ConfigurationError(f"{error.filename}: {error.strerror}") from error
+        raise ConfigurationError("study.unreadable", f"{error.filename}: {error.strerror}") from error
     return path
 
 
@@ -313,7 +322,9 @@ def _study(path: Path, record: StudyRecord, frames: Sequence[Frame]) -> Study:
         elif isinstance(frame, Retried) and frame.number in finished:
             finished[frame.number] = msgspec.structs.replace(finished[frame.number], again=True)
     if sorted(finished) != list(range(1, len(finished) + 1)):
-        raise ConfigurationError(f"{path / LOG}: is damaged: verdicts of steps are missing; restore it from a copy")
+        raise ConfigurationError(
+            "study.damaged", f"{path / LOG}: is damaged: verdicts of steps are missing; restore it from a copy"
+        )
     pending = [frame for number, frame in decided.items() if number not in finished]
     last = frames[-1] if frames else None
     return Study(
@@ -350,11 +361,11 @@ def set_aside(run: Path) -> Path | None:
     if not run.exists():
         return None
     if run.parent.name != STEPS or not (run.parent.parent / STUDY).is_file():
-        raise ConfigurationError(f"{run}: is not a step of a study, and is left as it is; {LOG} names it")
+        raise ConfigurationError("study.step", f"{run}: is not a step of a study, and is left as it is; {LOG} names it")
     number = 1
     while (aside := run.with_name(f"{run.name}{TORN}{'' if number == 1 else f'-{number}'}")).exists():
         number += 1
     try:
         return run.rename(aside)
     except OSError as error:
-        raise CannotWrite(f"{run}: {error.strerror}") from error
+        raise unwritten(run, error) from error

@@ -50,7 +50,8 @@ def compare_recorded(options: CompareOptions, command: list[str]) -> StudyEnd:
     reasons += [f"{each.step.label}: {each.outcome.void}" for each in finished if each.outcome.void]
     if reasons and not options.anyway:
         raise ConfigurationError(
-            f"compare: {'; '.join(reasons)}; give --anyway to compare them all the same, which the checklist will say"
+            "compare.different",
+            f"compare: {'; '.join(reasons)}; give --anyway to compare them all the same, which the checklist will say",
         )
     finished = [_counted(each) for each in finished]
     out = record.directory_of(options, "compare")
@@ -72,20 +73,24 @@ def _groups(paths: tuple[Path, ...]) -> Mapping[str, list[Path]]:
     """Return the run directories of each system, by name. The name is that in NAME=DIRECTORY, else a letter."""
     if not 2 <= len(paths) <= len(SYSTEMS):
         raise ConfigurationError(
-            f"compare: {count_of(len(paths), 'system')}; give from 2 to {len(SYSTEMS)} directories"
+            "compare.systems", f"compare: {count_of(len(paths), 'system')}; give from 2 to {len(SYSTEMS)} directories"
         )
     groups: dict[str, list[Path]] = {}
     taken: dict[Path, Path] = {}
     for letter, given in zip(SYSTEMS, paths, strict=False):
         name, path = named_path(given, letter)
         if name in groups:
-            raise ConfigurationError(f"compare: two systems are named {name}; give each its own name")
+            raise ConfigurationError("compare.names", f"compare: two systems are named {name}; give each its own name")
         groups[name] = list(_runs(path))
         if not groups[name]:
-            raise ConfigurationError(f"{path}: no run directory here; give that of a run, of a study, or one of runs")
+            raise ConfigurationError(
+                "run.none", f"{path}: no run directory here; give that of a run, of a study, or one of runs"
+            )
         for run in groups[name]:
             if run in taken:
-                raise ConfigurationError(f"compare: {path} and {taken[run]} are the same; give different runs")
+                raise ConfigurationError(
+                    "compare.same-run", f"compare: {path} and {taken[run]} are the same; give different runs"
+                )
             taken[run] = path
     return groups
 

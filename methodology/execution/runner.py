@@ -97,7 +97,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
         if isinstance(stopping, Interrupted):
             status, reason = "interrupted", "a signal stopped it"
     except KeyboardInterrupt:
-        error, status, reason = Interrupted("interrupted"), "interrupted", "a signal stopped it"
+        error, status, reason = Interrupted("interrupted.user", "interrupted"), "interrupted", "a signal stopped it"
     stopped = Stopped(at_ns=_now_ns(), status=status, reason=reason)
     with suppress(CannotWrite):  # a full disk is what stopped it
         append(study.path, stopped)
@@ -173,7 +173,7 @@ def _step(
     data = how.measure(options, how.command, how.progress)
     append(study.path, record.StepEnded(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
-        raise Interrupted("interrupted")
+        raise Interrupted("interrupted.user", "interrupted")
     came = outcome(step, data, how.procedure.rests_on)
     if (came.failed or not came.sent) and (reason := asyncio.run(between.death(common, glance))):
         came = msgspec.structs.replace(came, void=reason)

@@ -82,7 +82,9 @@ def _stated(options: StudyOptions) -> Capacity | None:
     if options.capacity_from is None:
         return Capacity(per_s=options.capacity, tokens_per_s=options.capacity_tokens) if options.capacity else None
     if options.capacity is not None:
-        raise ConfigurationError(f"--from {options.capacity_from} and --capacity exclude each other; leave one out")
+        raise ConfigurationError(
+            "option.contradictory", f"--from {options.capacity_from} and --capacity exclude each other; leave one out"
+        )
     return capacity_of(options.capacity_from)
 
 
@@ -92,7 +94,8 @@ def capacity_of(path: Path) -> Capacity:
     stated = capacity_shown(study.record.asked, study.finished)
     if stated is None:
         raise ConfigurationError(
-            f"--from {path}: its {count_of(len(study.finished), 'step')} did not show the capacity; give --capacity"
+            "study.no-capacity",
+            f"--from {path}: its {count_of(len(study.finished), 'step')} did not show the capacity; give --capacity",
         )
     return stated
 
@@ -137,10 +140,12 @@ def _planned(procedure: Procedure, asked: StudySettings, common: RunOptions, spe
     """Return the plan of a test. Raises ConfigurationError where it would refuse to begin, or has no such variant."""
     planned = expected(procedure, asked, common, speed=speed)
     if planned.end is not None and not planned.end.complete and not planned.steps:
-        raise ConfigurationError(f"{procedure.name}: {planned.end.reason}")
+        raise ConfigurationError("study.not-planned", f"{procedure.name}: {planned.end.reason}")
     if unknown := {each.step.variant for each in planned.steps} - set(asked.variants or ("",)):
         which = f"has no configuration {min(unknown)}" if any(unknown) else "measures a single configuration"
-        raise ConfigurationError(f"--variant {', '.join(asked.variants)}: the test {procedure.name} {which}")
+        raise ConfigurationError(
+            "variant.not-taken", f"--variant {', '.join(asked.variants)}: the test {procedure.name} {which}"
+        )
     return planned
 
 
@@ -230,11 +235,11 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
     study = record.open_whole(path)
     asked = study.record.asked
     if asked.test != name:
-        raise ConfigurationError(f"--resume {path}: is a study of {asked.test}, not of {name}")
+        raise ConfigurationError("study.another", f"--resume {path}: is a study of {asked.test}, not of {name}")
     began_by = study.record.tool["version"]
     if began_by != VERSION:
         raise ConfigurationError(
-            f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
+            "study.another", f"--resume {path}: was begun by version {began_by}, this is {VERSION}; begin a new study"
         )
     then = asking.from_record(study.record.options, options)
     asking.require_same(path, options, then)
@@ -245,7 +250,9 @@ def resumed(options: StudyOptions, name: str) -> tuple[Study, StudyOptions]:
         compared = (("model", before.model, seen.model), ("engine version", before.version, seen.version))
         for what, was, now in compared:
             if was != now:
-                raise ConfigurationError(f"--resume {path}: the {what} was {was}, and is {now} now; begin a new study")
+                raise ConfigurationError(
+                    "study.changed", f"--resume {path}: the {what} was {was}, and is {now} now; begin a new study"
+                )
     return study, then
 
 
@@ -308,7 +315,7 @@ def _all_begun(options: StudyOptions, stack: ExitStack) -> tuple[Path, StudyOpti
     _require_taken(variants_of(options))
     root = record.directory_of(options, ALL)
     if any((root / name / record.STUDY).exists() for name in TESTS):
-        raise ConfigurationError(f"--out {root}: holds studies; go on with them by --resume")
+        raise ConfigurationError("out.in-use", f"--out {root}: holds studies; go on with them by --resume")
     record.make(root)
     stack.enter_context(record.held(root))
     record.write_all(root, as_recorded(options))
@@ -327,7 +334,9 @@ def _require_taken(variants: Collection[str]) -> None:
     """Check that some test takes each configuration. Raises ConfigurationError."""
     if unplaced := [name for name in variants if not any(name in names for names in TAKEN.values())]:
         takers = "; ".join(f"{test} has {', '.join(names)}" for test, names in TAKEN.items())
-        raise ConfigurationError(f"--variant {', '.join(unplaced)}: no test takes one of that name; {takers}")
+        raise ConfigurationError(
+            "variant.not-taken", f"--variant {', '.join(unplaced)}: no test takes one of that name; {takers}"
+        )
 
 
 def _of_all(options: StudyOptions, procedure: Procedure, shown: Mapping[str, Capacity]) -> StudyOptions:

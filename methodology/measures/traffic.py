@@ -60,7 +60,10 @@ def traffic(asked: StudySettings) -> Traffic:
     scale = min(1.0, room / longest)
     mix = 0.8 if asked.parameters.mix is None else asked.parameters.mix
     if not 0 < mix < 1:
-        raise WorkloadError(f"--mix {mix:.0%}: both classes need a share of the requests; give one between 0 and 100 %")
+        raise WorkloadError(
+            "workload.weights",
+            f"--mix {mix:.0%}: both classes need a share of the requests; give one between 0 and 100 %",
+        )
     classes = [
         {"name": name, "weight": weight, "content": "random-tokens"}
         | {

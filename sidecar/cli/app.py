@@ -14,6 +14,7 @@ from cyclopts import App, Group
 from cyclopts.config import Dict
 
 from recorded.errors import ConfigurationError, Interrupted, SidelightError
+from rundir.printable.errors import with_code
 from rundir.printable.masking import register_environment
 from sidecar.cli import draft, inspecting, measuring
 from sidecar.cli.arguments import translate
@@ -83,10 +84,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Without a command the help is shown, and None returned.
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except cyclopts.CycloptsError as error:
-        print_error(explained(error))
+        print_error(with_code(ConfigurationError("option.usage", explained(error))))
         code = ConfigurationError.exit_code
     except SidelightError as error:
-        print_error(of_systems(str(error), arguments), trace=verbose)
+        print_error(of_systems(with_code(error), arguments), trace=verbose)
         code = error.exit_code
     except KeyboardInterrupt:
         # A second signal may cut a task short that was being cancelled; of that asyncio would write a traceback.
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         discard(sys.stdout)
         code = 0
     except Exception as error:  # noqa: BLE001  the top of the command: one line for all, a traceback on request
-        print_error(unexpected(error), trace=verbose)
+        print_error(f"{unexpected(error)} [unexpected]", trace=verbose)
         code = 3
     sys.exit(code)
 

@@ -140,7 +140,7 @@ class Translation:
         """Add positional URLs as values of the option. Raises ConfigurationError for any other positional argument."""
         for word in self.words:
             if not _is_url(word):
-                raise ConfigurationError(unused(word, f"sidelight {command}"))
+                raise ConfigurationError("option.unknown", unused(word, f"sidelight {command}"))
             self.arguments += [option, word]
 
 
@@ -163,7 +163,7 @@ def translate(arguments: Sequence[str]) -> Translation:
         translation.take_load([option.name for option in typed])
     translation.refuse_unknown(options)
     if translation.problems:
-        raise ConfigurationError("; ".join(translation.problems))
+        raise ConfigurationError("option.unknown", "; ".join(translation.problems))
     if arguments[0] == "test":
         translation.take_name()
     if arguments[0] == "compare":

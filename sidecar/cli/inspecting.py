@@ -81,10 +81,14 @@ def report(  # noqa: PLR0913  an argument is an option
     check_exports(exports)
     if others:
         if as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions():
-            raise ConfigurationError("report: of several runs, only --formats html and --output can be given")
+            raise ConfigurationError(
+                "option.not-here", "report: of several runs, only --formats html and --output can be given"
+            )
         return _compare_runs([run_directory, *others], output)
     if output is not None:
-        raise ConfigurationError("--output: is for several runs; of one, all files are written into its directory")
+        raise ConfigurationError(
+            "option.not-here", "--output: is for several runs; of one, all files are written into its directory"
+        )
     try:
         if (run_directory / draft.STUDY).is_file():
             return draft.report_study(run_directory, as_json=as_json, outside=outside)

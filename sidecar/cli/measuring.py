@@ -208,11 +208,13 @@ def _measured(
         return Interrupted.exit_code
     requests = summary.client.requests
     if summary.workload.name and not requests.ok:
-        raise TargetNotMeasured(f"none of {requests.sent} requests succeeded; {path} holds their errors")
+        raise TargetNotMeasured(
+            "target.no-success", f"none of {requests.sent} requests succeeded; {path} holds their errors"
+        )
     slo = summary.client.slo
     if summary.client.outage and (slo is None or slo.met):
         raise TargetNotMeasured(
-            f"the server stopped answering before the load ended; {path} holds what it did until then"
+            "target.stopped", f"the server stopped answering before the load ended; {path} holds what it did until then"
         )
     # An objective that cannot be evaluated was not shown to be met.
     return 0 if slo is None or slo.met else MISSED

@@ -10,6 +10,7 @@ from functools import partial
 from rich.console import Console
 
 from recorded.errors import SidelightError, TargetUnreachable
+from rundir.printable.errors import with_code
 from scraper.targets.fetch import FetchLimits
 from scraper.targets.scrape import clock_of
 from sidecar.doctor.delivery import plain_lines
@@ -69,7 +70,7 @@ async def examine(options: DoctorOptions) -> int:
             try:
                 gateway = await _examine_models(console, options.gateway, options, contact)
             except SidelightError as error:
-                print_line(console, FAIL, str(error).replace("--url", "--gateway"))
+                print_line(console, FAIL, with_code(error).replace("--url", "--gateway"))
                 return NOT_USABLE
         names = engines.names
         if names.engine is None and gateway is not None:
@@ -92,7 +93,7 @@ async def _examine_engines(
         try:
             served.append(await _examine_api(console, url, options, contact))
         except SidelightError as error:
-            print_line(console, FAIL, str(error))
+            print_line(console, FAIL, with_code(error))
             if isinstance(error, TargetUnreachable):
                 reachable.remove(url)
     owners = [OWNERS[server.owner] for server in served if server.owner in OWNERS]

@@ -135,24 +135,26 @@ def check_listening(options: ListenOptions, addresses: Mapping[str, str]) -> Non
     """
     if options.listen_token is not None and not re.fullmatch(r"[!-~]+", options.listen_token):
         raise ConfigurationError(
-            "--listen-token: must not be empty or contain spaces; check SIDELIGHT_LISTEN_TOKEN as well"
+            "option.value", "--listen-token: must not be empty or contain spaces; check SIDELIGHT_LISTEN_TOKEN as well"
         )
     if options.listen_client_ca and not options.listen_tls:
         raise ConfigurationError(
-            f"--listen-client-ca {options.listen_client_ca}: needs --listen-tls CERT KEY, the certificate of this port"
+            "option.contradictory",
+            f"--listen-client-ca {options.listen_client_ca}: needs --listen-tls CERT KEY, the certificate of this port",
         )
     guard = guard_of(options)
     try:
         server_context(guard)
     except UnusableFile as error:
         flag, path = ("client-ca", guard.ca) if error.which == "ca" else ("tls", getattr(guard, error.which))
-        raise ConfigurationError(f"--listen-{flag} {path}: {error.reason}; {_PEM}") from error
+        raise ConfigurationError("certificate.unusable", f"--listen-{flag} {path}: {error.reason}; {_PEM}") from error
     is_guarded = bool(guard.cert and (guard.token or guard.ca))
     for name, address in addresses.items():
         if not (is_guarded or options.listen_open or is_loopback(address.rpartition(":")[0])):
             raise ConfigurationError(
+                "listen.open",
                 f"{name} {address}: other machines reach this address; add --listen-tls CERT KEY and --listen-token or "
-                "--listen-client-ca, or --listen-open where your network keeps others out"
+                "--listen-client-ca, or --listen-open where your network keeps others out",
             )
 
 
@@ -196,14 +198,19 @@ def metrics_access(options: AccessOptions, *, urls: Sequence[str] = (), api_key:
 def require_tls(flags: str, *, ca: Path | None, cert: Path | None, key: Path | None) -> None:
     """Check TLS files. Raises ConfigurationError where a file cannot be used; `flags` begins the options' names."""
     if key and not cert:
-        raise ConfigurationError(f"{flags}key {key}: needs {flags}cert, the certificate of this key")
+        raise ConfigurationError(
+            "option.contradictory",
+            f"{flags}key {key}: needs {flags}cert, the certificate of this key",
+        )
     if not (ca or cert):
         return  # reading the system's authorities takes 25 ms
     try:
         tls_context(Access(ca=_text(ca), cert=_text(cert), key=_text(key)))
     except UnusableFile as error:
         path = {"ca": ca, "cert": cert, "key": key}[error.which] or cert
-        raise ConfigurationError(f"{flags}{error.which} {path}: {error.reason}; {_PEM}") from error
+        raise ConfigurationError(
+            "certificate.unusable", f"{flags}{error.which} {path}: {error.reason}; {_PEM}"
+        ) from error
 
 
 def _text(path: Path | None) -> str:
@@ -222,10 +229,11 @@ def require_headers(flag: str, lines: Sequence[str]) -> dict[str, str]:
         match = _HEADER.fullmatch(line)
         if match is None:
             raise ConfigurationError(
-                f"{flag} {_shown(line)}: must be 'Name: value' in one line, in quotes, e.g. 'X-Team: blue'"
+                "option.value",
+                f"{flag} {_shown(line)}: must be 'Name: value' in one line, in quotes, e.g. 'X-Team: blue'",
             )
         if match["name"].lower() in map(str.lower, headers):
-            raise ConfigurationError(f"{flag} {match['name']}: given twice; give it once")
+            raise ConfigurationError("option.duplicate", f"{flag} {match['name']}: given twice; give it once")
         headers[match["name"]] = match["value"].rstrip()
     register_headers(headers.items())
     return headers
@@ -237,7 +245,9 @@ def _lines(flag: str, path: Path) -> list[str]:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigurationError(f"{flag} @{path}: {reason}; give a file with a header a line") from error
+        raise ConfigurationError(
+            "file.unreadable", f"{flag} @{path}: {reason}; give a file with a header a line"
+        ) from error
 
 
 def _shown(line: str) -> str:
@@ -253,10 +263,11 @@ def _shown(line: str) -> str:
 def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> None:
     if options.metrics_token and not re.fullmatch(r"[!-~]+", options.metrics_token):
         raise ConfigurationError(
-            "--metrics-token: must not contain spaces or line breaks; check SIDELIGHT_METRICS_TOKEN as well"
+            "option.value",
+            "--metrics-token: must not contain spaces or line breaks; check SIDELIGHT_METRICS_TOKEN as well",
         )
     if options.metrics_user and (":" not in options.metrics_user or not options.metrics_user.isprintable()):
-        raise ConfigurationError("--metrics-user: must be USER:PASSWORD in one line")
+        raise ConfigurationError("option.value", "--metrics-user: must be USER:PASSWORD in one line")
     given = [
         name
         for name, value in (
@@ -268,10 +279,12 @@ def _exclude_each_other(options: AccessOptions, headers: Mapping[str, str]) -> N
     ]
     if len(given) > 1:
         raise ConfigurationError(
-            f"{' and '.join(given)} exclude each other: a request has one Authorization header; give one"
+            "option.contradictory",
+            f"{' and '.join(given)} exclude each other: a request has one Authorization header; give one",
         )
     if options.metrics_insecure and options.metrics_ca:
         raise ConfigurationError(
+            "option.contradictory",
             f"--metrics-insecure and --metrics-ca {options.metrics_ca} exclude each other: one trusts any certificate; "
-            "leave out --metrics-insecure"
+            "leave out --metrics-insecure",
         )

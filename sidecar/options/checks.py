@@ -20,6 +20,7 @@ from loadgen.protocols.table import PROTOCOLS, split_endpoint
 from loadgen.requests.slo.objectives import parse_typed_slo
 from recorded.errors import ConfigurationError
 from rundir.access import masked
+from rundir.printable.errors import code_of
 from sidecar.options.access import check_access, require_headers, require_tls
 from sidecar.options.fields import check_bounds, check_formats, check_trace_url, flag_of, http_url, plain
 from sidecar.options.load import DEFAULT_RATE_PER_S, MOST_REQUESTS, ContactOptions, DoctorOptions, RunOptions, tags_of
@@ -60,8 +61,9 @@ def check_run(options: RunOptions) -> RunOptions:
     duration_s = options.duration or 0
     if options.pace.most_per_s * duration_s > MOST_REQUESTS:
         raise ConfigurationError(
+            "load.too-large",
             f"--rate {shown_rate(options.rate)} --duration {plain(duration_s)}: more than {MOST_REQUESTS:,} requests; "
-            "lower one"
+            "lower one",
         )
     scheduled = options.concurrency is not None or options.trace is not None or options.replay_requests is not None
     files = (options.trace, options.replay_requests, options.prompts)
@@ -81,7 +83,7 @@ def _as_declared(sut: str) -> str:
     try:
         return as_text(read_system(sut))
     except ValueError as error:
-        raise ConfigurationError(f"--sut {error}") from error
+        raise ConfigurationError(code_of(error, "option.value"), f"--sut {error}") from error
 
 
 def _without_endless_rate(options: RunOptions) -> RunOptions:
@@ -94,7 +96,8 @@ def _without_endless_rate(options: RunOptions) -> RunOptions:
     if width is not None:
         return replace(options, rate=None, concurrency=width)
     raise ConfigurationError(
-        "--rate inf: all requests at once; add --requests N, or --concurrency N for so many in flight at a time"
+        "option.contradictory",
+        "--rate inf: all requests at once; add --requests N, or --concurrency N to have N in flight",
     )
 
 
@@ -104,8 +107,9 @@ def check_doctor(options: DoctorOptions) -> DoctorOptions:
         gateway = http_url("--gateway", options.gateway)
         if options.otlp_listen is None:
             raise ConfigurationError(
+                "option.contradictory",
                 f"--gateway {options.gateway}: needs --otlp-listen HOST:PORT, to which the gateway and the engine send "
-                "their spans, e.g. --otlp-listen 127.0.0.1:4317"
+                "their spans, e.g. --otlp-listen 127.0.0.1:4317",
             )
         options = replace(options, gateway=base_url(gateway, options.endpoint, "--gateway"))
     check_spans(SpanOptions(otlp_listen=options.otlp_listen, listen_open=options.listen_open))
@@ -118,7 +122,9 @@ def check_doctor(options: DoctorOptions) -> DoctorOptions:
 def _check_target(options: C, *, is_optional: bool = False) -> C:
     """Return the options with base URLs. Raises ConfigurationError where an address or its access cannot be used."""
     if not options.url and not is_optional:
-        raise ConfigurationError("--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000")
+        raise ConfigurationError(
+            "option.missing", "--url is missing; give the engine's base URL, e.g. --url http://127.0.0.1:8000"
+        )
     urls = [http_url("--url", url) for url in options.url]
     pages = tuple(http_url("--metrics", url, user=True) for url in options.metrics)
     check_access(options)
@@ -129,16 +135,20 @@ def base_url(url: str, endpoint: str, flag: str = "--url") -> str:
     """Return the base URL, also where the endpoint's own address was given. Raises ConfigurationError for another's."""
     parts = urlsplit(url)
     if parts.query or parts.fragment:
-        raise ConfigurationError(f"{flag} {masked(url)}: give the base URL, without what follows its path ('?' or '#')")
+        raise ConfigurationError(
+            "url.not-base", f"{flag} {masked(url)}: give the base URL, without what follows its path ('?' or '#')"
+        )
     base, names = split_endpoint(url)
     if names and endpoint not in names:
         raise ConfigurationError(
+            "url.not-base",
             f"{flag} {url}: is the address of --endpoint {names[0]}, but --endpoint is {endpoint}; give --endpoint "
-            f"{names[0]}, or the base URL {base}"
+            f"{names[0]}, or the base URL {base}",
         )
     if not names and base.rstrip("/").endswith(_UNVERSIONED):
         raise ConfigurationError(
-            f"{flag} {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1"
+            "url.not-base",
+            f"{flag} {url}: give the base URL, to which {PROTOCOLS[endpoint].path} is added; this address has no /v1",
         )
     return base
 
@@ -149,19 +159,26 @@ def check_tags(tags: Sequence[str]) -> None:
     """
     if len(tags) > MOST_TAGS or sum(map(len, tags)) > MOST_TAG_CHARACTERS:
         raise ConfigurationError(
-            f"--tag: more than {MOST_TAGS} labels, or {MOST_TAG_CHARACTERS:,} characters: every series would bear them"
+            "option.value",
+            f"--tag: more than {MOST_TAGS} labels, or {MOST_TAG_CHARACTERS:,} characters: every series would bear them",
         )
     names = [tag.partition("=")[0] for tag in tags]
     for tag in tags:
         name, equals, value = tag.partition("=")
         if names.count(name) > 1:
-            raise ConfigurationError(f"--tag {tag}: {name} is given more than once; a label has one value")
+            raise ConfigurationError(
+                "option.duplicate", f"--tag {tag}: {name} is given more than once; a label has one value"
+            )
         if not equals or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
-            raise ConfigurationError(f"--tag {tag}: must be NAME=VALUE, NAME of letters, digits and underscores")
+            raise ConfigurationError(
+                "option.value", f"--tag {tag}: must be NAME=VALUE, NAME of letters, digits and underscores"
+            )
         if not value.isprintable():
-            raise ConfigurationError(f"--tag {tag}: the value must be printable text, in UTF-8")
+            raise ConfigurationError("option.value", f"--tag {tag}: the value must be printable text, in UTF-8")
         if name in LABELS:
-            raise ConfigurationError(f"--tag {tag}: {name} is a label of the page itself; choose another name")
+            raise ConfigurationError(
+                "option.value", f"--tag {tag}: {name} is a label of the page itself; choose another name"
+            )
 
 
 def recorded_tags(tags: Sequence[str], manifest: Path) -> dict[str, str]:
@@ -169,7 +186,7 @@ def recorded_tags(tags: Sequence[str], manifest: Path) -> dict[str, str]:
     try:
         check_tags(tags)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{manifest}: {error}") from error
+        raise ConfigurationError("run.tags", f"{manifest}: {error}") from error
     return tags_of(tags)
 
 
@@ -178,13 +195,15 @@ def _check_load(options: RunOptions) -> None:
     a file that does not exist.
     """
     for problem in _contradictions(options):
-        raise ConfigurationError(problem)
+        raise ConfigurationError("option.contradictory", problem)
     try:
         workloads.check(options.workload, dataset=options.dataset, trace=options.trace, lengths=lengths_of(options))
         if options.slo is not None:
             parse_typed_slo(options.slo)
     except ValueError as error:
-        raise ConfigurationError(named("--workload", options.workload, str(error))) from error
+        raise ConfigurationError(
+            code_of(error, "option.value"), named("--workload", options.workload, str(error))
+        ) from error
     for flag, path in (
         ("--dataset", options.dataset),
         ("--prompts", options.prompts),
@@ -192,11 +211,12 @@ def _check_load(options: RunOptions) -> None:
     ):
         if path is not None and not path.is_file():
             why = "not a regular file" if path.exists() else "No such file or directory"
-            raise ConfigurationError(f"{flag} {path}: {why}; give the path of a readable file")
+            raise ConfigurationError("file.unreadable", f"{flag} {path}: {why}; give the path of a readable file")
     if options.tokenizer not in NAMED_TOKENIZERS and not Path(options.tokenizer).exists():
         raise ConfigurationError(
+            "file.unreadable",
             f"--tokenizer {options.tokenizer}: No such file or directory; give {', '.join(NAMED_TOKENIZERS)} or the "
-            "path of a tokenizer.json"
+            "path of a tokenizer.json",
         )
     _check_contact(options)
 
@@ -209,7 +229,8 @@ def _check_contact(options: ContactOptions) -> None:
     extra_of(options)
     if options.insecure and options.ca is not None:
         raise ConfigurationError(
-            f"--insecure and --ca {options.ca} exclude each other: one trusts any certificate; leave out --insecure"
+            "option.contradictory",
+            f"--insecure and --ca {options.ca} exclude each other: one trusts any certificate; leave out --insecure",
         )
     require_tls("--", ca=options.ca, cert=options.cert, key=options.key)
 
@@ -225,9 +246,9 @@ def extra_of(options: ContactOptions) -> dict[str, object]:
     try:
         fields = msgspec.json.decode(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"--extra-body: {error}; give a JSON object") from error
+        raise ConfigurationError("option.value", f"--extra-body: {error}; give a JSON object") from error
     if not isinstance(fields, dict):
-        raise ConfigurationError("--extra-body: must be a JSON object, e.g. '{\"top_k\": 1}'")
+        raise ConfigurationError("option.value", "--extra-body: must be a JSON object, e.g. '{\"top_k\": 1}'")
     return fields
 
 
@@ -321,9 +342,9 @@ def read_arrivals(path: Path | None) -> ArrivalTrace | None:
     try:
         return read_trace(path)
     except TraceError as error:
-        raise ConfigurationError(f"--trace {error}") from error
+        raise ConfigurationError(error.code, f"--trace {error}") from error
     except OSError as error:
-        raise ConfigurationError(f"--trace {path}: {error.strerror}") from error
+        raise ConfigurationError("file.unreadable", f"--trace {path}: {error.strerror}") from error
 
 
 def arrival_of(options: RunOptions, trace: ArrivalTrace | None) -> Arrival | None:
@@ -341,4 +362,4 @@ def arrival_of(options: RunOptions, trace: ArrivalTrace | None) -> Arrival | Non
             speed=pace.speed,
         )
     except ValueError as error:
-        raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
+        raise ConfigurationError("option.value", f"--arrival {options.arrival}: {error}") from error

@@ -59,11 +59,13 @@ def load_yaml(path: Path, options: type, *, elsewhere: Mapping[str, str] | None 
     try:
         data = read_yaml(path)
     except WorkloadError as error:
-        raise ConfigurationError(f"--config {error}") from error
+        raise ConfigurationError(error.code, f"--config {error}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigurationError(f"--config {path}: must be a mapping of options, but is a {type(data).__name__}")
+        raise ConfigurationError(
+            "file.not-a-mapping", f"--config {path}: must be a mapping of options, but is a {type(data).__name__}"
+        )
     named = {_option_name(str(key), options, path, elsewhere or {}): value for key, value in data.items()}
     # YAML 1.1 reads a bare off as false.
     named = {**named, "listen": "off"} if named.get("listen") is False else named
@@ -74,12 +76,12 @@ def _plain_value(value: object, name: str, options: type, path: Path) -> object:
     """Return a value as an option has it. Raises ConfigurationError for a list or mapping out of place."""
     if isinstance(value, dict):
         if name not in declarations(options, ReadsMapping):
-            raise ConfigurationError(f"--config {path}: {name}: must be a value, but is a mapping")
+            raise ConfigurationError("option.value", f"--config {path}: {name}: must be a value, but is a mapping")
         return json.dumps(value, default=str)  # of a date
     lists = next(isinstance(field.default, tuple) for field in dataclasses.fields(options) if field.name == name)
     lists = lists or declared(get_type_hints(options)[name], GenericAlias) is not None
     if isinstance(value, list) and not lists:
-        raise ConfigurationError(f"--config {path}: {name}: must be one value, but is a list")
+        raise ConfigurationError("option.value", f"--config {path}: {name}: must be one value, but is a list")
     return value
 
 
@@ -90,10 +92,12 @@ def _option_name(key: str, options: type, path: Path, elsewhere: Mapping[str, st
     if name in names:
         return name
     if flag_of(name) in REMOVED:
-        raise ConfigurationError(f"--config {path}: there is no '{key}' any more; {REMOVED[flag_of(name)]}")
+        raise ConfigurationError(
+            "option.removed", f"--config {path}: there is no '{key}' any more; {REMOVED[flag_of(name)]}"
+        )
     same = elsewhere.get(flag_of(name), "").removeprefix("--").replace("-", "_")
     near = same if same in names else difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)[0]
-    raise ConfigurationError(f"--config {path}: unknown key '{key}'; did you mean '{near}'?")
+    raise ConfigurationError("option.unknown", f"--config {path}: unknown key '{key}'; did you mean '{near}'?")
 
 
 def as_recorded(options: Any) -> dict[str, Any]:

@@ -179,10 +179,12 @@ def size_bytes(name: str, text: str, *, least: str) -> int:
     """Return a size in bytes from a text like 500MB or 2GiB. Raises ConfigurationError, also below `least`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(|k|M|G|Ki|Mi|Gi)B?", text)
     if not match:
-        raise ConfigurationError(f"{flag_of(name)} {text}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB")
+        raise ConfigurationError(
+            "option.value", f"{flag_of(name)} {text}: must be a number and kB, MB, GB, MiB or GiB, e.g. 500MB"
+        )
     size = int(float(match[1]) * UNITS_BYTES[match[2]])
     if text != least and size < size_bytes(name, least, least=least):
-        raise ConfigurationError(f"{flag_of(name)} {text}: must be at least {least}")
+        raise ConfigurationError("option.value", f"{flag_of(name)} {text}: must be at least {least}")
     return size
 
 
@@ -293,10 +295,10 @@ def check_bounds(options: object) -> None:
         if value is None or isinstance(value, str) or least <= value <= most:
             continue
         if value > most:
-            raise ConfigurationError(f"{flag_of(name)} {plain(value)}: must be at most {plain(most)}")
+            raise ConfigurationError("option.value", f"{flag_of(name)} {plain(value)}: must be at most {plain(most)}")
         positive = isinstance(value, float) and least > 0 and not value > 0
         need = "greater than 0" if positive else f"at least {plain(least)}"
-        raise ConfigurationError(f"{flag_of(name)} {plain(value)}: must be {need}")
+        raise ConfigurationError("option.value", f"{flag_of(name)} {plain(value)}: must be {need}")
 
 
 def plain(value: float) -> str:
@@ -308,13 +310,17 @@ def check_formats(formats: Sequence[str]) -> None:
     """Check the names of formats. Raises ConfigurationError naming the first that does not exist."""
     for name in formats:
         if name not in FORMATS:
-            raise ConfigurationError(f"--formats {name}: no such format; choose from {', '.join(FORMATS)}")
+            raise ConfigurationError(
+                "option.value", f"--formats {name}: no such format; choose from {', '.join(FORMATS)}"
+            )
 
 
 def check_trace_url(url: str | None) -> None:
     """Check that a link to traces can be made of the URL; None is valid. Raises ConfigurationError."""
     if url is not None and ("{trace_id}" not in url or not url.startswith(("http://", "https://"))):
-        raise ConfigurationError(f"--trace-url {url}: must be an http:// or https:// URL with {{trace_id}} in it")
+        raise ConfigurationError(
+            "option.value", f"--trace-url {url}: must be an http:// or https:// URL with {{trace_id}} in it"
+        )
 
 
 def listen_address(listen: str) -> tuple[str, int] | None:
@@ -323,7 +329,9 @@ def listen_address(listen: str) -> tuple[str, int] | None:
         return None
     host, separator, port = listen.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"--listen {listen}: must be HOST:PORT (port 0 picks a free one) or 'off'")
+        raise ConfigurationError(
+            "option.value", f"--listen {listen}: must be HOST:PORT (port 0 picks a free one) or 'off'"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -346,11 +354,14 @@ def http_url(
         usable = False
     if secret and not user:
         raise ConfigurationError(
+            "url.password",
             f"{name}: a user name or password in the URL would be written to every file of the run; "
-            "set SIDELIGHT_API_KEY instead"
+            "set SIDELIGHT_API_KEY instead",
         )
     if not usable:
-        raise ConfigurationError(f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. {example}")
+        raise ConfigurationError(
+            "option.value", f"{name} {masked(url)}: must be an http:// or https:// URL, e.g. {example}"
+        )
     return url
 
 

@@ -152,7 +152,10 @@ def check_spans(options: SpanOptions, *, listen: str | None = None) -> None:
     if options.otlp_forward is not None:
         check_collector("--otlp-forward", options.otlp_forward)
         if options.otlp_listen is None:
-            raise ConfigurationError("--otlp-forward: there are no spans to forward; add --otlp-listen 127.0.0.1:4317")
+            raise ConfigurationError(
+                "option.contradictory",
+                "--otlp-forward: there are no spans to forward; add --otlp-listen 127.0.0.1:4317",
+            )
     require_headers("--otlp-header", options.otlp_header)
     require_tls("--otlp-", ca=options.otlp_ca, cert=None, key=None)
 
@@ -162,7 +165,7 @@ def check_collector(flag: str, url: str) -> None:
     try:
         forward_parts(url)
     except ValueError as error:
-        raise ConfigurationError(f"{flag}: {error}; e.g. grpc://127.0.0.1:4317") from error
+        raise ConfigurationError("option.value", f"{flag}: {error}; e.g. grpc://127.0.0.1:4317") from error
 
 
 def require_ports(options: SpanOptions) -> None:
@@ -174,8 +177,9 @@ def require_ports(options: SpanOptions) -> None:
             require_free(address)
         except CannotListen as error:
             raise ConfigurationError(
+                "listen.in-use",
                 f"--otlp-listen {options.otlp_listen}: {error}; stop what listens there, or choose another HOST:PORT "
-                "(its PORT+1 is for HTTP) here and in the engine"
+                "(its PORT+1 is for HTTP) here and in the engine",
             ) from error
 
 
@@ -213,5 +217,7 @@ def listen_addresses(listen: str) -> tuple[str, str]:
     except ValueError:
         port = 65536
     if port + 1 > 65535:
-        raise ConfigurationError(f"--otlp-listen {listen}: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below 65535")
+        raise ConfigurationError(
+            "option.value", f"--otlp-listen {listen}: must be HOST:PORT, e.g. 127.0.0.1:4317, PORT below 65535"
+        )
     return listen, f"{listen.rpartition(':')[0]}:{port + 1 if port else 0}"

@@ -73,7 +73,9 @@ class ScrapeOptions(SpanOptions):
 def check_scrape(options: ScrapeOptions) -> ScrapeOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
     if options.url is None and not options.metrics and options.otlp_listen is None:
-        raise ConfigurationError("--metrics is missing; give a Prometheus URL, or --url to have it discovered")
+        raise ConfigurationError(
+            "option.missing", "--metrics is missing; give a Prometheus URL, or --url to have it discovered"
+        )
     url = None if options.url is None else http_url("--url", options.url)
     pages = tuple(http_url("--metrics", url, user=True) for url in options.metrics)
     check_access(options)
@@ -155,7 +157,7 @@ def check_watch(options: WatchOptions) -> WatchOptions:
     check_remote_write(options)
     check_bounds(options)
     if listen_address(options.listen) is None:
-        raise ConfigurationError("--listen off: a watch always serves its page; give HOST:PORT")
+        raise ConfigurationError("option.value", "--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
     _ = options.keep_s, options.kept_bytes, options.memory_bytes  # which raise
     return replace(options, metrics=tuple(_page(url) for url in options.metrics))
@@ -165,9 +167,9 @@ def _seconds(flag: str, text: str) -> float:
     try:
         age_s = seconds(text)
     except ValueError as error:
-        raise ConfigurationError(f"{flag} {text}: {error}") from error
+        raise ConfigurationError("option.value", f"{flag} {text}: {error}") from error
     if not 1 <= age_s <= LONGEST_S:
-        raise ConfigurationError(f"{flag} {text}: must be 1s to {LONGEST_S:g}s")
+        raise ConfigurationError("option.value", f"{flag} {text}: must be 1s to {LONGEST_S:g}s")
     return age_s
 
 
@@ -175,8 +177,9 @@ def _require_pages(urls: Sequence[str]) -> None:
     """Reject pages with records that each reading removes for all other readers."""
     for url in filter(clock_of, urls):
         raise ConfigurationError(
+            "watch.perf-metrics",
             f"--metrics {masked(url)}: a watch does not read /perf_metrics, since each reading removes the records for "
-            "all other readers; use `sidelight run` or `sidelight scrape`, or send the engine's spans to the watch"
+            "all other readers; use `sidelight run` or `sidelight scrape`, or send the engine's spans to the watch",
         )
 
 
@@ -194,7 +197,7 @@ def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions,
     longer names gets its default. Raises ConfigurationError for a file, or a value, that cannot be used.
     """
     if options.config is None:
-        raise ConfigurationError("there is no --config file to reload")
+        raise ConfigurationError("option.missing", "there is no --config file to reload")
     settings = config.load_yaml(options.config, WatchOptions)
     read = _convert(settings, options.config)
     named = {argument.partition("=")[0] for argument in given}
@@ -214,5 +217,5 @@ def _convert(settings: dict[str, Any], path: Path) -> WatchOptions:
     try:
         options: WatchOptions = app([], exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise ConfigurationError(" ".join(str(error).split())) from error
+        raise ConfigurationError("option.value", " ".join(str(error).split())) from error
     return options

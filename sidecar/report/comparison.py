@@ -34,11 +34,15 @@ def compare(paths: Sequence[Path], output: Path) -> None:
     nothing, or an output that cannot be written; CannotWrite where the disk is full.
     """
     if len(paths) > len(LABELS):
-        raise ConfigurationError(f"report: {len(paths)} runs, but a page compares at most {len(LABELS)}")
+        raise ConfigurationError(
+            "report.too-many", f"report: {len(paths)} runs, but a page compares at most {len(LABELS)}"
+        )
     named = [named_path(path, label) for label, path in zip(LABELS, paths, strict=False)]
     labels = [label for label, _ in named]
     if len(set(labels)) < len(labels):
-        raise ConfigurationError(f"report: {', '.join(labels)}: two runs have one name; give each its own")
+        raise ConfigurationError(
+            "compare.names", f"report: {', '.join(labels)}: two runs have one name; give each its own"
+        )
     _check([path for _, path in named])
     read = [_evaluated(path) for _, path in named]
     compared = [_compared(label, derived) for label, derived in zip(labels, read, strict=True)]
@@ -65,7 +69,9 @@ def write_change(derived: Evaluated, base: Path) -> None:
 def _evaluated(path: Path) -> Evaluated:
     derived = evaluated(path)
     if not derived.summary.client.requests.sent:
-        raise ConfigurationError(f"{path}: no requests were measured in it, so there is nothing to compare")
+        raise ConfigurationError(
+            "run.empty", f"{path}: no requests were measured in it, so there is nothing to compare"
+        )
     return derived
 
 
@@ -78,4 +84,6 @@ def _check(paths: Sequence[Path]) -> None:
     resolved = [path.resolve() for path in paths]
     for at, path in enumerate(resolved):
         if path in resolved[:at]:
-            raise ConfigurationError(f"report: {paths[at]} is named twice; give the directories of different runs")
+            raise ConfigurationError(
+                "compare.same-run", f"report: {paths[at]} is named twice; give the directories of different runs"
+            )

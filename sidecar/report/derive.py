@@ -94,7 +94,8 @@ def require_sound(derived: Evaluated) -> None:
     run = derived.run
     if run.status != "crashed" and run.integrity.state == "damaged":
         raise DamagedRun(
-            f"{run.path}: recorded data are damaged, and all results are derived from what is left of them"
+            "run.damaged",
+            f"{run.path}: recorded data are damaged, and all results are derived from what is left of them",
         )
     require_server(run)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins as builtins
 
 from recorded.directory import MANIFEST, RAW, create, log_ends, write_json
-from recorded.errors import CannotWrite, Interrupted, SidelightError
+from recorded.errors import CannotWrite, Interrupted, SidelightError, unwritten
 from recorded.syncing import LogSync
 from rundir.clock import AnchoredClock, iso_ms, utc_now
 from sidecar.options.config import as_recorded
@@ -78,9 +78,7 @@ async def recorded(
         close("interrupted")  # a second signal: its sender does not wait for a report
         raise
     except (SidelightError, OSError) as error:
-        failed = (
-            error if isinstance(error, SidelightError) else CannotWrite(f"{error.filename or path}: {error.strerror}")
-        )
+        failed = error if isinstance(error, SidelightError) else unwritten(path, error)
         failed.run_directory = path
         # On a full disk even this may fail; the run then reads as crashed without a reason.
         with suppress(CannotWrite):

@@ -44,7 +44,9 @@ async def serve(stack: AsyncExitStack, options: RunOptions, progress: Progress) 
         url = await stack.enter_async_context(serving(page, host, port, guard=guard))
     except OSError as error:
         if listen is not None or error.errno != errno.EADDRINUSE:
-            raise ConfigurationError(f"--listen {listen}: {reason_of(error)}; choose another port, or 0") from error
+            raise ConfigurationError(
+                "listen.in-use", f"--listen {listen}: {reason_of(error)}; choose another port, or 0"
+            ) from error
         url = await stack.enter_async_context(serving(page, host, 0, guard=guard))
         progress.warn(f"port {port} is taken, so the live page is at {url}")
     progress.stage(f"live page: {url.removesuffix('metrics')} (for Prometheus: {url})")

@@ -142,7 +142,7 @@ async def _drained(session: Session) -> tuple[int, int]:
         tallies = await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
         return sum(int(tally["started"]) for tally in tallies), sum(int(tally["overdue"]) for tally in tallies)
     except TimeoutError:
-        raise WorkerDied(f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
+        raise WorkerDied("process.ended", f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
     finally:
         stopped.cancel()
 
@@ -309,7 +309,7 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[T]) -> T:
     try:
         await _first(working, stopped)
         if not working.done():
-            raise Interrupted("interrupted before anything was measured")
+            raise Interrupted("interrupted.user", "interrupted before anything was measured")
         return await working
     finally:
         stopped.cancel()
@@ -384,7 +384,9 @@ async def until_deadline(begun_s: float, seconds: float | None) -> AsyncIterator
     except TimeoutError:
         if not bound.expired():
             raise
-        raise Interrupted(f"the deadline of {seconds:g} s was reached before anything was measured") from None
+        raise Interrupted(
+            "interrupted.deadline", f"the deadline of {seconds:g} s was reached before anything was measured"
+        ) from None
 
 
 def _leave_dead_terminal() -> None:

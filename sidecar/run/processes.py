@@ -115,11 +115,11 @@ class Child:
                 while True:
                     message = await self._next_message()
                     if message.get("event") == "error":
-                        raise WorkerDied(f"{self.name}: {message.get('message')}")
+                        raise WorkerDied("process.ended", f"{self.name}: {message.get('message')}")
                     if message.get("event") == event:
                         return message
         except TimeoutError:
-            raise WorkerDied(f"{self.name} was not {event} within {timeout_s:g} s") from None
+            raise WorkerDied("process.ended", f"{self.name} was not {event} within {timeout_s:g} s") from None
 
     async def while_alive(self, work: Awaitable[T]) -> T:
         """Await something that goes on while the child lives. Raises WorkerDied when it ends, or says an error, first.
@@ -142,7 +142,7 @@ class Child:
         line = await self._stdout.readline()
         if not line:
             code = await self._process.wait()
-            raise WorkerDied(f"{self.name} ended with code {code}: {self._last_error()}")
+            raise WorkerDied("process.ended", f"{self.name} ended with code {code}: {self._last_error()}")
         message = json.loads(line)
         if not isinstance(message, dict):
             return {}

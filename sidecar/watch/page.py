@@ -49,7 +49,9 @@ async def served(
             serving(page, host, port or asked, unready=unready, unhealthy=halted, guard=guard_of(options))
         )
     except OSError as error:
-        raise ConfigurationError(f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0") from error
+        raise ConfigurationError(
+            "listen.in-use", f"--listen {options.listen}: {reason_of(error)}; choose another port, or 0"
+        ) from error
 
 
 async def look_on(shared: Watch) -> None:

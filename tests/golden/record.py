@@ -12,11 +12,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from golden_files import compare, derive, derived, expected, keep, names
+import yaml
+from documents import sentences
+from golden_files import GOLDEN, compare, derive, derived, expected, keep, names
 
 
 def main(wanted: list[str]) -> None:
-    """Keep the derived files of runs by their names."""
+    """Keep the derived files of runs by their names, and without names the sentences of errors."""
+    if not wanted:
+        text = yaml.safe_dump(sentences(), width=120, allow_unicode=True)
+        (GOLDEN / "errors.yaml").write_text(text, encoding="utf-8")
     for name in wanted or names():
         with tempfile.TemporaryDirectory() as place:
             new = derived(derive(name, Path(place)))

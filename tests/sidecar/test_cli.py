@@ -226,7 +226,7 @@ def test_a_traceback_is_shown_when_asked_for(sidelight: Sidelight):
     """Above the line, which stays the last."""
     shown = sidelight("run", "--verbose", "--url", UNUSED, "--rate", "0").err
     assert shown.startswith("Traceback")
-    assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
+    assert shown.endswith("\nsidelight: --rate 0: must be greater than 0 [option.value]\n")
 
 
 def test_a_configuration_file_may_ask_for_tracebacks(sidelight: Sidelight):
@@ -234,7 +234,7 @@ def test_a_configuration_file_may_ask_for_tracebacks(sidelight: Sidelight):
     Path("c.yaml").write_text(f"url: {UNUSED}\nrate: 0\nverbose: true\n", encoding="utf-8")
     shown = sidelight("run", "--config", "c.yaml").err
     assert shown.startswith("Traceback")
-    assert shown.endswith("\nsidelight: --rate 0: must be greater than 0\n")
+    assert shown.endswith("\nsidelight: --rate 0: must be greater than 0 [option.value]\n")
 
 
 @pytest.mark.parametrize("manifest", ["{}", "[]", '"text"', '{"name": "A web app"}', "{", ""])

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from codes import raises
 from header_echo import HELD_S, PIECES, Way, gateway, header_echo
 from processes import engine, sidelight
 
-from recorded.errors import ConfigurationError
 from sidecar.cli.measuring import free_pair
 from sidecar.doctor import examination as doctor
 from sidecar.doctor.delivery import delivery_lines
@@ -170,18 +170,16 @@ async def test_a_gateway_that_does_not_answer(capsys: pytest.CaptureFixture[str]
     """One line names the option, and the code is 3."""
     code = await doctor.examine(DoctorOptions(gateway="http://127.0.0.1:9", otlp_listen=free_pair()))
     assert 3 == code
-    assert "fail  cannot connect to 127.0.0.1:9: Connection refused; is the server up, and --gateway right?\n" in (
-        capsys.readouterr().out
-    )
+    (failed,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("fail"))
+    assert "127.0.0.1:9" in failed
+    assert failed.endswith("is the server up, and --gateway right? [target.unreachable]")
 
 
 def test_a_gateway_needs_an_address_for_spans():
     """One line with an example; and the gateway's own path is taken off, as a run's is."""
-    with pytest.raises(
-        ConfigurationError, match=r"--gateway http://h:1: needs --otlp-listen HOST:PORT, .* 127.0.0.1:4317"
-    ):
+    with raises("option.contradictory"):
         check_doctor(DoctorOptions(gateway="http://h:1"))
-    with pytest.raises(ConfigurationError, match="--gateway h: "):
+    with raises("option.value"):
         check_doctor(DoctorOptions(gateway="h", otlp_listen="127.0.0.1:4317"))
     assert "http://h:1" == check_doctor(DoctorOptions(gateway="h:1", otlp_listen="127.0.0.1:4317")).gateway
     options = DoctorOptions(gateway="http://h:1/v1/chat/completions", otlp_listen="127.0.0.1:4317")

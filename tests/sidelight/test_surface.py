@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from codes import raises
 
 import sidelight
 from correlator.attribute import attribute
-from recorded.errors import ConfigurationError
 from scraper.quantiles import estimate
 from sidecar.report.derive import derive
 from sidecar.run import open_run
@@ -92,7 +92,7 @@ def test_estimates_are_those_of_the_contract(recorded: Path):
 
 def test_what_is_not_there_is_refused_by_name(recorded: Path, tmp_path: Path):
     """A directory that holds no run, and a table that does not exist."""
-    with pytest.raises(ConfigurationError, match=r"no manifest\.json"):
+    with raises("run.none"):
         sidelight.open_run(tmp_path)
     with pytest.raises(ValueError, match="'spans': no such table; choose from requests, chunks, scrapes, timeslices"):
         sidelight.open_run(recorded).arrow("spans")  # type: ignore[arg-type]  # what a user may type

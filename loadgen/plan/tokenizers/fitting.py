@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rundir.printable.errors import CodedError
+
 _CORRECTIONS = 4
 _HALF_CHARACTER = "\ufffd"
 _FILLER = " a"
@@ -22,7 +24,7 @@ class FittedPrompt:
     tokens: int
 
 
-class TokenizerError(Exception):
+class TokenizerError(CodedError):
     """A tokenizer's failure: not available, or other answers than when it was probed."""
 
 

@@ -42,15 +42,19 @@ class LocalTokenizer:
         try:
             import tokenizers  # noqa: PLC0415  # an extra, and 60 ms
         except ImportError as error:
-            raise TokenizerError(f"{path}: needs the package tokenizers; {_EXTRA}") from error
+            raise TokenizerError("tokenizer.package", f"{path}: needs the package tokenizers; {_EXTRA}") from error
         try:
             raw = path.read_bytes()
             self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except OSError as error:
-            raise TokenizerError(f"{path}: {error.strerror}; give a tokenizer.json or its directory") from error
+            raise TokenizerError(
+                "tokenizer.unreadable", f"{path}: {error.strerror}; give a tokenizer.json or its directory"
+            ) from error
         # The binding raises plain Exception on what it cannot read.
         except Exception as error:
-            raise TokenizerError(f"{path}: no tokenizer: {' '.join(str(error).split())}") from error
+            raise TokenizerError(
+                "tokenizer.unreadable", f"{path}: no tokenizer: {' '.join(str(error).split())}"
+            ) from error
         # A file may ask for truncation or padding, which would falsify every count.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -85,7 +89,7 @@ class LocalTokenizer:
     async def count_chat(self, system: str, user: str) -> int:
         """Return tokens of a chat request after the chat template. Raises TokenizerError where there is none."""
         if isinstance(self._chat, str):
-            raise TokenizerError(f"{self.source}: no chat template: {self._chat}")
+            raise TokenizerError("tokenizer.no-chat-template", f"{self.source}: no chat template: {self._chat}")
         return len(self._ids(self._chat.render(system, user)))
 
     def _ids(self, text: str) -> list[int]:
@@ -167,7 +171,9 @@ class Template:
             stdin.flush()
         answer = json.loads(stdout.readline() or b"{}")
         if "text" not in answer:
-            raise TokenizerError(f"the chat template: {answer.get('error') or self._death()} ({self._source})")
+            raise TokenizerError(
+                "tokenizer.chat-template", f"the chat template: {answer.get('error') or self._death()} ({self._source})"
+            )
         return str(answer["text"])
 
     def _death(self) -> str:

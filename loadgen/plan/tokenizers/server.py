@@ -76,7 +76,9 @@ class ServerTokenizer:
         answer = await self._ask("/detokenize", {"model": self._model, "tokens": list(ids)}, _Detokenized)
         text = next((text for text in (answer.prompt, answer.text, answer.content) if text is not None), None)
         if text is None:
-            raise TokenizerError(f"{self._root}/detokenize: none of prompt, text and content in the answer")
+            raise TokenizerError(
+                "tokenizer.server", f"{self._root}/detokenize: none of prompt, text and content in the answer"
+            )
         return text
 
     async def count_chat(self, system: str, user: str) -> int:
@@ -92,13 +94,13 @@ class ServerTokenizer:
         try:
             status, raw = await self._post(url, msgspec.json.encode(body))
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise TokenizerError(f"{url}: {error or type(error).__name__}") from error
+            raise TokenizerError("tokenizer.server", f"{url}: {error or type(error).__name__}") from error
         if status != 200:
-            raise TokenizerError(f"{url}: HTTP {status}")
+            raise TokenizerError("tokenizer.server", f"{url}: HTTP {status}")
         try:
             return msgspec.json.decode(raw, type=kind)
         except UNREADABLE as error:
-            raise TokenizerError(f"{url}: {error}") from error
+            raise TokenizerError("tokenizer.server", f"{url}: {error}") from error
 
     async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
         """Return status and body of an answer.

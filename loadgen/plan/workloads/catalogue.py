@@ -91,19 +91,23 @@ def check(name: str, *, dataset: Path | None = None, trace: Path | None = None, 
         _read_own(name)
     elif name not in NAMES:
         raise WorkloadError(
-            f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path"
+            "workload.unknown",
+            f"unknown workload {name!r}{nearest(name, NAMES)}; known: {', '.join(NAMES)}, or a YAML file's path",
         )
     if dataset is not None and name not in READ_A_FILE:
         raise WorkloadError(
+            "dataset.not-read",
             f"--dataset {dataset}: {name} reads no data set; add --workload conversation (ShareGPT) or code-completion "
-            "(The Stack), or send prompts of your own with --prompts FILE (docs/reference/workloads.md)"
+            "(The Stack), or send prompts of your own with --prompts FILE (docs/reference/workloads.md)",
         )
     if lengths and (name == "trace" or dataset is not None):
         given = "--input-tokens" if lengths.input_tokens is not None else "--output-tokens"
         other = "--workload trace" if name == "trace" else f"--dataset {dataset}"
-        raise WorkloadError(f"{given} and {other} exclude each other: the file has the lengths; leave one out")
+        raise WorkloadError(
+            "option.contradictory", f"{given} and {other} exclude each other: the file has the lengths; leave one out"
+        )
     if name == "trace" and trace is None:
-        raise WorkloadError("workload trace needs a file; give it with --trace FILE")
+        raise WorkloadError("option.missing", "workload trace needs a file; give it with --trace FILE")
 
 
 def build(
@@ -176,7 +180,7 @@ def _with_lengths(classes: Sequence[RequestClass], lengths: Lengths) -> list[Req
         try:
             given |= {} if text is None else {name: parse_lengths(text)}
         except WorkloadError as error:
-            raise WorkloadError(f"--{name.replace('_', '-')} {text}: {error}") from error
+            raise WorkloadError(error.code, f"--{name.replace('_', '-')} {text}: {error}") from error
     return [replace(traffic_class, **given) for traffic_class in classes]
 
 

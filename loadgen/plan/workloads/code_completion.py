@@ -77,8 +77,9 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[Corpus, dict[str, Any]]:
             break
     if not corpus.functions:
         raise WorkloadError(
+            "dataset.empty",
             f"{path}: no function of {_LEAST_LINES} lines or more in {corpus.rows} rows; each needs `content` and a "
-            f"{' or '.join(_LANGUAGE_KEYS)} that is one of {', '.join(LANGUAGES)}"
+            f"{' or '.join(_LANGUAGE_KEYS)} that is one of {', '.join(LANGUAGES)}",
         )
     return corpus, {
         **about,
@@ -210,7 +211,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     except OSError as error:
         raise unreadable(path, error) from error
     except pa.ArrowException as error:
-        raise WorkloadError(f"{path}: no Parquet: {error}; {_CURE}") from error
+        raise WorkloadError("dataset.unreadable", f"{path}: no Parquet: {error}; {_CURE}") from error
 
 
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -222,6 +223,8 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     try:
                         yield decode(line)
                     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                        raise WorkloadError(f"{path}, line {number}: no JSON object: {error}; {_CURE}") from error
+                        raise WorkloadError(
+                            "dataset.unreadable", f"{path}, line {number}: no JSON object: {error}; {_CURE}"
+                        ) from error
     except OSError as error:
         raise unreadable(path, error) from error

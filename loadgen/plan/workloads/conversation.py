@@ -74,12 +74,15 @@ def _read(path: Path, _state: tuple[int, int]) -> tuple[list[tuple[MessageAndRep
         raise unreadable(path, error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WorkloadError(
+            "dataset.unreadable",
             f"{path}: no ShareGPT JSON: {error}; it must be a list of "
-            '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}'
+            '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}',
         ) from error
     conversations = [exchanges for entry in data if (exchanges := _exchanges(entry.conversations))]
     if not conversations:
-        raise WorkloadError(f"{path}: none of {len(data)} conversations has a human message with a gpt reply after it")
+        raise WorkloadError(
+            "dataset.empty", f"{path}: none of {len(data)} conversations has a human message with a gpt reply after it"
+        )
     later = sum(len(exchanges) - 1 for exchanges in conversations)
     return conversations, {
         **about,

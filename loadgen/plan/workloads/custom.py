@@ -57,13 +57,13 @@ class Bounds:
     def check(self, place: str, value: object, *, whole: bool | None = None) -> None:
         """Raise WorkloadError if the value is not a number or is out of bounds."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not -(2**63) < value < 2**63:
-            raise WorkloadError(f"{place}: {value!r} must be a number")
+            raise WorkloadError("workload.not-a-number", f"{place}: {value!r} must be a number")
         if (self.whole if whole is None else whole) and int(value) != value:
-            raise WorkloadError(f"{place}: {value:g} must be a whole number")
+            raise WorkloadError("workload.not-a-number", f"{place}: {value:g} must be a whole number")
         if value < self.least:
-            raise WorkloadError(f"{place}: {value:g} must be at least {self.least:g}")
+            raise WorkloadError("workload.out-of-range", f"{place}: {value:g} must be at least {self.least:g}")
         if value > self.most:
-            raise WorkloadError(f"{place}: {value:g} must be at most {self.most:g}")
+            raise WorkloadError("workload.out-of-range", f"{place}: {value:g} must be at most {self.most:g}")
 
 
 _TOKENS = Bounds(least=1)
@@ -120,11 +120,11 @@ def read(path: Path) -> CustomWorkload:
     """Read a workload file. Raises WorkloadError naming the file, the field, its value and the cure."""
     data = read_yaml(path)
     if not isinstance(data, dict):
-        raise WorkloadError(f"{path}: must be a mapping with input and output, or with classes")
+        raise WorkloadError("file.not-a-mapping", f"{path}: must be a mapping with input and output, or with classes")
     try:
         return parse(data, name=path.stem)
     except WorkloadError as error:
-        raise WorkloadError(f"{path}: {error}") from error
+        raise WorkloadError(error.code, f"{path}: {error}") from error
 
 
 def read_inline(text: str) -> CustomWorkload:
@@ -134,7 +134,7 @@ def read_inline(text: str) -> CustomWorkload:
     """
     data = read_text(text)
     if not isinstance(data, dict):
-        raise WorkloadError("must be a mapping with input and output, or with classes")
+        raise WorkloadError("file.not-a-mapping", "must be a mapping with input and output, or with classes")
     return parse(data, name="inline")
 
 
@@ -152,7 +152,8 @@ def parse(data: dict[str, Any], *, name: str) -> CustomWorkload:
     for at, traffic_class in enumerate(classes):
         if any(traffic_class.name == other.name for other in classes[:at]):
             raise WorkloadError(
-                f"classes[{at}].name: {traffic_class.name!r} is another class's already; name them apart"
+                "workload.duplicate",
+                f"classes[{at}].name: {traffic_class.name!r} is another class's already; name them apart",
             )
     return CustomWorkload(name=named, classes=classes)
 
@@ -161,7 +162,7 @@ def _class(given: dict[str, Any], where: str) -> RequestClass:
     said = convert(given, _Class, where)
     if said.content not in CONTENTS:
         hint = f"{nearest(said.content, [*CONTENTS])}; known: {', '.join(CONTENTS)}"
-        raise WorkloadError(f"{place(where, 'content')}: {said.content!r} is not known{hint}")
+        raise WorkloadError("workload.content", f"{place(where, 'content')}: {said.content!r} is not known{hint}")
     return RequestClass(
         name=said.name,
         weight=said.weight,
@@ -198,8 +199,9 @@ def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution
         return Fixed(value)
     if not (isinstance(value, dict) and len(value) == 1 and next(iter(value)) in KINDS):
         raise WorkloadError(
+            "workload.distribution",
             f"{where}: {value!r} is no distribution; write a number, or one of {', '.join(KINDS)} with its "
-            f"parameters, e.g. {where.rpartition('.')[2]}: {{uniform: {{min: 64, max: 256}}}}"
+            f"parameters, e.g. {where.rpartition('.')[2]}: {{uniform: {{min: 64, max: 256}}}}",
         )
     ((kind, given),) = value.items()
     place = f"{where}.{kind}"
@@ -207,7 +209,7 @@ def read_distribution(value: object, where: str, bounds: Bounds) -> Distribution
         bounds.check(place, given)
         return Fixed(given)
     if not isinstance(given, dict):
-        raise WorkloadError(f"{place}: {given!r} must be a mapping; {_EXAMPLES[kind]}")
+        raise WorkloadError("file.not-a-mapping", f"{place}: {given!r} must be a mapping; {_EXAMPLES[kind]}")
     if kind == "percentiles":
         given = _with_points(given, place)
     elif kind == "choice" and isinstance(values := given.get("values"), list):
@@ -233,7 +235,7 @@ def parse_lengths(text: str) -> Distribution:
         given = _parameters(kind, [item.strip() for item in rest.split(",")])
         return read_distribution({kind: given}, "lengths", _TOKENS)
     except WorkloadError as error:
-        raise WorkloadError(f"{str(error).removeprefix('lengths.')}; {_SHORT}") from error
+        raise WorkloadError(error.code, f"{str(error).removeprefix('lengths.')}; {_SHORT}") from error
 
 
 def _parameters(kind: str, items: list[str]) -> object:
@@ -250,12 +252,12 @@ def _parameters(kind: str, items: list[str]) -> object:
         return {"values": [_number(value) for value in (plain or [name for name, _ in pairs])], **weights}
     written = _WRITTEN.get(kind, ())
     if len(plain) > len(written) or kind == "choice":
-        raise WorkloadError(f"{kind}: {','.join(items)!r} cannot be read")
+        raise WorkloadError("workload.value", f"{kind}: {','.join(items)!r} cannot be read")
     if kind == "histogram":
         return {"edges": _edges([name for name, _ in pairs]), "counts": [count for _, count in pairs]}
     named = dict(pairs) | dict(zip(written, map(_number, plain), strict=False))
     if len(named) < len(items):
-        raise WorkloadError(f"{kind}: {','.join(items)!r} gives a parameter twice")
+        raise WorkloadError("workload.duplicate", f"{kind}: {','.join(items)!r} gives a parameter twice")
     if kind == "percentiles":
         return {name if name in ("min", "max") else _number(name): value for name, value in pairs}
     return named
@@ -267,7 +269,10 @@ def _edges(ranges: list[str]) -> list[float]:
         *((_number(low), _number(high)) for low, _, high in (r.partition("-") for r in ranges)), strict=True
     )
     if lows[1:] != highs[:-1]:
-        raise WorkloadError(f"histogram: {', '.join(ranges)}: each range must begin where the one before it ends")
+        raise WorkloadError(
+            "workload.not-ascending",
+            f"histogram: {', '.join(ranges)}: each range must begin where the one before it ends",
+        )
     return [*lows, highs[-1]]
 
 
@@ -279,7 +284,7 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise WorkloadError(f"{text!r} is not a number") from None
+        raise WorkloadError("workload.not-a-number", f"{text!r} is not a number") from None
 
 
 def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:
@@ -287,14 +292,18 @@ def _with_points(given: dict[Any, Any], place: str) -> dict[str, Any]:
     points = {percent: value for percent, value in given.items() if percent not in ("min", "max")}
     for percent, value in points.items():
         if isinstance(percent, bool) or not isinstance(percent, int | float) or not 0 < percent < 100:
-            raise WorkloadError(f"{place}.{percent}: {percent!r} must be a percentile between 0 and 100, as in 95")
+            raise WorkloadError(
+                "workload.out-of-range",
+                f"{place}.{percent}: {percent!r} must be a percentile between 0 and 100, as in 95",
+            )
         Bounds(whole=False).check(f"{place}.{percent}", value)
     ordered = sorted(points.items())
     values = [0, *(value for _, value in ordered)]
     if len(ordered) < 2 or any(low >= high for low, high in pairwise(values)):
         raise WorkloadError(
+            "workload.not-ascending",
             f"{place}: {points} must be two or more percentiles whose values ascend from above 0; "
-            f"{_EXAMPLES['percentiles']}"
+            f"{_EXAMPLES['percentiles']}",
         )
     return {"points": ordered, **{key: given[key] for key in ("min", "max") if key in given}}
 
@@ -309,22 +318,30 @@ def _check(read: Distribution, place: str, bounds: Bounds) -> None:
         for at, edge in enumerate(read.edges):
             bounds.check(f"{place}.edges[{at}]", edge, whole=False)
         if len(read.edges) < 2 or any(low >= high for low, high in pairwise(read.edges)):
-            raise WorkloadError(f"{place}.edges: {list(read.edges)} must be two or more, each above the last")
+            raise WorkloadError(
+                "workload.not-ascending", f"{place}.edges: {list(read.edges)} must be two or more, each above the last"
+            )
         _check_weights(f"{place}.counts", read.counts, len(read.edges) - 1)
     elif not isinstance(read, Fixed):
         for name, value in (("min", read.least), ("max", read.most)):
             bounds.check(f"{place}.{name}", value)
         if read.least > read.most:
-            raise WorkloadError(f"{place}.min: {read.least:g} is above max {read.most:g}; make it at most that")
+            raise WorkloadError(
+                "workload.min-above-max",
+                f"{place}.min: {read.least:g} is above max {read.most:g}; make it at most that",
+            )
         if isinstance(read, LogNormal) and read.truncated and read.inside < _LEAST_INSIDE:
             raise WorkloadError(
+                "workload.truncated",
                 f"{place}.truncated: only {100 * read.inside:.2g} % of the distribution is within min and max; widen "
-                "them, or leave it out"
+                "them, or leave it out",
             )
 
 
 def _check_weights(place: str, weights: tuple[float, ...], count: int) -> None:
     if len(weights) != count:
-        raise WorkloadError(f"{place}: {len(weights)} of them for {count} values or bins; give one for each")
+        raise WorkloadError(
+            "workload.weights", f"{place}: {len(weights)} of them for {count} values or bins; give one for each"
+        )
     if not 0 < sum(weights) < math.inf:
-        raise WorkloadError(f"{place}: {list(weights)} must have a positive sum")
+        raise WorkloadError("workload.weights", f"{place}: {list(weights)} must have a positive sum")

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rundir.printable.errors import CodedError
+
 _DEEPEST = 100  # brackets in brackets: no file of a person has more
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
-class WorkloadError(ValueError):
+class WorkloadError(CodedError, ValueError):
     """A workload is not as it must be; the message names what, where, and the cure."""
 
 
@@ -27,7 +29,7 @@ def read_yaml(path: Path) -> object:
     try:
         return read_text(path.read_text(encoding="utf-8"), f"{path}")
     except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+        raise WorkloadError("file.unreadable", f"{path}: {error.strerror}; give the path of a YAML file") from error
     except ValueError as error:
         raise error if isinstance(error, WorkloadError) else _not_yaml(f"{path}", error) from error
 
@@ -58,7 +60,9 @@ def read_text(text: str, source: str = "") -> object:
 
 
 def _not_yaml(where: str, why: object) -> WorkloadError:
-    return WorkloadError(f"{where.removeprefix(', ')}: not YAML: {' '.join(str(why).split())}".removeprefix(": "))
+    return WorkloadError(
+        "file.not-yaml", f"{where.removeprefix(', ')}: not YAML: {' '.join(str(why).split())}".removeprefix(": ")
+    )
 
 
 def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
@@ -67,7 +71,7 @@ def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
     Raises WorkloadError.
     """
     if not isinstance(given, dict):
-        raise WorkloadError(f"{where}: {given!r} must be a mapping of fields to values")
+        raise WorkloadError("file.not-a-mapping", f"{where}: {given!r} must be a mapping of fields to values")
     refuse_others(given, kind, where)
     filled = {key: value for key, value in given.items() if value is not None}
     try:
@@ -75,10 +79,10 @@ def convert(given: object, kind: type[_Struct], where: str) -> _Struct:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$.")
         if not path:  # Object missing required field `NAME`
-            raise WorkloadError(f"{place(where, what.split('`')[1])}: is missing; add it") from error
+            raise WorkloadError("field.missing", f"{place(where, what.split('`')[1])}: is missing; add it") from error
         path = path.rstrip("`")
         value = filled[path.partition("[")[0]]
-        raise WorkloadError(f"{place(where, path)}: {value!r}: {what[0].lower()}{what[1:]}") from error
+        raise WorkloadError("field.value", f"{place(where, path)}: {value!r}: {what[0].lower()}{what[1:]}") from error
 
 
 def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: str) -> None:
@@ -86,7 +90,9 @@ def refuse_others(given: Iterable[object], kind: type[msgspec.Struct], where: st
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     for key in given:
         if key not in known:
-            raise WorkloadError(f"{place(where, key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}")
+            raise WorkloadError(
+                "field.unknown", f"{place(where, key)}: unknown field{nearest(key, known)}; known: {', '.join(known)}"
+            )
 
 
 def place(where: str, key: object) -> str:
@@ -124,4 +130,6 @@ def file_state(path: Path, option: str = "--dataset") -> tuple[int, int]:
 
 def unreadable(path: Path, error: OSError, option: str = "--dataset") -> WorkloadError:
     """Return the error of a file that cannot be opened or read."""
-    return WorkloadError(f"{path}: {error.strerror or error}; give the path of a readable file with {option}")
+    return WorkloadError(
+        "file.unreadable", f"{path}: {error.strerror or error}; give the path of a readable file with {option}"
+    )

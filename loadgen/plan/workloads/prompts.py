@@ -54,7 +54,7 @@ def _read(path: Path, _state: tuple[int, int]) -> Prompts:
     try:
         file = read_prompts(path)
     except PromptsError as error:
-        raise WorkloadError(str(error)) from error
+        raise WorkloadError(error.code, str(error)) from error
     except OSError as error:
         raise unreadable(path, error, "--prompts") from error
     return Prompts(requests=tuple(map(_request, file.sessions)), file=file, about=about)
@@ -87,12 +87,14 @@ def require(prompts: Prompts, protocol: Protocol) -> None:
     messages, headers = prompts.file.places.get("messages"), prompts.file.places.get("headers")
     if messages and not protocol.templated:
         raise WorkloadError(
-            f"{messages}: messages: --endpoint {protocol.name} has no roles; give a prompt, or use --endpoint chat"
+            "prompt.endpoint",
+            f"{messages}: messages: --endpoint {protocol.name} has no roles; give a prompt, or use --endpoint chat",
         )
     if headers and protocol.transport != "http":
         raise WorkloadError(
+            "prompt.endpoint",
             f"{headers}: headers: --endpoint {protocol.name} sends no headers with a single request; give those of all "
-            "requests with --header"
+            "requests with --header",
         )
 
 

@@ -74,7 +74,7 @@ async def prepare_scrape(options: ScrapeOptions) -> PreparedScrape:
     targets, notes = scraped_pages(metrics)
     if not targets and options.otlp_listen is None:
         reasons = "; ".join(page.reason for _, page in metrics if isinstance(page, Missing))
-        raise TargetUnreachable(f"no metrics page found: {reasons}")
+        raise TargetUnreachable("metrics.none", f"no metrics page found: {reasons}")
     return PreparedScrape(targets=targets, about=about_metrics(metrics), notes=notes)
 
 

@@ -28,6 +28,7 @@ from loadgen.records import append_record, hidden_request, plan_end
 from recorded.directory import RAW, read_manifest
 from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
 from rundir.frames import FrameLog
+from rundir.printable.errors import code_of
 from rundir.printable.masking import MASK
 from sidecar.options.checks import arrival_of, lengths_of, named, read_arrivals, shown_rate
 from sidecar.options.load import DRAFT, RunOptions
@@ -74,7 +75,7 @@ def read_load(options: RunOptions) -> PlannedLoad:
             return _replayed(options, options.replay_requests, arrival, notes)
         workload = _workload(options, options.seed)
     except ValueError as error:
-        raise ConfigurationError(named(*_source(options), str(error))) from error
+        raise ConfigurationError(code_of(error, "option.value"), named(*_source(options), str(error))) from error
     held = workload.held if options.requests is None and options.duration is None else None
     if arrival is not None:
         _offsets_ns(options, arrival, held)  # a schedule without a request is an error before any target is asked
@@ -99,13 +100,17 @@ def _replayed(options: RunOptions, path: Path, arrival: Arrival | None, notes: t
     try:
         manifest = read_manifest(path)
     except ConfigurationError as error:
-        raise SavedRequestsError(str(error)) from error
+        raise SavedRequestsError(error.code, str(error)) from error
     parts = (manifest.get(name) for name in ("config", "workload"))  # of a directory that another may have written
     config, workload = (part if isinstance(part, dict) else {} for part in parts)
     if config.get("redact_bodies"):
-        raise SavedRequestsError(f"{path}: --redact-bodies left no request in it; give a run without it")
+        raise SavedRequestsError(
+            "replay.empty", f"{path}: --redact-bodies left no request in it; give a run without it"
+        )
     if options.extra_body is None and f'"{MASK}"' in str(config.get("extra_body")):
-        raise SavedRequestsError(f"{path}: its --extra-body had a secret, which is not recorded; give it again")
+        raise SavedRequestsError(
+            "replay.secret", f"{path}: its --extra-body had a secret, which is not recorded; give it again"
+        )
     plan = saved.look(_plan_of(path))
     if options.rate is None and options.arrival == "poisson" and plan.is_timed:
         arrival = None
@@ -220,15 +225,15 @@ async def write_plan(
             append_record(each, plan_end(phase))
     except TokenizerError as error:
         if _is_gone(error):
-            raise TargetUnreachable(f"the engine is gone: {error}; its own log may say why") from error
+            raise TargetUnreachable("engine.gone", f"the engine is gone: {error}; its own log may say why") from error
         cure = (
             "take the model's own chat template, or leave out --exact-tokens"
             if exact
             else "try --tokenizer cl100k_base"
         )
-        raise TargetIncompatible(f"the tokenizer: {error}; {cure}") from error
+        raise TargetIncompatible(error.code, f"the tokenizer: {error}; {cure}") from error
     except SavedRequestsError as error:
-        raise ConfigurationError(f"--replay-requests {error}") from error
+        raise ConfigurationError(error.code, f"--replay-requests {error}") from error
     finally:
         for each in filter(None, (hidden, log)):
             each.close()
@@ -273,9 +278,9 @@ def _offsets_ns(options: RunOptions, arrival: Arrival, held: int | None) -> npt.
     try:
         offsets_ns = schedule(arrival, seed=options.seed, count=count, duration_s=options.duration)
     except ValueError as error:
-        raise ConfigurationError(f"--arrival {options.arrival}: {error}") from error
+        raise ConfigurationError("option.value", f"--arrival {options.arrival}: {error}") from error
     if not len(offsets_ns):
         rate = f"--rate {shown_rate(options.rate)}" if options.rate is not None else f"--arrival {options.arrival}"
         limit = f"--duration {options.duration:g}" if options.duration is not None else f"--requests {options.requests}"
-        raise ConfigurationError(f"{rate} {limit}: no request would be sent; raise one of them")
+        raise ConfigurationError("load.empty", f"{rate} {limit}: no request would be sent; raise one of them")
     return offsets_ns

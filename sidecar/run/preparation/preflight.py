@@ -198,7 +198,7 @@ def require_answer(answer: ProbeReply, served: TargetInfo, *, ignore_eos: bool) 
     except TargetIncompatible as error:
         if served.unlisted is None:
             raise
-        raise type(served.unlisted)(f"{served.unlisted}; {error}") from error
+        raise type(served.unlisted)(served.unlisted.code, f"{served.unlisted}; {error}") from error
 
 
 def _require_answer(answer: ProbeReply, model: str, *, ignore_eos: bool) -> None:
@@ -208,10 +208,10 @@ def _require_answer(answer: ProbeReply, model: str, *, ignore_eos: bool) -> None
     if exchange.error.startswith("timeout"):
         took = f"took more than {PREFLIGHT_TIMEOUT_S:g} s; is the engine stuck?"
         open_ended = f"was announced as complete, but its response did not end within {PREFLIGHT_TIMEOUT_S:g} s"
-        raise TargetUnreachable(f"{url}: {tokens} {open_ended if reply.done else took}")
+        raise TargetUnreachable("target.no-token", f"{url}: {tokens} {open_ended if reply.done else took}")
     if exchange.status == 0:
         said = "the model list answered, a completion did not" if protocol.models is not None else "check --url"
-        raise TargetUnreachable(f"{url}: {exchange.error}; {said}")
+        raise TargetUnreachable("target.no-token", f"{url}: {exchange.error}; {said}")
     if exchange.status != 200:
         said = _said(exchange, reply).rstrip(".")
         names_model = model and re.search(rf"(?<!\w){re.escape(model)}(?!\w)", said)
@@ -219,12 +219,18 @@ def _require_answer(answer: ProbeReply, model: str, *, ignore_eos: bool) -> None
             cure = "; choose a model that it serves with --model"
         else:
             cure = _cure_of_status(exchange.status, said, contact, ignore_eos=ignore_eos)
-        raise TargetIncompatible(f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}")
+        raise TargetIncompatible(
+            "target.refused", f"{url}: HTTP {exchange.status} to a request for {tokens}: {said}{cure}"
+        )
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if is_streamed(contact) and kind in {"application/json", "text/html", "text/plain"}:
-        raise TargetIncompatible(f"{url}: answers {kind}, not a stream: {excerpt_of(bytes(exchange.body))}")
+        raise TargetIncompatible(
+            "target.not-streaming", f"{url}: answers {kind}, not a stream: {excerpt_of(bytes(exchange.body))}"
+        )
     if reply.error or not reply.complete or (exchange.error and not reply.done):
-        raise TargetIncompatible(f"{url}: a request for {tokens} failed: {_why_incomplete(exchange, reply)}")
+        raise TargetIncompatible(
+            "target.failed", f"{url}: a request for {tokens} failed: {_why_incomplete(exchange, reply)}"
+        )
 
 
 def is_streamed(contact: Contact) -> bool:

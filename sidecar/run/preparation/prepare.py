@@ -143,7 +143,8 @@ def _require_room(options: RunOptions, served: Sequence[TargetInfo]) -> None:
         if server.max_model_len is not None and sum(lengths.values()) > server.max_model_len:
             asked = " ".join(f"{name} {tokens}" for name, tokens in lengths.items())
             raise ConfigurationError(
-                f"{asked}: {server.model} takes {server.max_model_len} tokens at most, input and output together"
+                "model.length",
+                f"{asked}: {server.model} takes {server.max_model_len} tokens at most, input and output together",
             )
 
 
@@ -153,8 +154,9 @@ async def _served(options: RunOptions, contact: Contact) -> tuple[TargetInfo, ..
     for server in servers:
         if server.model != servers[0].model:
             raise ConfigurationError(
+                "model.ambiguous",
                 f"--url {server.url}: serves {server.model}, {servers[0].url} serves {servers[0].model}; "
-                "choose one with --model"
+                "choose one with --model",
             )
     return tuple(servers)
 
@@ -201,7 +203,7 @@ def _shortage(options: RunOptions) -> str | None:
     if options.closed_loop and options.concurrency is not None:
         shortfall = shortage(options.concurrency, workers=workers, targets=targets)
         if shortfall is not None:
-            raise ConfigurationError(f"--concurrency {options.concurrency}: {shortfall}")
+            raise ConfigurationError("load.files-or-ports", f"--concurrency {options.concurrency}: {shortfall}")
         return None
     return outlasting(options.pace.most_per_s, workers=workers, targets=targets)
 
@@ -220,8 +222,9 @@ async def _tokenizer(
     if options.exact_tokens and PROTOCOLS[contact.endpoint].templated and not tokenizer.template:
         why = f" ({tokenizer.why_no_template})" if isinstance(tokenizer, LocalTokenizer) else ""
         raise ConfigurationError(
+            "tokenizer.no-chat-template",
             f"--exact-tokens: {tokenizer.name} does not count a chat template{why}; choose a --tokenizer that does (a "
-            "server with /tokenize, or the model's tokenizer.json), or load --endpoint completions"
+            "server with /tokenize, or the model's tokenizer.json), or load --endpoint completions",
         )
     return tokenizer, unused
 
@@ -233,13 +236,13 @@ async def _chosen_tokenizer(name: str, served: TargetInfo, contact: Contact) -> 
         try:
             return LocalTokenizer(Path(name)), None
         except TokenizerError as error:
-            raise ConfigurationError(named("--tokenizer", name, str(error))) from error
+            raise ConfigurationError(error.code, named("--tokenizer", name, str(error))) from error
     tls = None if contact.tls == Tls() else tls_context(contact.tls)
     probed = await probe_server(served.url, served.model, contact.headers, tls=tls)
     if isinstance(probed, ServerTokenizer):
         return probed, None
     if name == "server":
-        raise ConfigurationError(f"--tokenizer server: {probed}; use --tokenizer cl100k_base")
+        raise ConfigurationError("tokenizer.server", f"--tokenizer server: {probed}; use --tokenizer cl100k_base")
     return await _reference(), probed
 
 

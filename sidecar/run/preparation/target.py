@@ -78,7 +78,9 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     listing = PROTOCOLS[contact.endpoint].models
     if listing is None:
         if model is None:
-            raise ConfigurationError(f"--model is missing; --endpoint {contact.endpoint} does not list models")
+            raise ConfigurationError(
+                "model.missing", f"--model is missing; --endpoint {contact.endpoint} does not list models"
+            )
         return TargetInfo(url=root_url(url), model=model, max_model_len=None)
     address = f"{root_url(url)}{listing.path}"
     try:
@@ -91,7 +93,9 @@ async def probe(url: str, *, model: str | None, contact: Contact, any_model: boo
     served = TargetInfo(url=root_url(url), model="", max_model_len=None, listed=tuple(limits), owner=owner_of(body))
     chosen = _only(served.listed, address, any_model=any_model) if model is None else model
     if chosen not in limits:
-        missing = ConfigurationError(f"--model {chosen}: not served; {address} serves: {_names(served.listed)}")
+        missing = ConfigurationError(
+            "model.not-served", f"--model {chosen}: not served; {address} serves: {_names(served.listed)}"
+        )
         return replace(served, model=chosen, unlisted=missing)
     return replace(served, model=chosen, max_model_len=limits[chosen])
 
@@ -113,14 +117,16 @@ def _limits(body: bytes, listing: Listing, address: str, contact: Contact) -> di
     try:
         return listing.read(body)
     except UNREADABLE:
-        raise TargetIncompatible(f"{address}: JSON, but not a list of models; is this {_what(contact)}?") from None
+        raise TargetIncompatible(
+            "target.other-api", f"{address}: JSON, but not a list of models; is this {_what(contact)}?"
+        ) from None
 
 
 def _only(served: tuple[str, ...], listing: str, *, any_model: bool) -> str:
     if served and (any_model or len(served) == 1):
         return served[0]
     cure = "" if served else "; load a model there, or name one that it has with --model NAME"
-    raise ConfigurationError(f"--model is missing; {listing} serves: {_names(served)}{cure}")
+    raise ConfigurationError("model.missing", f"--model is missing; {listing} serves: {_names(served)}{cure}")
 
 
 def _names(served: tuple[str, ...]) -> str:
@@ -133,28 +139,41 @@ async def _get(url: str, contact: Contact) -> bytes:
         async with contact.session(PROBE_TIMEOUT_S) as session, session.get(url) as response:
             raw = await response.read()
     except TimeoutError as error:
-        raise TargetUnreachable(f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?") from error
+        raise TargetUnreachable(
+            "target.no-answer", f"{url}: no answer within {PROBE_TIMEOUT_S:g} s; is the server ready?"
+        ) from error
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
-        raise TargetUnreachable(f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}") from error
+        raise TargetUnreachable(
+            "target.unreachable", f"cannot connect to {host}: {reason_of(error)}; {_cure(url, error)}"
+        ) from error
     except RedirectError as error:
-        raise TargetIncompatible(f"{url}: {error}; if that host is yours, give its address") from error
+        raise TargetIncompatible(
+            "target.redirected", f"{url}: {error}; if that host is yours, give its address"
+        ) from error
     except aiohttp.ClientError as error:
         cure = "is it an https:// server?" if url.startswith("http:") else "check --url"
-        raise TargetIncompatible(f"{url}: does not speak HTTP ({type(error).__name__}); {cure}") from error
+        raise TargetIncompatible(
+            "target.not-http", f"{url}: does not speak HTTP ({type(error).__name__}); {cure}"
+        ) from error
     if response.status in UNAUTHORIZED:
-        raise TargetIncompatible(f"{url}: HTTP {response.status}; {NO_KEY}")
+        raise TargetIncompatible("target.unauthorized", f"{url}: HTTP {response.status}; {NO_KEY}")
     if response.status in (400, *range(500, 600)):
         keyless = "" if "authorization" in map(str.lower, contact.headers) else f"; where it needs a key, {NO_KEY}"
         reason = f": {excerpt}" if (excerpt := excerpt_of(raw)) else ""
-        raise TargetIncompatible(f"{url}: HTTP {response.status}, the server fails at it{reason}{keyless}")
+        raise TargetIncompatible(
+            "target.server-error", f"{url}: HTTP {response.status}, the server fails at it{reason}{keyless}"
+        )
     if response.status != 200:
-        raise TargetIncompatible(f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url")
+        raise TargetIncompatible(
+            "target.other-api", f"{url}: HTTP {response.status}; this is not {_what(contact)}, check --url"
+        )
     try:
         msgspec.json.decode(raw)
     except UNREADABLE:
         raise TargetIncompatible(
+            "target.other-api",
             f"{url}: not JSON but {response.content_type} ({excerpt_of(raw)!r}); this is a web page, not "
-            f"{_what(contact)}"
+            f"{_what(contact)}",
         ) from None
     return raw
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from codes import raises
 
 from loadgen.plan import prompts
 from loadgen.plan.fitting import PlanOrder, plan
 from loadgen.plan.tokenizers import ReferenceTokenizer
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads.catalogue import ReadyWorkload
-from loadgen.plan.workloads.fields import WorkloadError
 from loadgen.plan.workloads.prompts import OUTPUT_TOKENS
 from loadgen.plan.workloads.request import WorkloadRequest
 from loadgen.protocols.request import RequestTarget
@@ -168,58 +168,56 @@ EXAMPLE = '{"prompt": "...", "max_tokens": 128}'
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("content", "place", "code"),
     [
-        (b"", f": holds no prompt; write one a line, such as {EXAMPLE}"),
-        (b"\n \n", f": holds no prompt; write one a line, such as {EXAMPLE}"),
-        (b'{"prompt": "a"}\n\x80\x81', ", line 2: byte 1 is not UTF-8"),
-        ("a\n".encode("utf-16"), ", line 1: byte 1 is not UTF-8"),
-        (b"\0" * 99, ", line 1, column 1: not JSON: Expecting value; each line must be an object such as"),
-        (b'{"prompt": "a"', ", line 1, column 15: not JSON: Expecting ',' delimiter"),
-        (b'\n{"prompt": "a", "prompt": "b"}', ", line 2: 'prompt': is given twice; give it once"),
-        (b'{"prompt": "a", "max_tokens": NaN}', ", line 1: NaN is not JSON"),
-        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "99... is too large a number"),
-        (b'{"prompt": ' + b"[" * 100_000, ", line 1: nested too deeply"),
-        (b'{"prompt": "\\ud83d"}', ", line 1: holds half a surrogate pair"),
-        (b"7", f", line 1: 7 must be an object such as {EXAMPLE}"),
-        (b'{"id": 1}', f", line 1: has no prompt; give {EXAMPLE}, or messages"),
-        (b'{"prompt": null}', ", line 1: has no prompt"),
-        (b'{"prompt": ""}', ", line 1: prompt: is empty"),
-        (b'{"prompt": ["a"]}', ", line 1: prompt: ['a'] must be a text; give a conversation as messages"),
-        (b'{"prompt": "a", "text": "b"}', ", line 1: prompt and text mean the same; give one of them"),
-        (b'{"prompt": "a", "messages": [{"role": "user"}]}', ", line 1: prompt and messages exclude each other"),
-        (b'{"prompt": "a", "max_token": 3}', ", line 1: 'max_token': unknown field (did you mean 'max_tokens'?)"),
-        (b'{"prompt": "a", "max_tokens": 0}', ", line 1: max_tokens: 0 must be a whole number of at least 1"),
-        (b'{"prompt": "a", "output_tokens": true}', ", line 1: output_tokens: True must be a whole number"),
-        (b'{"prompt": "a", "delay": 1e99}', ", line 1: delay: 1e+99 must be a number from 0"),
-        (b'{"messages": [{"role": "user", "content": "a", "x": 1e999}]}', ", line 1: '1e999' is too large a number"),
-        (b'{"prompt": "a", "session": {}}', ", line 1: session: {} must be a name or a number"),
-        (b'{"messages": []}', ", line 1: messages: [] must be a list with at least one message"),
-        (b'{"messages": [{"content": "a"}]}', ", line 1: messages[0]: {'content': 'a'} must be an object such as"),
-        (b'{"messages": [{"role": "user", "content": 3}]}', ", line 1: messages[0].content: 3 must be a text or"),
-        (b'{"turns": []}', ", line 1: turns: [] must be a list with at least one prompt"),
-        (b'{"turns": ["a", 3]}', ", line 1, turn 2: 3 must be an object"),
-        (b'{"turns": ["a", {"prompt": "b", "session": "s"}]}', ", line 1, turn 2: session: belongs to the line"),
-        (b'{"turns": [{"prompt": "a", "turns": ["b"]}]}', ", line 1, turn 1: turns: belongs to the line"),
-        (b'{"prompt": "a", "turns": ["b"]}', ", line 1: turns and prompt exclude each other"),
-        (b'{"prompt": "a", "headers": {"X Y": "geheim"}}', ", line 1: headers: 'X Y' is not a header's name"),
-        (b'{"prompt": "a", "headers": {"X": "geheim\\r\\nY: z"}}', ", line 1: headers.X: must be one line"),
-        (b'{"prompt": "a", "headers": {"Host": "geheim"}}', ", line 1: headers.Host: Sidelight sets this header"),
-        (b'{"prompt": "a", "headers": ["geheim"]}', ", line 1: headers: must be an object of names and values"),
-        (b'{"conversations": []}', ", line 1: conversations: ShareGPT is read as one JSON list, not as lines"),
-        (b'[{"prompt": "a"}, {"prompt": 3}]', ", item 2: prompt: 3 must be a text"),
-        (b'[{"prompt": "a"},\n{', ", line 2: not JSON"),
-        (b"[" * 100_000, ": nested too deeply"),
-    ],
-)  # fmt: skip
-def test_a_bad_file_is_one_line_that_names_where_and_the_cure(write: Any, content: bytes, problem: str):
-    """The file, the line, the field, its value and what it must be; never a header's value."""
+        (b"", ": ", "prompt.empty"),
+        (b"\n \n", ": ", "prompt.empty"),
+        (b'{"prompt": "a"}\n\x80\x81', ", line 2: ", "prompt.not-utf8"),
+        ("a\n".encode("utf-16"), ", line 1: ", "prompt.not-utf8"),
+        (b"\0" * 99, ", line 1, column 1: ", "prompt.not-json"),
+        (b'{"prompt": "a"', ", line 1, column 15: ", "prompt.not-json"),
+        (b'\n{"prompt": "a", "prompt": "b"}', ", line 2: 'prompt': ", "prompt.duplicate-key"),
+        (b'{"prompt": "a", "max_tokens": NaN}', ", line 1: ", "prompt.value"),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", ", line 1: ", "prompt.value"),
+        (b'{"prompt": ' + b"[" * 100_000, ", line 1: ", "prompt.too-large"),
+        (b'{"prompt": "\\ud83d"}', ", line 1: ", "prompt.not-utf8"),
+        (b"7", ", line 1: ", "prompt.value"),
+        (b'{"id": 1}', ", line 1: ", "prompt.missing"),
+        (b'{"prompt": null}', ", line 1: ", "prompt.missing"),
+        (b'{"prompt": ""}', ", line 1: prompt: ", "prompt.missing"),
+        (b'{"prompt": ["a"]}', ", line 1: prompt: ", "prompt.value"),
+        (b'{"prompt": "a", "text": "b"}', ", line 1: ", "prompt.exclusive"),
+        (b'{"prompt": "a", "messages": [{"role": "user"}]}', ", line 1: ", "prompt.exclusive"),
+        (b'{"prompt": "a", "max_token": 3}', ", line 1: 'max_token': ", "prompt.unknown-field"),
+        (b'{"prompt": "a", "max_tokens": 0}', ", line 1: max_tokens: ", "prompt.value"),
+        (b'{"prompt": "a", "output_tokens": true}', ", line 1: output_tokens: ", "prompt.value"),
+        (b'{"prompt": "a", "delay": 1e99}', ", line 1: delay: ", "prompt.value"),
+        (b'{"messages": [{"role": "user", "content": "a", "x": 1e999}]}', ", line 1: ", "prompt.value"),
+        (b'{"prompt": "a", "session": {}}', ", line 1: session: ", "prompt.value"),
+        (b'{"messages": []}', ", line 1: messages: ", "prompt.value"),
+        (b'{"messages": [{"content": "a"}]}', ", line 1: messages[0]: ", "prompt.value"),
+        (b'{"messages": [{"role": "user", "content": 3}]}', ", line 1: messages[0].content: ", "prompt.value"),
+        (b'{"turns": []}', ", line 1: turns: ", "prompt.value"),
+        (b'{"turns": ["a", 3]}', ", line 1, turn 2: ", "prompt.value"),
+        (b'{"turns": ["a", {"prompt": "b", "session": "s"}]}', ", line 1, turn 2: session: ", "prompt.exclusive"),
+        (b'{"turns": [{"prompt": "a", "turns": ["b"]}]}', ", line 1, turn 1: turns: ", "prompt.exclusive"),
+        (b'{"prompt": "a", "turns": ["b"]}', ", line 1: ", "prompt.exclusive"),
+        (b'{"prompt": "a", "headers": {"X Y": "geheim"}}', ", line 1: headers: ", "prompt.header"),
+        (b'{"prompt": "a", "headers": {"X": "geheim\\r\\nY: z"}}', ", line 1: headers.X: ", "prompt.header"),
+        (b'{"prompt": "a", "headers": {"Host": "geheim"}}', ", line 1: headers.Host: ", "prompt.header"),
+        (b'{"prompt": "a", "headers": ["geheim"]}', ", line 1: headers: ", "prompt.header"),
+        (b'{"conversations": []}', ", line 1: conversations: ", "prompt.not-json"),
+        (b'[{"prompt": "a"}, {"prompt": 3}]', ", item 2: prompt: ", "prompt.value"),
+        (b'[{"prompt": "a"},\n{', ", line 2: ", "prompt.not-json"),
+        (b"[" * 100_000, ": ", "prompt.too-large"),
+    ])  # fmt: skip
+def test_a_bad_file_is_one_line_that_names_where_and_the_cure(write: Any, content: bytes, place: str, code: str):
+    """The file, the line and the field; never a header's value."""
     file = write(content)
-    with pytest.raises(WorkloadError) as caught:
+    with raises(code) as caught:
         given(file)
     text = str(caught.value)
-    assert text.startswith(f"{file}")
-    assert problem in text
+    assert text.startswith(f"{file}{place}")
     assert "\n" not in text
     assert len(text) < 400
     assert "geheim" not in text
@@ -228,21 +226,21 @@ def test_a_bad_file_is_one_line_that_names_where_and_the_cure(write: Any, conten
 def test_a_line_without_end_is_not_read_whole(write: Any, monkeypatch: pytest.MonkeyPatch):
     """What is read of a line is bounded."""
     monkeypatch.setattr(prompts, "MOST_LINE_BYTES", 1 << 20)
-    with pytest.raises(WorkloadError, match="line 1: is longer than 1 MiB; write one prompt a line"):
+    with raises("prompt.too-large", says="line 1: "):
         given(write(b'{"prompt": "' + b"a" * (1 << 20)))
 
 
 def test_a_list_is_read_whole_only_where_it_is_not_huge(write: Any, monkeypatch: pytest.MonkeyPatch):
     """JSON lines have no such bound."""
     monkeypatch.setattr(prompts, "MOST_LIST_BYTES", 1 << 20)
-    with pytest.raises(WorkloadError, match="a JSON list of more than 1 MiB; write one prompt a line instead"):
+    with raises("prompt.too-large"):
         given(write(b'["' + b"a" * (1 << 20) + b'"]'))
 
 
 def test_a_protocol_without_roles_or_headers_says_so(write: Any):
     """Before anything is sent."""
     talk, headed = write([{"messages": TALK}], "m"), write([{"prompt": "a", "headers": {"A": "b"}}], "h")
-    with pytest.raises(WorkloadError, match="line 1: messages: --endpoint completions has no roles"):
+    with raises("prompt.endpoint", says="line 1: "):
         given(talk, "completions")
-    with pytest.raises(WorkloadError, match="line 1: headers: --endpoint grpc sends no headers with a single request"):
+    with raises("prompt.endpoint", says="line 1: "):
         given(headed, "grpc")

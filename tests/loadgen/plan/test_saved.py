@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from codes import raises
 
 from loadgen.plan import saved
 from loadgen.plan.fitting import PlanOrder
@@ -113,15 +114,15 @@ def test_a_plan_that_is_not_whole_is_refused(path: Path, tmp_path: Path):
     whole = write(path, [planned(0), planned(1)]).read_bytes()
     for damaged in (whole[:20], whole[:20] + b"x" + whole[21:]):
         path.write_bytes(damaged)
-        with pytest.raises(saved.SavedRequestsError, match="it is damaged or has no end"):
+        with raises("replay.damaged"):
             list(saved.read(path))
-    with pytest.raises(saved.SavedRequestsError, match="has no end"):
+    with raises("replay.damaged"):
         saved.look(write(tmp_path / "killed", [planned(0)], ends=False))
-    with pytest.raises(saved.SavedRequestsError, match="there is no request"):
+    with raises("replay.empty"):
         saved.look(write(tmp_path / "empty", []))
     with FrameLog(tmp_path / "other") as log:
         log.append(b"no record")
-    with pytest.raises(saved.SavedRequestsError, match="of this version"):
+    with raises("replay.unreadable"):
         saved.look(tmp_path / "other")
-    with pytest.raises(saved.SavedRequestsError, match="No such file or directory; give the directory of a run"):
+    with raises("replay.unreadable"):
         saved.look(tmp_path / "none")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from codes import raises
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,7 +178,7 @@ def test_an_error_names_file_line_field_and_value(file: Path, text: str, says: s
 def test_a_binary_file_is_refused(file: Path, content: bytes):
     """Other encodings, and archives that are damaged or torn."""
     file.write_bytes(content)
-    with pytest.raises(TraceError, match="cannot be read as text"):
+    with raises("trace.unreadable"):
         read_trace(file)
 
 

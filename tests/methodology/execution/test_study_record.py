@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from codes import raises
 from golden_files import GOLDEN
 from tiny_study import TINY
 
@@ -91,7 +92,7 @@ def test_a_torn_frame_is_passed_over_and_the_log_goes_on(study: Study):
 def test_a_damaged_log_is_refused(study: Study):
     """Decisions would differ without a verdict in the middle."""
     append(study.path, *frames(2, run="steps/0002-open-1"))
-    with pytest.raises(ConfigurationError, match=r"steps\.log: is damaged: verdicts of steps are missing"):
+    with raises("study.damaged"):
         open_study(study.path)
 
 
@@ -105,7 +106,7 @@ def test_a_run_that_the_log_does_not_name_is_damage(study: Study):
         (run / "manifest.json").touch()
     assert open_study(study.path).damage.startswith("steps.log is damaged: it does not name steps/0002-open-1; restore")
     (study.path / LOG).unlink()
-    with pytest.raises(ConfigurationError, match=r"steps\.log is damaged: it does not name steps/0001-open-1"):
+    with raises("study.damaged", says="0001-open-1"):
         open_whole(study.path)
 
 
@@ -113,7 +114,7 @@ def test_what_is_not_a_step_is_not_moved(study: Study):
     """A directory from elsewhere may name another place."""
     other = study.path.parent / "other"
     other.mkdir()
-    with pytest.raises(ConfigurationError, match="is not a step of a study, and is left as it is"):
+    with raises("study.step"):
         set_aside(study.path / "steps" / ".." / ".." / "other")
     assert other.is_dir()
 
@@ -186,7 +187,7 @@ def test_of_two_studies_that_begin_at_once_one_does(study: Study, tmp_path: Path
     """Both find an empty directory; the second to make its steps is refused, and writes nothing."""
     monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))
     (tmp_path / "steps").mkdir()
-    with pytest.raises(ConfigurationError, match="File exists"):
+    with raises("out.unusable"):
         create(tmp_path, study.record)
     assert not (tmp_path / "study.json").exists()
 

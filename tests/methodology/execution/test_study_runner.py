@@ -191,7 +191,10 @@ def test_a_study_that_was_interrupted_is_reported_and_resumed(tmp_path: Path, ur
 
 @pytest.mark.parametrize(
     ("failure", "code"),
-    [(CannotWrite("steps.log: No space left on device"), 3), (TargetUnreachable("cannot connect to h: refused"), 3)],
+    [
+        (CannotWrite("disk.unwritable", "steps.log: No space left on device"), 3),
+        (TargetUnreachable("target.unreachable", "cannot connect to h: refused"), 3),
+    ],
 )
 def test_an_error_ends_a_study_with_a_partial_report(tmp_path: Path, url: str, failure: SidelightError, code: int):
     """A full disk, an engine that is gone: what was measured before is reported, with the reason."""

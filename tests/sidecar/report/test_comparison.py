@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from codes import raises
 from golden_files import GOLDEN
 from html_page import ATTACK, Page
 from packed_columns import read
@@ -147,13 +148,13 @@ def test_what_servers_and_directories_are_called_stays_text(tmp_path: Path, caps
 def test_what_cannot_be_compared_is_refused(runs: tuple[Path, Path], sidelight: Callable[..., Ended], tmp_path: Path):
     """One run twice, more than a page shows, something else than a page, no run at all."""
     page = tmp_path / "page.html"
-    with pytest.raises(ConfigurationError, match="named twice"):
+    with raises("compare.same-run"):
         compare([*runs, runs[0]], page)
-    with pytest.raises(ConfigurationError, match="two runs have one name"):
+    with raises("compare.names"):
         compare([Path(f"old={run}") for run in runs], page)
-    with pytest.raises(ConfigurationError, match="at most 6"):
+    with raises("report.too-many"):
         compare([tmp_path / str(at) for at in range(7)], page)
-    with pytest.raises(ConfigurationError, match="missing"):
+    with raises("run.none"):
         compare([runs[0], tmp_path / "missing"], page)
     assert not page.exists()
     ended = sidelight("report", *runs, "--json")

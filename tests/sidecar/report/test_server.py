@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from codes import raises
 from logs import request_log
 from series import endpoint_of, gauge
 
 from exporter.evaluation.server import gaps_of, require_server, span_gaps_of
 from exporter.report.alerts import gap_line, span_gap_line
-from recorded.errors import DamagedRun
 from recorded.events import RECEIVER_DIED, RECEIVER_RESTARTED, SCRAPER_DIED, SCRAPER_RESTARTED, Event
 from recorded.run import Run
 from scraper.spans.requests import engine_spans
@@ -71,7 +71,7 @@ def test_a_receiver_dies_by_itself():
 )
 def test_a_run_whose_server_half_was_asked_for_and_is_lost_ends_with_3(config: dict[str, Any]):
     """Where it came back, or the run had another end, it does not."""
-    with pytest.raises(DamagedRun, match="could not be started again") as caught:
+    with raises("process.not-restarted") as caught:
         require_server(run(*NEVER_BACK, **config))
     assert 3 == caught.value.exit_code
     require_server(run(*NEVER_BACK, (7, SCRAPER_RESTARTED), **config))
@@ -80,7 +80,7 @@ def test_a_run_whose_server_half_was_asked_for_and_is_lost_ends_with_3(config: d
 
 def test_a_run_whose_receiver_was_lost_ends_with_3():
     """Where it came back, it does not."""
-    with pytest.raises(DamagedRun, match="the receiver died and could not be started again; later requests have no"):
+    with raises("process.not-restarted"):
         require_server(run((6, RECEIVER_DIED), url=["http://e"], otlp_listen="127.0.0.1:4317"))
     require_server(run((6, RECEIVER_DIED), (7, RECEIVER_RESTARTED), url=["http://e"], otlp_listen="127.0.0.1:4317"))
 

@@ -61,7 +61,7 @@ async def test_one_that_dies_again_and_again_is_started_later_and_later():
             case "done":
                 return True
             case _:
-                raise WorkerDied("again")
+                raise WorkerDied("process.ended", "again")
 
     async def pause(seconds: float) -> None:
         pauses.append(seconds)

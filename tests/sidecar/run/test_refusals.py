@@ -57,23 +57,23 @@ def refusal(sidelight: Sidelight) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "body", "said"),
+    ("status", "kind", "body", "code"),
     [
-        (200, "text/html", b"<!doctype html><title>Shop</title>", "this is a web page, not an OpenAI-compatible"),
-        (404, "text/html", b"<h1>Not found</h1>", "HTTP 404; this is not an OpenAI-compatible endpoint"),
-        (500, "text/plain", b"Internal Server Error", "fails at it: Internal Server Error; where it needs a key"),
-        (200, "application/json", b'{"hello": "world"}', "not a list of models"),
-        (401, "application/json", b'{"error": "no key"}', "SIDELIGHT_API_KEY"),
+        (200, "text/html", b"<!doctype html><title>Shop</title>", "target.other-api"),
+        (404, "text/html", b"<h1>Not found</h1>", "target.other-api"),
+        (500, "text/plain", b"Internal Server Error", "target.server-error"),
+        (200, "application/json", b'{"hello": "world"}', "target.other-api"),
+        (401, "application/json", b'{"error": "no key"}', "target.unauthorized"),
     ],
     ids=["web page", "not found", "failing", "other JSON", "unauthorised"],
 )
 def test_something_else_at_the_url_is_exit_3(
-    refusal: Callable[..., str], status: int, kind: str, body: bytes, said: str
+    refusal: Callable[..., str], status: int, kind: str, body: bytes, code: str
 ):
     """What it is, and where."""
     with answering(status, kind, body) as url:
         line = refusal(3, "run", "--url", url)
-    assert said in line
+    assert line.endswith(f" [{code}]\n")
     assert url in line
 
 
@@ -82,7 +82,8 @@ def test_of_several_models_one_has_to_be_named(refusal: Callable[..., str]):
     models = json.dumps({"data": [{"id": "llama"}, {"id": "qwen", "max_model_len": 4096}]}).encode()
     with answering(200, "application/json", models) as url:
         unnamed = refusal(2, "run", "--url", f"{url}/v1/")
-    assert unnamed == f"sidelight: --model is missing; {url}/v1/models serves: llama, qwen\n"
+    assert unnamed.endswith("llama, qwen [model.missing]\n")
+    assert url in unnamed
 
 
 @pytest.mark.parametrize("lengths", [("--input-tokens", "4097"), ("--input-tokens", "4000", "--output-tokens", "97")])
@@ -91,7 +92,8 @@ def test_lengths_over_the_models_are_exit_2(refusal: Callable[..., str], lengths
     models = json.dumps({"data": [{"id": "qwen", "max_model_len": 4096}]}).encode()
     with answering(200, "application/json", models) as url:
         line = refusal(2, "run", "--url", url, *lengths)
-    assert line == (f"sidelight: {' '.join(lengths)}: qwen takes 4096 tokens at most, input and output together\n")
+    assert line.startswith(f"sidelight: {' '.join(lengths)}: qwen takes 4096 tokens ")
+    assert line.endswith(" [model.length]\n")
 
 
 def test_a_directory_in_use_is_exit_2(sidelight: Sidelight, tmp_path: Path):
@@ -106,6 +108,7 @@ def test_a_directory_in_use_is_exit_2(sidelight: Sidelight, tmp_path: Path):
 def test_a_host_that_does_not_exist_is_exit_3(refusal: Callable[..., str]):
     line = refusal(3, "run", "--url", "http://no-such-host.invalid:8000", *QUICK)
     assert line.startswith("sidelight: cannot connect to no-such-host.invalid:8000: no such host")
+    assert line.endswith(" [target.unreachable]\n")
 
 
 def test_a_server_that_refuses_one_token_or_speaks_no_tls_is_exit_3(refusal: Callable[..., str]):
@@ -113,9 +116,10 @@ def test_a_server_that_refuses_one_token_or_speaks_no_tls_is_exit_3(refusal: Cal
     with serving(Script()) as url:
         always = refusal(3, "run", "--url", f"{url}/always/always", *QUICK)
         tls = refusal(3, "run", "--url", f"{url.replace('http', 'https')}/good/tls", *QUICK)
-    assert "HTTP 429 to a request for one token: slow down" in always
+    assert "slow down" in always
+    assert always.endswith(" [target.refused]\n")
     assert "TLS failed" in tls
-    assert tls.endswith("is it an http:// server?\n")
+    assert tls.endswith("is it an http:// server? [target.unreachable]\n")
 
 
 def test_a_server_with_tls_that_is_not_trusted_is_exit_3(refusal: Callable[..., str], authority: Authority):
@@ -123,7 +127,7 @@ def test_a_server_with_tls_that_is_not_trusted_is_exit_3(refusal: Callable[..., 
     with serving(Script(), authority.serving("solo")) as url:
         plain = refusal(3, "run", "--url", f"{url.replace('https', 'http')}/good/plain", *QUICK)
         unknown = refusal(3, "run", "--url", f"{url}/good/unknown", *QUICK)
-    assert plain.endswith("is it an https:// server?\n")
+    assert plain.endswith("is it an https:// server? [target.unreachable]\n")
     for words in ("self-signed certificate", "--ca FILE", "--insecure"):
         assert words in unknown
 
@@ -173,7 +177,5 @@ def test_each_address_of_the_receiver_is_looked_at(refusal: Callable[..., str], 
     port = int(address.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port + taken)):
         line = refusal(2, "scrape", "--otlp-listen", address)
-    assert line == (
-        f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: Address already in use; "
-        "stop what listens there, or choose another HOST:PORT (its PORT+1 is for HTTP) here and in the engine\n"
-    )
+    assert line.startswith(f"sidelight: --otlp-listen {address}: cannot listen on 127.0.0.1:{port + taken}: ")
+    assert line.endswith(" [listen.in-use]\n")
