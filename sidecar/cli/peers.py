@@ -5,6 +5,7 @@ for each of the others there is a hint at its replacement.
 from __future__ import annotations
 
 from loadgen.protocols.table import PROTOCOLS
+from sidecar.formats import FORMATS
 
 COMMANDS = ("bench", "benchmark", "profile", "serve")
 
@@ -57,6 +58,7 @@ _SESSIONS = (
 _BY_FILE = "leave what is longer out of the file of --prompts FILE"
 _ONE_FILE = "the run directory is --out DIR, and its summary.json has all results"
 _RAMP = "write a ramp over the whole load as --rate START..END"
+_FORMATS = f"--formats {','.join(FORMATS)}"
 _ONE_RUN = "a run has one load; give one --rate or --concurrency to each run"
 # What to write instead of an option, or of an option with a value.
 HINTS = {
@@ -138,8 +140,8 @@ HINTS = {
     "--search-space": _ONE_RUN,
     "--result-filename": _ONE_FILE,
     "--output-path": _ONE_FILE,
-    "--outputs": "write --formats json,csv,jsonl,parquet,text",
-    "--output": "write --out DIR for the run directory, and --formats json,csv,jsonl,parquet,text",
+    "--outputs": f"write {_FORMATS}",
+    "--output": f"write --out DIR for the run directory, and {_FORMATS}",
     "--profile-export-file": _ONE_FILE,
     "--profile-export-prefix": _ONE_FILE,
     "--scenario": "write options to a file: --config FILE",
