@@ -452,8 +452,8 @@ def test_token_counts_of_another_tokenizer_prove_nothing():
 @pytest.mark.parametrize(
     ("size", "interval_s", "reason"),
     [
-        (4, 0.1, "requests of ours ended in 4 usable scrape intervals; 5 are needed"),
-        (40, 100.0, "requests of ours ended in 1 usable scrape interval; 5 are needed"),
+        (4, 0.1, "our requests ended in 4 usable scrape intervals; 5 are needed"),
+        (40, 100.0, "our requests ended in 1 usable scrape interval; 5 are needed"),
     ],
 )
 def test_too_few_intervals_give_nothing(size: int, interval_s: float, reason: str):
