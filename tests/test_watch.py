@@ -412,3 +412,36 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
                     await asyncio.sleep(0.02)
             assert before == asked["/old"]
             await watch.end()
+
+
+async def test_a_reload_reads_the_file_of_targets_again(tmp_path: Path):
+    """Its pages come beside those of the command line; a file that is broken changes nothing."""
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n")
+
+    app = web.Application()
+    app.router.add_get("/{name}", page)
+    file = tmp_path / "targets.json"
+    async with TestServer(app) as server:
+        host = f"127.0.0.1:{server.port}"
+
+        def lists(*names: str) -> None:
+            groups = [{"targets": [host], "labels": {"__metrics_path__": f"/{name}"}} for name in names]
+            file.write_text(json.dumps(groups))
+
+        def running(name: str) -> str:
+            return f'sidelight_engine_requests_running{{endpoint="http://{host}/{name}"}}'
+
+        lists("old")
+        options = (f"http://{host}/named", "--metrics-from", str(file), "--scrape-interval", "0.1")
+        async with watching(tmp_path / "watch", *options) as watch:
+            await watch.until(lambda counts: counts.get(running("old")) == counts.get(running("named")) == 7)
+            file.write_text("[")
+            watch.process.send_signal(signal.SIGHUP)
+            await watch.until_said("not reloaded, the configuration is unchanged: --metrics-from")
+            lists("new")
+            watch.process.send_signal(signal.SIGHUP)
+            await watch.until(lambda counts: counts.get(running("new")) == 7 and running("old") not in counts)
+            await watch.until(lambda counts: counts.get(running("named")) == 7)
+            await watch.end()

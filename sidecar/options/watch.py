@@ -17,6 +17,7 @@ from rundir.access import masked
 from scraper.targets.scrape import clock_of
 from sidecar.options import config
 from sidecar.options.access import check_access
+from sidecar.options.discovery import listed_pages
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
     LONGEST_S,
@@ -49,7 +50,7 @@ from sidecar.options.spans import SPANS, RemoteWriteOptions, SpanOptions, check_
 
 LEAST_KEPT = "1MB"  # of logs
 LEAST_MEMORY = "128MB"  # what it takes before anything comes, and room for a forwarder's queue
-CHANGEABLE = ("metrics", "scrape_interval", "keep", "keep_bytes")
+CHANGEABLE = ("metrics", "metrics_from", "scrape_interval", "keep", "keep_bytes")
 
 
 @Parameter(name="*")
@@ -113,6 +114,13 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         ),
         MASKED_URLS,
     ] = ()
+    metrics_from: Annotated[
+        Path | None,
+        option(
+            SCRAPING,
+            "File of Prometheus' service discovery (file_sd, JSON or YAML) with more pages; read again each 30 s.",
+        ),
+    ] = None
     scrape_interval: ScrapeInterval = 1.0
     listen: Annotated[
         str,
@@ -149,6 +157,16 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
         return size_bytes("memory", self.memory, least=LEAST_MEMORY)
 
 
+def pages_of(options: WatchOptions) -> tuple[str, ...]:
+    """Return the pages to scrape: those of --metrics, then those listed in --metrics-from now.
+
+    Raises ConfigurationError for a file, or a page in it, that cannot be used.
+    """
+    listed = () if options.metrics_from is None else listed_pages(options.metrics_from)
+    _require_pages(listed)
+    return tuple(dict.fromkeys((*options.metrics, *listed)))
+
+
 def check_watch(options: WatchOptions) -> WatchOptions:
     """Return the options. Raises ConfigurationError naming the option, its value and what would be valid."""
     options = replace(options, metrics=tuple(http_url("--metrics", url, user=True) for url in options.metrics))
@@ -160,7 +178,9 @@ def check_watch(options: WatchOptions) -> WatchOptions:
         raise ConfigurationError("option.value", "--listen off: a watch always serves its page; give HOST:PORT")
     _require_pages(options.metrics)
     _ = options.keep_s, options.kept_bytes, options.memory_bytes  # which raise
-    return replace(options, metrics=tuple(_page(url) for url in options.metrics))
+    options = replace(options, metrics=tuple(_page(url) for url in options.metrics))
+    pages_of(options)
+    return options
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -197,7 +217,9 @@ def reloaded(options: WatchOptions, given: Sequence[str]) -> tuple[WatchOptions,
     longer names gets its default. Raises ConfigurationError for a file, or a value, that cannot be used.
     """
     if options.config is None:
-        raise ConfigurationError("option.missing", "there is no --config file to reload")
+        if options.metrics_from is not None:
+            return options, ()
+        raise ConfigurationError("option.missing", "there is no --config or --metrics-from file to reload")
     settings = config.load_yaml(options.config, WatchOptions)
     read = _convert(settings, options.config)
     named = {argument.partition("=")[0] for argument in given}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from rundir.access import masked
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.frames import Rotation, next_number
 from rundir.printable.numbers import count_of
+from rundir.printable.text import first_of
 from scraper.commands import SpanSpec, Spec
 from sidecar.live.sending import Browsers
 from sidecar.options.access import metrics_access
@@ -95,6 +96,7 @@ class Watch:
     path: Path
     clock: AnchoredClock
     options: WatchOptions
+    pages: tuple[str, ...]
     progress: Progress
     view: WatchView
     page: LivePage
@@ -182,7 +184,7 @@ async def _begin_scraper(shared: Watch, child: Child) -> None:
     options, raw, scraper = shared.options, shared.path / run_directory.RAW, shared.scraper
     scraper.unwritten_before, shared.not_ready["disk"] = scraper.unwritten, ""
     spec = Spec(
-        targets=list(options.metrics),
+        targets=list(shared.pages),
         interval_s=options.scrape_interval,
         timeout_s=options.scrape_timeout,
         clock_offset_ns=shared.clock.offset_ns,
@@ -196,13 +198,13 @@ async def _begin_scraper(shared: Watch, child: Child) -> None:
     if scraper.down_ns is not None:
         shared.record(run_events.SCRAPER_RESTARTED)
     _on_begun(shared, scraper, child)
-    shared.progress.stage(scraped_line(options))
+    shared.progress.stage(scraped_line(shared.pages, options))
 
 
-def scraped_line(options: WatchOptions) -> str:
+def scraped_line(pages: Sequence[str], options: WatchOptions) -> str:
     """Return a line on the scraped pages and the scrape interval."""
-    pages = ", ".join(masked(url) for url in options.metrics)
-    return f"scraping {pages} every {options.scrape_interval:g} s" if pages else "scraping no page"
+    named = first_of([masked(url) for url in pages])
+    return f"scraping {named} every {options.scrape_interval:g} s" if pages else "scraping no page"
 
 
 def _on_begun(shared: Watch, upkeep: Upkeep, child: Child) -> None:

@@ -25,10 +25,9 @@ from rundir.access import masked
 from rundir.child import first_cause
 from rundir.clock import anchor, time_of_day_ns
 from rundir.process import collecting_often, raise_limit
-from scraper.commands import SetTargets
 from sidecar.live.sending import Browsers
 from sidecar.options.spans import require_ports
-from sidecar.options.watch import WatchOptions, reloaded
+from sidecar.options.watch import WatchOptions, pages_of, reloaded
 from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible
@@ -42,6 +41,7 @@ from sidecar.watch.processes import (
     keep_scraper_up,
     scraped_line,
 )
+from sidecar.watch.targets import follow_targets, scrape_other
 from sidecar.watch.view import WatchView, summary_line
 
 SLICE_S = 10.0  # of what `report` makes of the logs
@@ -104,6 +104,7 @@ async def _watch(
     out = options.out if before is None else _following(options.out)
     run_directory.require_free(out)
     require_ports(options)
+    pages = await asyncio.to_thread(pages_of, options)
     clock = anchor(wall_ns)
     page = LivePage()
     async with AsyncExitStack() as stack:
@@ -111,7 +112,7 @@ async def _watch(
         port = before.page_port if before else None
         url = await served(stack, options, port, page, lambda: _unready(shared), lambda: _unhealthy(shared))
         recorded = manifests.recorded(
-            options, out, command, clock, asyncio.Event(), about=_about(options), slice_duration=SLICE_S
+            options, out, command, clock, asyncio.Event(), about=_about(pages), slice_duration=SLICE_S
         )
         run_id, path = await stack.enter_async_context(recorded)
         browsers = Browsers(page.stream, f"Sidelight watch {run_id}", run_id=run_id)
@@ -121,8 +122,9 @@ async def _watch(
             path=path,
             clock=clock,
             options=options,
+            pages=pages,
             progress=progress,
-            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=options.metrics, browsers=browsers)),
+            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=pages, browsers=browsers)),
             page=page,
             browsers=browsers,
             begun_ns=clock.now_ns(),
@@ -158,8 +160,8 @@ def _following(out: Path | None) -> Path | None:
     return next(path for number in count(2) if not (path := Path(f"{out}-{number}")).exists())
 
 
-def _about(options: WatchOptions) -> dict[str, list[dict[str, str]]]:
-    return {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in options.metrics]}
+def _about(pages: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+    return {"metrics_targets": [{"configured": masked(url), "url": masked(url)} for url in pages]}
 
 
 def _unready(shared: Watch | None) -> str:
@@ -227,6 +229,7 @@ async def _until_stopped(shared: Watch, command: Sequence[str], wall_ns: Callabl
                 group.create_task(keep_scraper_up(shared)),
                 group.create_task(end_at_clock_step(shared, wall_ns)),
                 group.create_task(_reload_on(shared, command)),
+                group.create_task(follow_targets(shared)),
             ]
             group.create_task(look_on(shared))
             group.create_task(draw_on(shared))
@@ -245,17 +248,14 @@ async def _reload_on(shared: Watch, command: Sequence[str]) -> None:
         shared.reload.clear()
         try:
             options, refused = reloaded(shared.options, command)
+            pages = await asyncio.to_thread(pages_of, options)
         except ConfigurationError as error:
             shared.warn_and_record(f"not reloaded, the configuration is unchanged: {error}")
             continue
         for text in refused:
             shared.warn_and_record(f"reload: {text}")
         shared.options = options
-        shared.view.scrape_only(options.metrics)
-        if shared.scraper.child is not None:
-            await shared.scraper.child.send(
-                SetTargets(targets=list(options.metrics), interval_s=options.scrape_interval)
-            )
-        text = f"reloaded: {scraped_line(options)}"
+        await scrape_other(shared, pages)
+        text = f"reloaded: {scraped_line(pages, options)}"
         shared.progress.stage(text)
         record_if_possible(shared, "note", text=text)
