@@ -45,7 +45,7 @@ def test_a_certificate_is_accepted_by_its_authority_or_unchecked(secured: Callab
 def test_a_watch_is_served_over_tls(authority: Authority, tmp_path: Path):
     """As it is typed: certificate and key behind one option, and the page's URL anywhere."""
     files = (authority.path("solo.pem"), authority.path("solo.key"))
-    address = ("--listen", "127.0.0.1:0", "--json", "--out", tmp_path / "watch")
+    address = ("--listen", "127.0.0.1:0", "--otlp-listen", "127.0.0.1:0", "--json", "--out", tmp_path / "watch")
     with (
         engine() as (url, _),
         start("watch", "--listen-tls", *files, f"{url}/metrics", *address, SIDELIGHT_LISTEN_TOKEN="hush") as process,
