@@ -75,7 +75,11 @@ def delete(path: Path, rng: random.Random) -> None:
 
 
 def swap(run: Path, rng: random.Random) -> None:
-    log, other = rng.sample(sorted({*frame_logs(run)}), 2)
+    logs = sorted({*frame_logs(run)})
+    if len(logs) == 1:  # of a study that was killed in its first step
+        delete(run, rng)
+        return
+    log, other = rng.sample(logs, 2)
     data = log.read_bytes()
     log.write_bytes(other.read_bytes())
     other.write_bytes(data)
