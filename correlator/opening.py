@@ -64,6 +64,7 @@ class _WatchLogs(RunLogs):
                 "with the build that recorded it",
             )
         super().__init__(path, run_id=str(manifest["run_id"]), protocol="chat")
+        self._is_shard = manifest["config"].get("shard") is not None
         self._deaths_ns = [event.at_ns for event in events if event.name == RECEIVER_DIED]
         logs = sorted(raw.glob(SPANS))
         self._ahead = 0 if span_bytes is None else max(0, sum(log.stat().st_size for log in logs) - span_bytes)
@@ -83,7 +84,8 @@ class _WatchLogs(RunLogs):
         from correlator.replay import Replay  # noqa: PLC0415  protobuf takes a tenth of a second to import
         from scraper.spans.log import added_up  # noqa: PLC0415
 
-        pages = [table.view() for table in self._series.values()]
+        # A shard sees too few of an engine's requests for estimates.
+        pages = [] if self._is_shard else [table.view() for table in self._series.values()]
         guard = ErrorCount("a request is left out of the report").guard
         replay = Replay(pages, self._deaths_ns, guard, shortened=self._is_shortened)
         records: Iterator[SpanLogRecord] = self._read(SPANS, self._take_record, last=last)

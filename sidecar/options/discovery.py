@@ -1,11 +1,14 @@
-"""Pages listed in a file of Prometheus' file-based service discovery (`file_sd_configs`), JSON or YAML.
+"""Pages of a fleet: those in a file of Prometheus' service discovery, and the share of a shard.
 
-Format: prometheus.io, configuration, `<file_sd_config>`. Of the labels of a group those count that make a URL:
-`__scheme__`, `__metrics_path__` and `__param_<name>`.
+Format of the file (`file_sd_configs`), JSON or YAML: prometheus.io, configuration, `<file_sd_config>`. Of the labels of
+a group those count that make a URL: `__scheme__`, `__metrics_path__` and `__param_<name>`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -18,6 +21,27 @@ from sidecar.options.fields import http_url
 FLAG = "--metrics-from"
 _USUAL = {"__scheme__": "http", "__metrics_path__": "/metrics"}
 _PARAMETER = "__param_"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several watches that share the pages of a fleet."""
+
+    number: int
+    total: int
+
+    def has(self, url: str) -> bool:
+        """Return whether a page is this shard's: by a hash of its URL, as with Prometheus' `hashmod`."""
+        digest = hashlib.blake2b(url.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % self.total == self.number
+
+
+def shard_of(text: str) -> Shard:
+    """Return the shard that K/N names. Raises ConfigurationError."""
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise ConfigurationError("option.value", f"--shard {text}: must be K/N, K from 0 to N-1, such as 0/4")
+    return Shard(int(match[1]), int(match[2]))
 
 
 class _TargetGroup(msgspec.Struct, frozen=True):

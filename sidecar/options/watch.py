@@ -17,7 +17,7 @@ from rundir.access import masked
 from scraper.targets.scrape import clock_of
 from sidecar.options import config
 from sidecar.options.access import check_access
-from sidecar.options.discovery import listed_pages
+from sidecar.options.discovery import listed_pages, shard_of
 from sidecar.options.fields import (
     DEFAULT_FORMATS,
     LONGEST_S,
@@ -121,6 +121,14 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
             "File of Prometheus' service discovery (file_sd, JSON or YAML) with more pages; read again each 30 s.",
         ),
     ] = None
+    shard: Annotated[
+        str | None,
+        option(
+            SCRAPING,
+            "K/N: one of N watches, 0 to N-1, that share the pages by a hash of the URL. Requests without an engine's "
+            "span are not estimated.",
+        ),
+    ] = None
     scrape_interval: ScrapeInterval = 1.0
     listen: Annotated[
         str,
@@ -158,13 +166,15 @@ class WatchOptions(SpanOptions, RemoteWriteOptions):
 
 
 def pages_of(options: WatchOptions) -> tuple[str, ...]:
-    """Return the pages to scrape: those of --metrics, then those listed in --metrics-from now.
+    """Return the pages to scrape: those of --metrics, then those listed in --metrics-from now; of them the --shard's.
 
     Raises ConfigurationError for a file, or a page in it, that cannot be used.
     """
     listed = () if options.metrics_from is None else listed_pages(options.metrics_from)
     _require_pages(listed)
-    return tuple(dict.fromkeys((*options.metrics, *listed)))
+    pages = dict.fromkeys((*options.metrics, *listed))
+    shard = None if options.shard is None else shard_of(options.shard)
+    return tuple(url for url in pages if shard is None or shard.has(url))
 
 
 def check_watch(options: WatchOptions) -> WatchOptions:

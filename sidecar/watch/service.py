@@ -117,14 +117,14 @@ async def _watch(
         run_id, path = await stack.enter_async_context(recorded)
         browsers = Browsers(page.stream, f"Sidelight watch {run_id}", run_id=run_id)
         browsers.begin(clock.now_ns(), is_by_clock=True)
-        raw = path / run_directory.RAW
+        view = WatchView(path / run_directory.RAW, run_id=run_id, pages=pages, browsers=browsers, shard=options.shard)
         shared = Watch(
             path=path,
             clock=clock,
             options=options,
             pages=pages,
             progress=progress,
-            view=stack.enter_context(WatchView(raw, run_id=run_id, pages=pages, browsers=browsers)),
+            view=stack.enter_context(view),
             page=page,
             browsers=browsers,
             begun_ns=clock.now_ns(),

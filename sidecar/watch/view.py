@@ -42,7 +42,8 @@ class WatchView:
     at a time.
 
     It keeps the requests of the last minutes, for `state`. `browsers` have begun, and get rows. A poll reads spans for
-    `read_s`, after which what is known by then is shown.
+    `read_s`, after which what is known by then is shown. A `shard` sees too few of an engine's requests
+    for estimates.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class WatchView:
         pages: Collection[str] = (),
         browsers: Browsers | None = None,
         read_s: float = READ_S,
+        shard: str | None = None,
     ) -> None:
+        self._shard = shard
         self._columns = None if browsers is None else browsers.columns
         self._lately = Lately()
         self._engines = Engines(keep_s=WINDOW_S, waiting_s=WINDOW_S)
@@ -199,6 +202,7 @@ class WatchView:
             version=VERSION,
             run_id=self._run_id,
             phase="watch",
+            labels={} if self._shard is None else {"shard": self._shard},
             client=self._client,
             engines=self._engines.counts(),
             parts=self.parts,
@@ -265,7 +269,8 @@ class WatchView:
         engine = self._engines.take(scrape)
         if self._columns is not None:
             self._columns.scraped(scrape, engine.counts.gauges)
-        self._requests.estimates.scraped(scrape)
+        if self._shard is None:
+            self._requests.estimates.scraped(scrape)
 
     def _count_clients(self, finished: Sequence[TracedRequest], now_ns: int) -> None:
         clients = [(request.client, request.trace_id.hex()) for request in finished if request.client is not None]

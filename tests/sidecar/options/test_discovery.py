@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from codes import raises
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sidecar.options.discovery import listed_pages
+from sidecar.options.discovery import Shard, listed_pages
 from sidecar.options.watch import WatchOptions, check_watch, pages_of
 
 
@@ -63,3 +65,24 @@ def test_pages_of_the_command_line_come_first(tmp_path: Path):
     file.write_text('[{"targets": ["a:1"], "labels": {"__metrics_path__": "/perf_metrics"}}]')
     with raises("watch.perf-metrics"):
         check_watch(WatchOptions(metrics_from=file))
+
+
+@given(total=st.integers(1, 8), ports=st.sets(st.integers(1, 9999), max_size=40))
+def test_each_page_is_in_one_shard(total: int, ports: set[int]):
+    """Whatever their number; one watch alone has all."""
+    pages = tuple(f"http://a:{port}/metrics" for port in ports)
+    shards = [pages_of(WatchOptions(metrics=pages, shard=f"{number}/{total}")) for number in range(total)]
+    assert sorted(pages) == sorted(url for shard in shards for url in shard)
+
+
+def test_a_page_stays_in_its_shard():
+    """Where it is depends on its URL alone, in every process and version."""
+    pages = [f"http://10.0.0.{number}:8000/metrics" for number in range(8)]
+    assert [2, 1, 0, 3, 1, 0, 0, 2] == [next(k for k in range(4) if Shard(k, 4).has(url)) for url in pages]
+
+
+@pytest.mark.parametrize("text", ["", "1", "4/4", "-1/4", "a/4", "0/0", "1/99999"])
+def test_a_shard_that_is_none_is_named(text: str):
+    """With what it must be."""
+    with raises("option.value", says="^--shard "):
+        check_watch(WatchOptions(shard=text))

@@ -150,8 +150,13 @@ def test_a_trace_that_cannot_be_read_costs_no_other(tmp_path: Path, monkeypatch:
     assert (1, 0) == (snapshot.watch.errors, snapshot.watch.sizes["pending"])
 
 
-def test_a_request_that_is_not_counted_yet_is_pending(tmp_path: Path):
-    """While its engine's span may come, and while it waits for an estimate; then it is counted."""
+@pytest.mark.parametrize(
+    ("shard", "counted"), [(None, [(1, 0), (1, 0), (0, 1)]), ("2/4", [(1, 0), (0, 1), (0, 1)])], ids=["whole", "shard"]
+)
+def test_a_request_that_is_not_counted_yet_is_pending(
+    tmp_path: Path, shard: str | None, counted: list[tuple[int, int]]
+):
+    """While its engine's span may come, and while it waits for an estimate, which a shard has none of."""
     spans = SpanLog(tmp_path / "spans-000000.log")
     spans.append(export([call()]))
     spans.close()
@@ -159,13 +164,14 @@ def test_a_request_that_is_not_counted_yet_is_pending(tmp_path: Path):
     pages.append(scraped(NOON, PAGE, url=URL))
     pages.close()
     seen = []
-    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf) as view:
+    with WatchView(tmp_path, run_id="r", pages=[URL], read_s=inf, shard=shard) as view:
         for second in (2, 30, 200):
             view.poll(NOON + second * S)
             parts = view.snapshot(restarts=0).parts
             assert parts is not None
             seen.append((parts.pending, parts.requests["none"]))
-    assert [(1, 0), (1, 0), (0, 1)] == seen
+        assert ({} if shard is None else {"shard": shard}) == view.snapshot(restarts=0).labels
+    assert counted == seen
 
 
 def test_quantiles_of_an_engine_are_of_the_last_five_minutes(tmp_path: Path):
