@@ -17,7 +17,7 @@ from loadgen.protocols.reading import timings
 from loadgen.protocols.reading.content import calls_tool
 from loadgen.protocols.reading.events import SseEvent, events
 from loadgen.protocols.reading.failures import NULL, UNREADABLE, Payload, failure_of
-from loadgen.protocols.reading.runs import PROBE, frame_of, run_of
+from loadgen.protocols.reading.runs import PROBE, PlainEvent, frame_of, run_of
 from loadgen.protocols.reading.stream import Form, ReplyState, reader
 from loadgen.protocols.request import RequestContent, joined, json_body, messages_of
 
@@ -189,14 +189,13 @@ def _run(seen: ReplyState, data: bytes, event: SseEvent) -> int:
         return -1
     if (plain := _plain(frame.probe)) is None or (run := run_of(data, frame)) is None:
         return -1
-    response_id, choice = plain
-    seen.response_id = seen.response_id or response_id
-    seen.say_all(run, reasoning=not _said(choice)[0], choice=choice.index)
+    seen.response_id = seen.response_id or plain.response_id
+    seen.say_all(run, reasoning=plain.reasoning, choice=plain.choice)
     return run.ends[-1] + 1
 
 
-def _plain(data: bytes) -> tuple[str, _Choice] | None:
-    """Return id and choice of an event that carries only one choice's text. The text may be any; here it is PROBE.
+def _plain(data: bytes) -> PlainEvent | None:
+    """Return the meaning of an event that carries only one choice's text. The text may be any; here it is PROBE.
 
     Return None for any other event.
     """
@@ -214,8 +213,10 @@ def _plain(data: bytes) -> tuple[str, _Choice] | None:
         return None
     # Where the one reasoning is empty the other counts.
     ambiguous = said.reasoning_content and said.reasoning
-    plain = _said(choice)[:2] in {(PROBE, ""), ("", PROBE)} and not ambiguous
-    return (chunk.id or "", choice) if plain else None
+    visible, thought, *_ = _said(choice)
+    if (visible, thought) not in {(PROBE, ""), ("", PROBE)} or ambiguous:
+        return None
+    return PlainEvent(chunk.id or "", choice.index, reasoning=not visible)
 
 
-FORM = Form(split=_split, run=_run, take=_take_event)
+FORM = Form(split=_split, run=_run, plain=_plain, take=_take_event)

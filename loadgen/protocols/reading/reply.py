@@ -157,17 +157,26 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
     for is_whole in reading(seen, form, http_status, head, times.watch(parts)):
         if is_whole:
             times.settle(seen)
-    has_token, choices = seen.first >= 0, len(seen.choices)
     columns = [_concatenated(parts) for parts in (times.chunk_ns, times.chunk_chars, times.chunk_choice)]
+    return reply_of(seen, columns, times.outputs_ns, times.done_ns)
+
+
+def reply_of(seen: ReplyState, columns: Sequence[Ints], outputs_ns: Mapping[int, Sequence[int]], done_ns: int) -> Reply:
+    """Return the reply of a state behind its last event.
+
+    columns     stamps, characters and choice of each content
+    outputs_ns  the stamps of each choice's first and last output
+    """
+    has_token, choices = seen.first >= 0, len(seen.choices)
     first_token_ns = int(columns[0][seen.first]) if has_token else -1
-    chunk_ns, chunk_chars, chunk_choice, outputs_ns = _contents(seen, columns, times.outputs_ns)
+    chunk_ns, chunk_chars, chunk_choice, bounds_ns = _contents(seen, columns, outputs_ns)
     error = seen.failure
     return Reply(
-        first_output_ns=min(outputs_ns)[0] if outputs_ns else -1,
-        last_output_ns=max([last_ns for _, last_ns in outputs_ns], default=-1),
+        first_output_ns=min(bounds_ns)[0] if bounds_ns else -1,
+        last_output_ns=max([last_ns for _, last_ns in bounds_ns], default=-1),
         chunk_choice=chunk_choice if choices > 1 else _NONE,
         choices=choices,
-        output_span_ns=_output_span_ns(outputs_ns, chunk_choice) if choices > 1 else -1,
+        output_span_ns=_output_span_ns(bounds_ns, chunk_choice) if choices > 1 else -1,
         unseen_tokens=0 if seen.reasoned or seen.silent >= seen.reasoning_tokens else seen.reasoning_tokens,
         first_token_ns=first_token_ns,
         last_token_ns=int(chunk_ns[-1]) if has_token else -1,
@@ -188,7 +197,7 @@ def read_parts(form: Form, http_status: int, head: bytes, parts: Iterable[Reads]
         error=error,
         complete=seen.has_ended and not error,
         done=seen.done_end >= 0,
-        done_ns=times.done_ns,
+        done_ns=done_ns,
         role_only_first=seen.role_only_first,
         blank_before_first=seen.first if has_token else seen.settled,
         response_id=seen.response_id,

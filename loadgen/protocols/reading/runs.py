@@ -10,6 +10,8 @@ a run says exactly what its events would say one by one.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import accumulate, count
 from operator import add
 
@@ -45,7 +47,15 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     @property
     def probe(self) -> bytes:
         """Return an event's data with PROBE for its text: decoding it tells what the frame makes of a text."""
-        return self.before.removeprefix(_FIELD) + PROBE.encode() + self.after.removesuffix(_BLANK)
+        return probe_in(self.before.removeprefix(_FIELD), self.after.removesuffix(_BLANK))
+
+
+class PlainEvent(msgspec.Struct, frozen=True, gc=False):
+    """The meaning of an event that carries one choice's text alone: its reply's id, its choice, the kind of text."""
+
+    response_id: str
+    choice: int
+    reasoning: bool
 
 
 class EventRun(msgspec.Struct, frozen=True, gc=False):
@@ -55,15 +65,35 @@ class EventRun(msgspec.Struct, frozen=True, gc=False):
     texts: list[str]
 
 
+def probe_in(before: bytes, after: bytes) -> bytes:
+    """Return PROBE between the bytes before and after a text."""
+    return before + PROBE.encode() + after
+
+
+def around_text(data: bytes) -> tuple[bytes, bytes] | None:
+    """Return the bytes of an event's data before and after its text; None without a text."""
+    if (text := _TEXT.search(data)) is None:
+        return None
+    string = _STRING.match(data, text.end())
+    return data[: text.end()], data[string.end() if string else text.end() :]
+
+
+def texts_of(strings: Sequence[bytes]) -> list[str | None]:
+    """Return the texts of JSON strings given without their quotes; None for those that are none."""
+    joined = b"\n".join(strings)
+    if _STRINGS.fullmatch(joined):
+        with suppress(*UNREADABLE):
+            return list(_decode(b'["' + joined.replace(b"\n", b'","') + b'"]'))
+    return [None] if len(strings) == 1 else [text for string in strings for text in texts_of([string])]
+
+
 def frame_of(stream: bytes, event: SseEvent) -> Frame | None:
     """Return the frame of an event's text if the next event shares it, else None."""
     raw, at = event.data, event.end + 1
     line = _FIELD + raw + _BLANK
-    if event.name or stream[at - len(line) : at] != line or (text := _TEXT.search(raw)) is None:
+    if event.name or stream[at - len(line) : at] != line or (around := around_text(raw)) is None:
         return None
-    begin = text.end()
-    string = _STRING.match(raw, begin)
-    before, after = _FIELD + raw[:begin], raw[string.end() if string else begin :] + _BLANK
+    before, after = _FIELD + around[0], around[1] + _BLANK
     if not stream.startswith(before, at):
         return None
     stop = stream.find(_BLANK, at) + len(_BLANK)

@@ -8,7 +8,7 @@ of events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -37,7 +37,7 @@ from loadgen.protocols.reading.failures import (
     failure_of,
     server_message,
 )
-from loadgen.protocols.reading.runs import EventRun
+from loadgen.protocols.reading.runs import EventRun, PlainEvent
 from loadgen.protocols.reading.timings import (
     CHANGED,
     FELL,
@@ -52,7 +52,7 @@ from loadgen.protocols.reading.timings import (
 _Payload = TypeVar("_Payload", bound=Payload)
 
 # Most servers' heads differ by their date alone, once a second.
-_parse_head = lru_cache(maxsize=64)(parse_head)
+parse_known_head = lru_cache(maxsize=64)(parse_head)
 _DONE = b"[DONE]"
 _SSE = "text/event-stream"
 _RETRY_CHARS = 40
@@ -143,23 +143,51 @@ class ReplyState:
 
     def say_all(self, run: EventRun, *, reasoning: bool = False, choice: int = 0) -> None:
         """Add events of one frame and one choice."""
-        self.number += len(run.texts)
-        number = self._output(choice, run.ends[0], run.ends[-1])
         ends, texts = run.ends, run.texts
         if "" in texts:
             ends = [end for end, text in zip(ends, texts, strict=True) if text]
             texts = [text for text in texts if text]
-            self.silent += len(run.texts) - len(texts)
-        if self.first < 0 and (place := next((at for at, text in enumerate(texts) if not is_blank(text)), -1)) >= 0:
-            self.first, self.first_kind = self.settled + len(self.ends) + place, "reasoning" if reasoning else "content"
-        before = self.settled + len(self.ends)
-        self.unseen += (before + at for at in unseen_places(texts))
-        self.reasoned |= reasoning and bool(texts)
-        self.ends += ends
-        self.choice_of += [number] * len(ends)
-        self.chars += map(len, texts)
+        self.add_run(
+            len(run.texts),
+            (run.ends[0], run.ends[-1]),
+            ends,
+            map(len, texts),
+            visible=-1 if self.first >= 0 else next((at for at, text in enumerate(texts) if not is_blank(text)), -1),
+            unseen=unseen_places(texts),
+            reasoning=reasoning,
+            choice=choice,
+        )
         if choice == 0 and not reasoning:
             self.texts += texts
+
+    def add_run(
+        self,
+        count: int,
+        bounds: tuple[int, int],
+        ends: Sequence[int],
+        chars: Iterable[int],
+        *,
+        visible: int,
+        unseen: Iterable[int],
+        reasoning: bool,
+        choice: int,
+    ) -> None:
+        """Add a run of `count` events of one choice; `bounds` are the ends of its first and last.
+
+        Those with text have `ends` and `chars`. Among them `visible` is the place of the first visible one, -1 without
+        one, and `unseen` are the places of all unseen ones.
+        """
+        self.number += count
+        number = self._output(choice, *bounds)
+        self.silent += count - len(ends)
+        before = self.settled + len(self.ends)
+        if self.first < 0 <= visible:
+            self.first, self.first_kind = before + visible, "reasoning" if reasoning else "content"
+        self.unseen += (before + at for at in unseen)
+        self.reasoned |= reasoning and bool(ends)
+        self.ends += ends
+        self.choice_of += [number] * len(ends)
+        self.chars += chars
 
     def finish(self, reason: str) -> None:
         """Record a choice's finish reason. Of several, a refusal counts first, then one that was given up."""
@@ -255,6 +283,8 @@ class Form:
     split     the events of a stream from a position on
     breaks    what stands between two events, each of them, so that a stream may be cut behind it
     run       read what follows an event of a stream at once, where that is possible: return where it ends, else -1
+    plain     the meaning of an event's data that holds nothing but PROBE as its text, else None; with it, whole replies
+              are read many at once (`batch`), as far as their events are lines of data
     messages  each read is an event, of a transport that delivers messages; then `kinds` and `split` count for nothing
     take      add one event of a stream, or a reply that came whole, to what was seen; raises what UNREADABLE lists
     """
@@ -263,6 +293,7 @@ class Form:
     split: Callable[[bytes, int], Iterator[SseEvent]] = events
     breaks: tuple[bytes, ...] = BLANK_LINES
     run: Callable[[ReplyState, bytes, SseEvent], int] | None = None
+    plain: Callable[[bytes], PlainEvent | None] | None = None
     messages: bool = False
     take: Callable[[ReplyState, SseEvent], None]
 
@@ -300,11 +331,11 @@ def reading(
         yield from _messages(seen, form, http_status, pieces)
         return
     try:
-        parsed = _parse_head(head)
+        parsed = parse_known_head(head)
         unframe = unframing(parsed)
         bodies = (unframe(wire) for wire, _ in pieces)
         first = next(bodies, NO_BODY)
-        kind = _content_type(parsed)
+        kind = content_type(parsed)
         if http_status == 200 and (kind in form.kinds or (not kind and first.data.lstrip()[:1] != b"{")):
             yield from _stream(seen, form, segments(chain([first], bodies), form.breaks))
         else:
@@ -315,7 +346,8 @@ def reading(
         seen.error = f"protocol: {error}"
 
 
-def _content_type(head: Head) -> str:
+def content_type(head: Head) -> str:
+    """Return the content type of a reply without its parameters."""
     return head.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -325,7 +357,7 @@ def _whole(seen: ReplyState, form: Form, http_status: int, head: Head, parts: It
         if not seen.segment.is_last:
             yield True
     seen.streamed, seen.done_end = False, 0
-    data, kind = seen.segment.data, _content_type(head)
+    data, kind = seen.segment.data, content_type(head)
     if http_status != 200:
         wait = head.headers.get("retry-after")
         later = "" if wait is None else f" (Retry-After: {wait[:_RETRY_CHARS]})"
@@ -357,11 +389,8 @@ def _stream(seen: ReplyState, form: Form, parts: Iterator[Segment]) -> Iterator[
 def _events(seen: ReplyState, form: Form, data: bytes) -> Iterator[bool]:
     source = form.split(data, 0)
     while (event := next(source, None)) is not None:
-        # What follows the last event is read too: what a server generates behind it takes its time.
-        if event.data.strip() == _DONE:
-            seen.done_end = event.end if seen.done_end < 0 else seen.done_end
+        if not take_event(seen, form, event):
             continue
-        _take(seen, form, event)
         yield False
         if form.run is not None and (at := form.run(seen, data, event)) >= 0:
             source = form.split(data, at)
@@ -392,6 +421,16 @@ def _messages(
         seen.streamed, seen.done_end = False, 0
         seen.error = f"http_{status}: {server_message(seen.segment.data)}"
         yield True
+
+
+def take_event(seen: ReplyState, form: Form, event: SseEvent) -> bool:
+    """Add one event of a stream; return False for the stream's last event, [DONE]."""
+    # What follows the last event is read too: what a server generates behind it takes its time.
+    if event.data.strip() == _DONE:
+        seen.done_end = event.end if seen.done_end < 0 else seen.done_end
+        return False
+    _take(seen, form, event)
+    return True
 
 
 def _take(seen: ReplyState, form: Form, event: SseEvent) -> None:
