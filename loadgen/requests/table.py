@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain, islice
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from loadgen.protocols.reading.batch import WholeReply, may_join, read_whole
 from loadgen.protocols.reading.reply import MOST, Reads, Reply, head_of, in_order, joined, logged, reads_in, unpack
 from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.reading.timings import ServerTimings
@@ -27,9 +29,11 @@ from rundir.columns import Bools, Floats, Ints, Texts, concat, ragged, take
 
 STATUSES = ("ok", "failed", "refused", "cancelled", "in_flight")
 
-_UNTIMED = ServerTimings(source="")
+_UNREAD, _UNTIMED = Reply(), ServerTimings(source="")
 _UNPLANNED = plan_end("")
 _TABLE_ROWS = 1024
+# Whole replies are read together: at most this number of them, sooner where their bodies have this many bytes.
+_REPLIES, _REPLY_BYTES = 256, 2 * 1024 * 1024
 # Of a reply that goes on, what is looked at for its first token.
 _BEGINNING_BYTES = 16 * 1024
 # In a request's body: an image or a video that the server fetches, which may be any number of tokens.
@@ -200,6 +204,7 @@ class RequestFold:
         self._parts: dict[int, list[RequestPart]] = {}
         self._lengths: dict[int, int] = {}
         self._rows: list[_Row] = []
+        self._waiting_bytes = 0  # of their replies that are still to be read
         self._tables: list[RequestLog] = []
         self._returned = 0  # of the tables
         self.sent: Counter[str] = Counter()  # by phase
@@ -248,8 +253,11 @@ class RequestFold:
             if (stream := self._streams.pop(part.index, None)) is not None:
                 self.streamed[stream.phase] -= stream.tokens
             planned, sent_bytes = self._planned.pop(part.index, _UNPLANNED), self._sent_bytes.pop(part.index, -1)
-            if (row := _row(parts, planned, self._protocol, sent_bytes)) is not None:
+            if (row := _row(parts, planned, self._protocol, sent_bytes, may_wait=True)) is not None:
                 self._rows.append(row)
+                self._waiting_bytes += row.received_bytes if row.whole is not None else 0
+                if len(self._rows) % _REPLIES == 0 or self._waiting_bytes > _REPLY_BYTES:
+                    self._read_together()
             if len(self._rows) == _TABLE_ROWS:
                 self._lay_out()
         elif part.reads_ns:
@@ -309,12 +317,23 @@ class RequestFold:
         for index, parts in self._parts.items():
             # What no worker has written is noticed in a request that ended when it is read, and counted there.
             with suppress(ValueError):
-                if (row := _row(parts, self._planned.get(index, _UNPLANNED), self._protocol)) is not None:
+                planned = self._planned.get(index, _UNPLANNED)
+                if (row := _row(parts, planned, self._protocol, may_wait=False)) is not None:
                     in_flight.append(row)
         whole = concat([*self._tables, _columns(in_flight, self._run_id)])
         return take(whole, np.argsort(whole.index, kind="stable"))
 
+    def _read_together(self) -> None:
+        """Read the replies that wait to be read with others."""
+        waiting = [(row, row.whole) for row in self._rows if row.whole is not None]
+        if waiting:
+            replies = read_whole(self._protocol.form, [whole for _, whole in waiting])
+            for (row, _), reply in zip(waiting, replies, strict=True):
+                row.reply, row.whole = reply, None
+        self._waiting_bytes = 0
+
     def _lay_out(self) -> None:
+        self._read_together()
         if self._rows:
             self._tables.append(_columns(self._rows, self._run_id))
             self._rows = []
@@ -332,7 +351,9 @@ def assemble(
     return fold.table()
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+class _Row(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """One request; `whole` is its reply as long as that is still to be read."""
+
     planned: PlannedRequest
     last: RequestPart
     status_code: int
@@ -340,49 +361,45 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     received_bytes: int
     sent_bytes: int
     reply: Reply
+    whole: WholeReply | None = None
 
 
 def _row(
-    parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol, sent_bytes: int = -1
+    parts: Sequence[RequestPart], planned: PlannedRequest, protocol: Protocol, sent_bytes: int = -1, *, may_wait: bool
 ) -> _Row | None:
-    """Read one request from its parts; None without its first. The last part repeats the stamps of those before."""
+    """Read one request from its parts; None without its first. The last part repeats the stamps of those before.
+
+    Its reply may be left to be read together with others where it `may_wait`.
+    """
     known = in_order(parts)
     if not known:
         return None
     last = msgspec.structs.replace(known[-1], head=b"", reads_ns=b"", read_ends=b"", body=b"", reply=b"")
-    status = max(part.status for part in known)
+    status, head = max(part.status for part in known), head_of(known)
+    row = partial(_Row, planned=planned, last=last, status_code=status, sent_bytes=sent_bytes)
     if known[-1].reply:
         reads = unpack(known[-1])
-        return _Row(
-            planned=planned,
-            last=last,
-            status_code=status,
-            first_read_ns=int(next(iter(reads.stamps_ns), -1)),
-            received_bytes=int(reads.ends[-1]) if len(reads.ends) else 0,
-            sent_bytes=sent_bytes,
-            reply=logged(known[-1].reply, reads.stamps_ns),
-        )
+        received_bytes, reply = int(reads.ends[-1]) if len(reads.ends) else 0, logged(known[-1].reply, reads.stamps_ns)
+        return row(first_read_ns=int(next(iter(reads.stamps_ns), -1)), received_bytes=received_bytes, reply=reply)
+    pieces = joined(known)
+    beginning = list(islice(pieces, 2))
+    whole = WholeReply(http_status=status, head=head, reads=beginning[0])
+    if may_wait and len(beginning) == 1 and may_join(protocol.form, whole):
+        first_ns, received_bytes = int(whole.reads.stamps_ns[0]), len(whole.reads.body)
+        return row(first_read_ns=first_ns, received_bytes=received_bytes, reply=_UNREAD, whole=whole)
     sizes, firsts_ns = [], []
 
     def parts_read() -> Iterator[Reads]:
-        for reads in joined(known):
+        for reads in chain(beginning, pieces):
             sizes.append(len(reads.body))
             firsts_ns.extend(reads.stamps_ns[:1].tolist())
             yield reads
 
     bodies = parts_read()
-    reply = protocol.read_parts(status, head_of(known), bodies)
+    reply = protocol.read_parts(status, head, bodies)
     for _ in bodies:
         pass  # what came behind the reply's end counts as received
-    return _Row(
-        planned=planned,
-        last=last,
-        status_code=status,
-        first_read_ns=firsts_ns[0] if firsts_ns else -1,
-        received_bytes=sum(sizes),
-        sent_bytes=sent_bytes,
-        reply=reply,
-    )
+    return row(first_read_ns=firsts_ns[0] if firsts_ns else -1, received_bytes=sum(sizes), reply=reply)
 
 
 def _require_bounds(numbers: Sequence[int], of_what: str) -> None:
