@@ -445,3 +445,5 @@ async def test_a_reload_reads_the_file_of_targets_again(tmp_path: Path):
             await watch.until(lambda counts: counts.get(running("new")) == 7 and running("old") not in counts)
             await watch.until(lambda counts: counts.get(running("named")) == 7)
             await watch.end()
+    report = (tmp_path / "watch/report.txt").read_text()
+    assert f"http://{host}/named, http://{host}/old, http://{host}/new" in " ".join(report.split())

@@ -73,7 +73,8 @@ def _counts(requests: RequestCounts) -> str:
 def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
     """Return the time of a watch that the numbers cover, and its number of requests."""
     config, window, engine = summary.config, summary.window, summary.server.engine
-    where = first_of(config.get("metrics") or ()) or "no page, by spans alone"
+    pages = dict.fromkeys([*(config.get("metrics") or ()), *(page.url for page in summary.server.endpoints)])
+    where = first_of(list(pages)) or "no page, by spans alone"
     server = f", {engine.name} {engine.version or ''}".rstrip() if engine else ""
     covered = f"{window.start[:10]} {window.start[11:19]} to {_until(window)} UTC, {duration(window.duration_s)}"
     if watch.shortened:
