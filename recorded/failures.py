@@ -23,9 +23,11 @@ class ErrorCount:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Run a block to its end or its first error, which is counted."""
+        """Run a block to its end or its first error, which is counted. Raises ConfigurationError as it comes."""
         try:
             yield
+        except ConfigurationError:
+            raise  # not an error of the block: the bound on this process's time, which may run out anywhere
         except Exception:
             if not self.count:
                 log.exception(self._consequence)
