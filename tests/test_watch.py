@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -381,19 +382,25 @@ async def test_what_did_not_reach_a_collector_is_counted(tmp_path: Path):
     assert any("of 7 exports of spans 4 were not passed on" in text for text in summary["warnings"])
 
 
-async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
-    """And refuses the rest by name; a file that is broken changes nothing, and is said to be."""
-    asked: dict[str, int] = {}
+@asynccontextmanager
+async def engine_pages(asked: Counter[str]) -> AsyncIterator[str]:
+    """Serve the page of an engine with seven running requests at any path, and count each path's requests."""
 
     async def page(request: web.Request) -> web.Response:
-        asked[request.path] = asked.get(request.path, 0) + 1
+        asked[request.path] += 1
         return web.Response(text="# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n")
 
     app = web.Application()
     app.router.add_get("/{name}", page)
-    file = tmp_path / "watch.yaml"
     async with TestServer(app) as server:
-        url = f"http://127.0.0.1:{server.port}"
+        yield f"http://127.0.0.1:{server.port}"
+
+
+async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
+    """And refuses the rest by name; a file that is broken changes nothing, and is said to be."""
+    asked: Counter[str] = Counter()
+    file = tmp_path / "watch.yaml"
+    async with engine_pages(asked) as url:
         file.write_text(f"metrics: {url}/old\nscrape_interval: 0.1\n")
         async with watching(tmp_path / "watch", "--config", str(file)) as watch:
             old, new = (f'sidelight_engine_requests_running{{endpoint="{url}/{name}"}}' for name in ("old", "new"))
@@ -416,15 +423,9 @@ async def test_a_reload_changes_what_is_scraped(tmp_path: Path):
 
 async def test_a_reload_reads_the_file_of_targets_again(tmp_path: Path):
     """Its pages come beside those of the command line; a file that is broken changes nothing."""
-
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text="# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 7\n")
-
-    app = web.Application()
-    app.router.add_get("/{name}", page)
     file = tmp_path / "targets.json"
-    async with TestServer(app) as server:
-        host = f"127.0.0.1:{server.port}"
+    async with engine_pages(Counter()) as url:
+        host = url.removeprefix("http://")
 
         def lists(*names: str) -> None:
             groups = [{"targets": [host], "labels": {"__metrics_path__": f"/{name}"}} for name in names]

@@ -34,8 +34,8 @@ async def follow_targets(shared: Watch) -> None:
                 shared.warn_and_record(f"the pages scraped are unchanged: {refused}")
             continue
         refused = ""
-        if set(pages) != set(shared.pages):
-            new, gone = set(pages) - set(shared.pages), set(shared.pages) - set(pages)
+        new, gone = set(pages) - set(shared.pages), set(shared.pages) - set(pages)
+        if new or gone:
             await scrape_other(shared, pages)
             shared.progress.stage(scraped_line(pages, shared.options))
             text = f"{FLAG}: {count_of(len(pages), 'page')} to scrape, {len(new)} new, {len(gone)} gone"
