@@ -64,7 +64,7 @@ class Replay:
     """Owns the requests of a watch's logs, the newest `most_requests` of them.
 
     `pages` are the scrapes, `deaths_ns` when receivers died: until the next one began nothing was given up.
-    `shortened`: these are not all records since the start.
+    `shortened`: these are not all records since the start; they are those of so many `shards`.
     """
 
     def __init__(
@@ -74,9 +74,10 @@ class Replay:
         guard: Guard,
         *,
         shortened: bool = False,
+        shards: int = 1,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
-        self._requests = SpanRequests(guard)
+        self._requests = SpanRequests(guard, shards=shards)
         self._pages = heapq.merge(*map(_rows, pages), key=attrgetter("response_ns"))
         self._page = next(self._pages, None)
         self._deaths = deque(deaths_ns)

@@ -35,7 +35,7 @@ class ErrorCount:
 
 
 @contextmanager
-def evaluating(path: Path, *files: str) -> Iterator[None]:
+def evaluating(path: Path | str, *files: str) -> Iterator[None]:
     """Raise ConfigurationError in place of errors from evaluating a directory with invalid contents."""
     try:
         yield

@@ -64,6 +64,19 @@ class Integrity(msgspec.Struct, frozen=True, kw_only=True):
     disagreements: Annotated[list[Reason], doc("Counts of the run that its logs contradict.")]
 
 
+def together(integrities: Mapping[str, Integrity]) -> Integrity:
+    """Return the integrity of several directories, by their names, as one."""
+    return Integrity(
+        state=max((each.state for each in integrities.values()), key=_WORST_LAST.index),
+        logs=[
+            msgspec.structs.replace(log, log=f"{name}/{log.log}")
+            for name, each in integrities.items()
+            for log in each.logs
+        ],
+        disagreements=[f"{name}: {text}" for name, each in integrities.items() for text in each.disagreements],
+    )
+
+
 NOTHING_READ = Integrity(state="unverified", logs=[], disagreements=[])
 
 

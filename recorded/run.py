@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.records import WorkerStat
 from loadgen.requests.table import RequestLog
-from recorded.events import PHASE_END, Event
+from recorded.events import NOTE, PHASE_END, PHASE_START, Event
 from recorded.integrity import NOTHING_READ, Integrity
 from scraper import perf_metrics
 from scraper.hardware import records as readings
@@ -80,7 +80,7 @@ class Run:
     @property
     def phases(self) -> tuple[Phase, ...]:
         ends = {event.data["phase"]: event.at_ns for event in self.events if event.name == PHASE_END}
-        starts = [event for event in self.events if event.name == "phase_start"]
+        starts = [event for event in self.events if event.name == PHASE_START]
         return tuple(
             Phase(name=event.data["phase"], start_ns=event.at_ns, end_ns=ends.get(event.data["phase"]))
             for event in starts
@@ -88,4 +88,4 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(event.data["text"] for event in self.events if event.name == "note")
+        return tuple(event.data["text"] for event in self.events if event.name == NOTE)

@@ -18,7 +18,7 @@ from correlator.live.breakdown import EndedRequests, break_down_ended, estimated
 from correlator.live.counting import TraceCount
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
-from correlator.live.window import KEEP_S, TraceWindow
+from correlator.live.window import KEEP_S, MOST_BYTES, MOST_SPANS, TraceWindow
 from loadgen.requests.table import RequestLog
 from recorded.client_spans import ClientSpan, request_log
 from recorded.gateway_spans import nested
@@ -38,11 +38,11 @@ class SpanRequests:
     where traces break, and `estimates` for those that no engine's span speaks of.
 
     `guard` decides what becomes of an exception that is our defect: `defective` counts the requests that it
-    cost, and it costs no others.
+    cost, and it costs no others. The spans of several `shards` have as much room as in each.
     """
 
-    def __init__(self, guard: Guard) -> None:
-        self.spans = TraceWindow(guard=guard)
+    def __init__(self, guard: Guard, *, shards: int = 1) -> None:
+        self.spans = TraceWindow(guard=guard, most_spans=shards * MOST_SPANS, most_bytes=shards * MOST_BYTES)
         self.halves = Halves(self.spans, guard)
         self.count = TraceCount()
         self.estimates = EstimateWindow[RequestLog]()

@@ -25,6 +25,7 @@ from exporter.report.heading import heading
 from exporter.report.load import rate_lines
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
+from exporter.report.tables.shards import shards_section
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary, as_written
 from loadgen.requests.slo.results import ObjectiveResult
@@ -62,6 +63,8 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
             yield _table(breakdown_table(summary.correlation.breakdown, inner=False))
         yield _table(client_table(summary.client))
         yield "\n".join(f"- {_escaped(line)}" for line in rate_lines(summary))
+    for each in shards_section(summary.watch) if summary.watch else ():
+        yield _table(each) if isinstance(each, Table) else ""
     yield " · ".join(_escaped(line.text) for line in heading(summary))  # a line of its own could begin a list
 
 

@@ -29,6 +29,8 @@ def gaps_of(run: Run) -> list[Gap]:
     """Return the gaps of the scraper. Each lasts from the last scrape before the first death to the restart after it,
     however many failed between. A scraper that hangs is noticed late.
     """
+    if isinstance(run, WatchRun) and run.shards:
+        return sorted(chain.from_iterable(map(gaps_of, run.shards)), key=lambda gap: gap.start_ns)
     gaps = _gaps(run, SCRAPER_DIED, SCRAPER_RESTARTED)
     scrapes_ns = _scrapes_ns(run) if gaps else []
     lasts = (bisect_right(scrapes_ns, gap.start_ns) - 1 for gap in gaps)

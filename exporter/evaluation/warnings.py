@@ -136,8 +136,15 @@ def _ending(run: Run) -> Iterator[str]:
     """Yield a warning if a run ended early, with its progress until then."""
     if run.status == "complete":
         return
+    if isinstance(run, WatchRun) and run.shards and run.watched.dropped:
+        yield (
+            f"the newest {count_of(len(run.requests), 'request')} of the shards are here, and {run.watched.dropped:,} "
+            "older ones are left out: the table of shards counts them, and each shard's own report has more of them"
+        )
     if isinstance(run, WatchRun) and "reason" not in run.manifest:
-        yield "the watch goes on, or was killed; numbers cover what was recorded up to now"
+        going = sum(shard.status != "complete" for shard in run.shards)
+        which = f", {going} of {len(run.shards)} shards," if going else ""
+        yield f"the watch{which} goes on, or was killed; numbers cover what was recorded up to now"
         return
     reason = f" ({run.manifest.get('reason', 'its manifest has no end')})" if run.status == "crashed" else ""
     ended = f"this run was {'cut short' if run.status == 'crashed' else 'interrupted'}{reason}"

@@ -48,6 +48,8 @@ def sections(summary: Summary) -> Iterator[str]:
     else:
         yield section(Section(name="answer", content=state))
         yield section(Section(name="spread", title="The engine", content=engine))
+    if report["shards"]:
+        yield section(Section(name="shards", title="Shards", content=report["shards"]))
     about = _configuration(summary), *report["energy"]
     yield section(Section(name="about", title="Configuration", content=about))
 

@@ -53,7 +53,7 @@ def torn_lines(integrity: Integrity) -> Iterator[str]:
     """Yield an alert on the last, incomplete records of killed processes. A process had not written more, so that no
     number differs for it.
     """
-    torn = [f"{log.lost_bytes:,} bytes of raw/{log.log}" for log in integrity.logs if log.state == "torn"]
+    torn = [f"{log.lost_bytes:,} bytes of {_file(log)}" for log in integrity.logs if log.state == "torn"]
     if torn:
         yield f"the last record of a process that was killed is cut off and not used: {first_of(torn)}"
 
@@ -119,4 +119,10 @@ def _what_is_lost(log: LogIntegrity) -> str:
     if log.unreadable:
         lost += [f"{count_of(log.unreadable, 'record')} {agree(log.unreadable, 'makes', 'make')} no sense"]
     why = f" ({log.reason})" if log.reason else ""
-    return f"raw/{log.log}: {', '.join(lost) or 'it is damaged'}{why}"
+    return f"{_file(log)}: {', '.join(lost) or 'it is damaged'}{why}"
+
+
+def _file(log: LogIntegrity) -> str:
+    """Return the place of a log: one of several directories names its own."""
+    directory, _, name = log.log.rpartition("/")
+    return f"{directory}/raw/{name}" if directory else f"raw/{name}"

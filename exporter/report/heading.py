@@ -86,7 +86,8 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
     if unseen := watch.missing.get(NO_CLIENT):
         stated = by_engines(watch.engine_only_ms)
         counts += f"; {count_of(unseen, 'engine request')} without a client's span{f' ({stated})' if stated else ''}"
-    lines = [f"traffic at {where}{server}", covered, counts]
+    shards = f", in {count_of(len(watch.shards), 'shard')}" if watch.shards else ""
+    lines = [f"traffic at {where}{server}{shards}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(
             f"since the start: {count_of(since.by_trace, 'request')} broken down by spans, "

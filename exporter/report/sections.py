@@ -21,6 +21,7 @@ from exporter.report.tables.client import client_section
 from exporter.report.tables.energy import energy_section
 from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import association_line, server_section
+from exporter.report.tables.shards import shards_section
 from exporter.report.tables.slowest import slowest_section
 from exporter.summary.result import Summary, as_written
 from exporter.summary.timeline import Timeline
@@ -55,6 +56,7 @@ def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
         "slowest": slowest_section(correlation.slowest, correlation.breakdown),
         "server": server_section(summary),
         "gateways": prose(gateway_lines(summary)),
+        "shards": shards_section(summary.watch) if summary.watch else (),
         "association": prose(association_line(correlation.association), "note"),
         "energy": energy_section(summary.hardware),
         "method": prose(method(summary), "note"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
+from correlator.opening import WatchRun
 from correlator.replay import Replayed
 from recorded.events import WATCHED
-from recorded.run import Run
 from rundir.clock import iso_ms
-from rundir.fields import Count, StampNs, doc
+from rundir.fields import UNSET, Count, StampNs, doc
 from scraper.window.window import Window
 
 
@@ -39,6 +41,18 @@ class SinceStart(Struct, frozen=True, kw_only=True):
     receiver_restarts: Annotated[Count, doc("Receivers that died and were started again.", "receivers")]
 
 
+class ShardCounts(Struct, frozen=True, kw_only=True):
+    """One of several watches that share the pages and the traces of a fleet."""
+
+    shard: Annotated[str, doc("Which one, as K/N.")]
+    run_id: Annotated[str, doc("Its run.")]
+    begun: Annotated[str, doc("When it began, in UTC: ISO 8601 to the millisecond.")]
+    ended: Annotated[str | None, doc("When it ended; null while it goes on, or after a crash.")]
+    pages: Annotated[list[str], doc("The pages that it scraped.")]
+    spans: Annotated[Count, doc("Spans that its receivers took in.", "spans")]
+    since_start: Annotated[SinceStart | None, doc("All that it counted; null while it goes on, or after a crash.")]
+
+
 class WatchedTraffic(Struct, frozen=True, kw_only=True):
     """Traffic of a watch. `window` says which time the results cover: what the logs still hold, or less."""
 
@@ -62,17 +76,21 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
     broken_traces: Annotated[list[BrokenTraces], doc("Those with them in two, by where their traces break.")]
     left_out_requests: Annotated[Count, doc("Oldest requests that were too many to keep in memory.", "requests")]
     since_start: Annotated[
-        SinceStart | None, doc("All from start to end; null while the watch goes on, or after a crash.")
+        SinceStart | None,
+        doc("All from start to end, of shards together; null while a watch goes on, or after a crash."),
     ]
+    shards: Annotated[list[ShardCounts] | UnsetType, doc("The watches of a report as one; absent of a single one.")] = (
+        UNSET
+    )
 
 
-def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraffic:
+def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> WatchedTraffic:
     """Return the traffic of a watch beside its requests."""
     begun_ns = next((phase.start_ns for phase in run.phases), window.start_ns)
     broken = [
         {"service": service, "how": how, "requests": requests} for (service, how), requests in watched.broken.items()
     ]
-    counted = next((event.data for event in run.events if event.name == WATCHED), None)
+    shards = [_shard(shard) for shard in run.shards]
     return WatchedTraffic(
         begun_ns=begun_ns,
         begun=iso_ms(begun_ns),
@@ -85,5 +103,35 @@ def watched_traffic(run: Run, watched: Replayed, window: Window) -> WatchedTraff
         whole_traces=watched.whole,
         broken_traces=msgspec.convert(broken, list[BrokenTraces]),
         left_out_requests=watched.dropped,
-        since_start=msgspec.convert(counted, SinceStart | None),
+        since_start=_together([shard.since_start for shard in shards]) if shards else _since_start(run),
+        shards=shards or UNSET,
+    )
+
+
+def _since_start(run: WatchRun) -> SinceStart | None:
+    counted = next((event.data for event in run.events if event.name == WATCHED), None)
+    return msgspec.convert(counted, SinceStart | None)
+
+
+def _together(counts: Sequence[SinceStart | None]) -> SinceStart | None:
+    """Return counts added up; None where one is not known."""
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return None
+    missing = sum((Counter(count.missing) for count in known), Counter[str]())
+    names = [name for name in SinceStart.__struct_fields__ if name != "missing"]
+    return SinceStart(
+        missing=dict(missing.most_common()), **{name: sum(getattr(count, name) for count in known) for name in names}
+    )
+
+
+def _shard(run: WatchRun) -> ShardCounts:
+    return ShardCounts(
+        shard=run.shard,
+        run_id=str(run.manifest["run_id"]),
+        begun=iso_ms(int(run.manifest["started_ns"])),
+        ended=run.manifest.get("ended_at"),
+        pages=[endpoint.url for endpoint in run.endpoints],
+        spans=run.span_counts.spans if run.span_counts else 0,
+        since_start=_since_start(run),
     )

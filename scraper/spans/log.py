@@ -194,6 +194,11 @@ def added_up(lives: Sequence[ReceiverLife]) -> tuple[ReceiverCounts | None, int]
     """Return the counts of all receivers of a log added up, None without one; and how many died without an `ended`."""
     if not lives:
         return None, 0
-    counts = [life.counts() for life in lives]
-    whole = {name: sum(getattr(each, name) for each in counts) for name in ReceiverCounts.__struct_fields__}
-    return ReceiverCounts(**whole), sum(life.state.state != "ended" for life in lives)
+    return summed([life.counts() for life in lives]), sum(life.state.state != "ended" for life in lives)
+
+
+def summed(counts: Sequence[ReceiverCounts]) -> ReceiverCounts:
+    """Return the sum of counts."""
+    return ReceiverCounts(
+        **{name: sum(getattr(each, name) for each in counts) for name in ReceiverCounts.__struct_fields__}
+    )

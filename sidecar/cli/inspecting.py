@@ -41,6 +41,15 @@ def simulate(*arguments: Annotated[str, Parameter(show=False, allow_leading_hyph
     return serve(arguments, prog="sidelight simulate")
 
 
+Base = Annotated[Path | None, option(OUTPUT, "Put the times of the run in this directory beside in report.md.")]
+Output = Annotated[
+    Path | None,
+    option(
+        OUTPUT, "Where the page of several runs is written, of shards the directory. Default: comparison.html, as-one."
+    ),
+]
+
+
 def report(  # noqa: PLR0913  an argument is an option
     run_directory: Annotated[Path, Parameter(name="RUN", help="A run directory; of several, one page is written.")],
     *others: Annotated[Path, Parameter(show=False)],
@@ -50,12 +59,9 @@ def report(  # noqa: PLR0913  an argument is an option
     otlp_header: OtlpHeader = (),
     otlp_ca: OtlpCa = None,
     as_json: Annotated[bool, flag(OUTPUT, "Print summary.json in place of the report.", name="--json")] = False,
-    output: Annotated[
-        Path | None, option(OUTPUT, "Where the page of several runs is written. Default: comparison.html.")
-    ] = None,
-    base: Annotated[
-        Path | None, option(OUTPUT, "Put the times of the run in this directory beside in report.md.")
-    ] = None,
+    output: Output = None,
+    as_one: Annotated[bool, flag(OUTPUT, "Report the directories of all shards of a watch as of one.")] = False,
+    base: Base = None,
     outside: Outside = False,
     untrusted: Untrusted = True,
     verbose: Verbose = False,
@@ -70,6 +76,10 @@ def report(  # noqa: PLR0913  an argument is an option
     For a pull request, its comment with the times of the main branch beside its own:
 
     sidelight report run --base main-run
+
+    All shards of a watch, one report:
+
+    sidelight report shard-0 shard-1 shard-2 --as-one
     """
     del verbose, untrusted  # which are read before
     from sidecar.report import derive  # noqa: PLC0415  as above
@@ -79,36 +89,41 @@ def report(  # noqa: PLR0913  an argument is an option
     spans = SpanOptions(otlp_header=otlp_header, otlp_ca=otlp_ca)
     check_spans(spans)
     check_exports(exports)
-    if others:
-        if as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions():
-            raise ConfigurationError(
-                "option.not-here", "report: of several runs, only --formats html and --output can be given"
-            )
-        return _compare_runs([run_directory, *others], output)
-    if output is not None:
+    if others and not as_one:
+        more = as_json or trace_url or base or set(formats) - {"html"} or exports != ExportOptions()
+        return _compare_runs([run_directory, *others], output, is_plain=not more)
+    if output is not None and not as_one:
         raise ConfigurationError(
             "option.not-here", "--output: is for several runs; of one, all files are written into its directory"
         )
     try:
-        if (run_directory / draft.STUDY).is_file():
+        if not as_one and (run_directory / draft.STUDY).is_file():
             return draft.report_study(run_directory, as_json=as_json, outside=outside)
-        derived = _report_of_run(run_directory, formats, trace_url=trace_url, base=base, as_json=as_json)
-        if exports != ExportOptions():
-            from sidecar.report import span_export  # noqa: PLC0415  as above
-
-            span_export.send_results(derived, exports, spans, Progress("lines"))
+        if as_one:
+            paths, place = [run_directory, *others], output or derive.AS_ONE
+            derived = derive.derive_as_one(paths, place, formats, trace_url=trace_url)
+        else:
+            derived = derive.derive(run_directory, formats, trace_url=trace_url)
+        _show(derived, base=base, as_json=as_json)
+        _send(derived, exports, spans)
         derive.require_sound(derived)
     except CannotWrite as error:
         raise unsaved(error) from error
     return 0
 
 
-def _report_of_run(
-    path: Path, formats: Sequence[str], *, trace_url: str | None, base: Path | None, as_json: bool
-) -> Evaluated:
+def _send(derived: Evaluated, exports: ExportOptions, spans: SpanOptions) -> None:
+    """Send a run's results where they were asked to go."""
+    if exports != ExportOptions():
+        from sidecar.report import span_export  # noqa: PLC0415  as above
+
+        span_export.send_results(derived, exports, spans, Progress("lines"))
+
+
+def _show(derived: Evaluated, *, base: Path | None, as_json: bool) -> None:
+    """Write a run's report beside its base, if there is one, and print it."""
     from sidecar.report import derive, printing  # noqa: PLC0415  as above
 
-    derived = derive.derive(path, formats, trace_url=trace_url)
     if base is not None and derived.unwritten is None:
         from sidecar.report import comparison  # noqa: PLC0415  as above
 
@@ -116,13 +131,16 @@ def _report_of_run(
     if as_json:
         sys.stdout.write(derive.as_json(derived.summary))
     else:
-        printing.print_report(derived.summary, path if derived.unwritten is None else None)
-    return derived
+        printing.print_report(derived.summary, derived.run.path if derived.unwritten is None else None)
 
 
-def _compare_runs(paths: Sequence[Path], output: Path | None) -> int:
+def _compare_runs(paths: Sequence[Path], output: Path | None, *, is_plain: bool) -> int:
     from sidecar.report import comparison  # noqa: PLC0415  as above
 
+    if not is_plain:
+        raise ConfigurationError(
+            "option.not-here", "report: of several runs, only --formats html and --output can be given"
+        )
     comparison.compare(paths, output or comparison.DEFAULT_OUTPUT)
     return 0
 

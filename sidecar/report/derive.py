@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from correlator.opening import open_run
+from correlator.opening import open_run, open_shards
 from exporter import tables
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.evaluation.server import require_server
@@ -16,13 +16,14 @@ from exporter.server_metrics import server_metrics_files
 from exporter.server_metrics.source import MetricsSource
 from exporter.summary.result import Summary, as_written
 from recorded.directory import MANIFEST, RAW, json_text, write_json, write_text, write_whole
-from recorded.errors import CannotWrite, DamagedRun
+from recorded.errors import CannotWrite, ConfigurationError, DamagedRun, unusable_place
 from recorded.failures import evaluating
 from recorded.run import Run
 from sidecar.formats import OUTPUT_FORMATS
 from sidecar.options.fields import DEFAULT_FORMATS
 
 SUMMARY = "summary.json"
+AS_ONE = Path("as-one")  # of the shards of a watch, unless --output says another one
 
 
 def derive(
@@ -34,6 +35,25 @@ def derive(
     """
     with evaluating(path, MANIFEST, f"{RAW}/"):
         return derive_run(open_run(path, span_bytes=span_bytes), formats, trace_url=trace_url)
+
+
+def derive_as_one(
+    paths: Sequence[Path], output: Path, formats: Sequence[str] = (), *, trace_url: str | None = None
+) -> Evaluated:
+    """Derive the files of all shards together, into another directory.
+
+    Raises ConfigurationError where they are not those, or where the other one is of a run; CannotWrite.
+    """
+    if (output / MANIFEST).exists():
+        raise ConfigurationError("out.in-use", f"--output {output}: holds a run; give another directory")
+    with evaluating(", ".join(map(str, paths)), MANIFEST, f"{RAW}/"):
+        run = open_shards(paths, output)
+    try:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable_place("--output", output, error) from error
+    with evaluating(", ".join(map(str, paths)), MANIFEST, f"{RAW}/"):
+        return derive_run(run, formats, trace_url=trace_url)
 
 
 def evaluated(path: Path) -> Evaluated:
