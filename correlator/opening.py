@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
-from itertools import dropwhile
+from itertools import dropwhile, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,23 +237,27 @@ def _replayed(watches: Sequence[_WatchLogs], *, last: bool) -> Replayed:
     from correlator.replay import Replay  # noqa: PLC0415  as above
     from scraper.spans.log import StateRecord  # noqa: PLC0415
 
-    def at_ns(record: SpanLogRecord) -> int:
-        return record.at_ns if isinstance(record, StateRecord) else record.received_ns
+    def at_ns(came: tuple[SpanLogRecord, int]) -> int:
+        return came[0].at_ns if isinstance(came[0], StateRecord) else came[0].received_ns
 
     guard = ErrorCount("a request is left out of the report").guard
+    is_shard = len(watches) == 1 and watches[0].is_shard
     replay = Replay(
         # One shard sees too few of an engine's requests for estimates.
-        [table.view() for watch in watches for table in watch.pages.values() if len(watches) > 1 or not watch.is_shard],
+        [table.view() for watch in watches for table in watch.pages.values() if not is_shard],
         sorted(died_ns for watch in watches for died_ns in watch.deaths_ns),
         guard,
         shortened=any(watch.is_shortened for watch in watches),
         shards=len(watches),
+        is_shard=is_shard,
     )
     since_ns = max((watch.first_ns for watch in watches if watch.is_shortened and len(watches) > 1), default=0)
-    records = heapq.merge(*(watch.records(last=last) for watch in watches), key=at_ns)
-    for record in dropwhile(lambda record: at_ns(record) < since_ns, records):
+    records = heapq.merge(
+        *(zip(watch.records(last=last), repeat(shard)) for shard, watch in enumerate(watches)), key=at_ns
+    )
+    for record, shard in dropwhile(lambda came: at_ns(came) < since_ns, records):
         with guard():
-            replay.take(record)
+            replay.take(record, shard)
     return replay.replayed()
 
 

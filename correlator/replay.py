@@ -40,6 +40,8 @@ class Replayed:
     engine_spans, repeated, evicted  spans of engines' requests; spans that came again; spans that had to make room
     probes      spans of health probes that engines served like requests
     whole, broken  requests with client and engine in one trace; and others, by where their trace breaks
+    traces, split  traces, and those whose spans came to several shards
+    misrouted   of one shard, how it shows that spans of a trace reach several, "" where it does not
     dropped     older requests that were too many to keep
     shortened   older records were deleted or left out
     """
@@ -56,6 +58,9 @@ class Replayed:
     probes: int
     whole: int
     broken: Mapping[Break, int]
+    traces: int
+    split: int
+    misrouted: str
     dropped: int
     shortened: bool
 
@@ -64,7 +69,8 @@ class Replay:
     """Owns the requests of a watch's logs, the newest `most_requests` of them.
 
     `pages` are the scrapes, `deaths_ns` when receivers died: until the next one began nothing was given up.
-    `shortened`: these are not all records since the start; they are those of so many `shards`.
+    `shortened`: these are not all records since the start; they are those of so many `shards`; `is_shard`: of one of
+    several.
     """
 
     def __init__(
@@ -75,9 +81,10 @@ class Replay:
         *,
         shortened: bool = False,
         shards: int = 1,
+        is_shard: bool = False,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
-        self._requests = SpanRequests(guard, shards=shards)
+        self._requests = SpanRequests(guard, shards=shards, is_shard=is_shard)
         self._pages = heapq.merge(*map(_rows, pages), key=attrgetter("response_ns"))
         self._page = next(self._pages, None)
         self._deaths = deque(deaths_ns)
@@ -90,8 +97,11 @@ class Replay:
         self._engine_only = EngineMeans()
         self._dropped = 0
 
-    def take(self, record: ExportRecord | StateRecord) -> None:
-        """Let time pass up to a record, and take it in. Raises ValueError for bytes that no receiver has written."""
+    def take(self, record: ExportRecord | StateRecord, shard: int = 0) -> None:
+        """Let time pass up to a record of a shard, and take it in.
+
+        Raises ValueError for bytes that no receiver has written.
+        """
         if isinstance(record, StateRecord):
             if record.state == "started":
                 self._begin(record.at_ns)
@@ -99,7 +109,7 @@ class Replay:
         at_ns = record.received_ns
         self._from_ns = self._from_ns or at_ns
         self._pass_time(at_ns)
-        self._requests.spans.take(record)
+        self._requests.spans.take(record, shard)
 
     def replayed(self) -> Replayed:
         """Return all requests. Those that still waited for spans or for an estimate are returned as they are."""
@@ -124,6 +134,9 @@ class Replay:
             probes=self._requests.spans.probes,
             whole=self._requests.count.whole,
             broken=dict(self._requests.count.broken.most_common()),
+            traces=self._requests.spans.traces,
+            split=self._requests.spans.split,
+            misrouted=self._requests.count.misrouted,
             dropped=self._dropped,
             shortened=self._shortened or self._dropped > 0,
         )

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-from correlator.live.reasons import NEW_TRACE, NOT_PASSED_ON, Break, explain_breaks
+from correlator.live.reasons import (
+    ELSEWHERE,
+    NEW_TRACE,
+    NO_CLIENT,
+    NO_ENGINE,
+    NOT_PASSED_ON,
+    Break,
+    explain_breaks,
+    explain_routing,
+)
 from correlator.live.traces import TracedRequest
+from rundir.clock import iso_ms
 
 BREAKING_NS = 60 * 10**9
 LEAST_BROKEN = 10  # requests in BREAKING_NS
@@ -23,18 +33,23 @@ class TraceCount:
     `whole` are requests with client and engine in one trace, `broken` others by where their traces break. A request
     that was joined from two traces is `broken`. Of traces that were not joined, one that ends without an
     engine's span and one that begins behind it are counted as one break, if they came within BREAKING_NS.
+
+    Of a shard, `misrouted` says of its first such minute that the spans of a trace reach several shards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shard: bool = False) -> None:
+        self.misrouted = ""
+        self._is_shard = is_shard
         self.whole = 0
         self.broken: Counter[Break] = Counter()
         # By the kind of their outermost span; those that found no counterpart yet.
         self._last: tuple[_Ends, ...] = tuple(deque(maxlen=_MOST_ENDS) for _ in range(3))
         self._first: tuple[_Ends, ...] = tuple(deque(maxlen=_MOST_ENDS) for _ in range(3))
-        self._looks: deque[tuple[int, int, Counter[Break]]] = deque()
+        self._looks: deque[tuple[int, int, Counter[Break], Counter[str]]] = deque()
+        self._halves: Counter[str] = Counter()  # of all looks, what `explain_routing` takes
 
-    def take(self, requests: Sequence[TracedRequest], now_ns: int) -> None:
-        """Count requests that ended."""
+    def take(self, requests: Sequence[TracedRequest], now_ns: int, *, is_last: bool = False) -> None:
+        """Count requests that ended; the last ones may lack what would still have come."""
         before_ns = now_ns - BREAKING_NS
         whole, broken = self.whole, self.broken.copy()
         for ends in (*self._last, *self._first):
@@ -42,16 +57,25 @@ class TraceCount:
                 ends.popleft()
         for request in requests:
             self._take(request, now_ns)
-        self._looks.append((now_ns, self.whole - whole, self.broken - broken))
+        halves = Counter(map(_lack, requests))
+        self._looks.append((now_ns, self.whole - whole, self.broken - broken, halves))
+        self._halves += halves
         while len(self._looks) > 1 and self._looks[1][0] <= before_ns:
-            self._looks.popleft()
+            self._halves -= self._looks.popleft()[-1]
+        if not (self.misrouted or is_last) and (text := self.breaking(now_ns).get(ELSEWHERE)):
+            self.misrouted = f"in the minute to {iso_ms(now_ns)[11:19]} UTC {text}"
 
     def breaking(self, now_ns: int) -> Mapping[Break, str]:
-        """Say where the traces of nearly all requests broke in the last minute; nothing where they did not."""
+        """Say where the traces of nearly all requests broke in the last minute; nothing where they did not.
+
+        Of a shard, ELSEWHERE says that their spans reach other shards.
+        """
         if not self._looks or self._looks[0][0] > now_ns - BREAKING_NS:
             return {}
-        broken = sum((look for _, _, look in self._looks), Counter[Break]())
-        whole = sum(whole for _, whole, _ in self._looks)
+        if self._is_shard and (text := explain_routing(self._halves)):
+            return {ELSEWHERE: text}
+        broken = sum((look for _, _, look, _ in self._looks), Counter[Break]())
+        whole = sum(whole for _, whole, _, _ in self._looks)
         return explain_breaks(broken, whole) if broken.total() >= LEAST_BROKEN else {}
 
     def _take(self, request: TracedRequest, now_ns: int) -> None:
@@ -89,3 +113,16 @@ class TraceCount:
         service, how = (begins_at, NEW_TRACE) if begins_at else (ends_at, NOT_PASSED_ON)
         names = {name for name, _ in self.broken}
         self.broken[service if service in names or len(names) < MOST_SERVICES else "", how] += 1
+
+
+def _lack(request: TracedRequest) -> str:
+    """Return the missing half of a request that another shard may have; "" for none.
+
+    Of requests that say nothing of it, "other". An engine's request that begins its trace has no caller's span anywhere.
+    """
+    client = request.client
+    if request.evicted or request.joined != "trace" or (client is None and request.is_root):
+        return "other"
+    if client is None:
+        return NO_CLIENT
+    return "" if request.engine else "other" if client.failed else NO_ENGINE

@@ -32,6 +32,10 @@ REASONS = tuple(EXPLANATIONS)
 NEW_TRACE, NOT_PASSED_ON = "new_trace", "not_passed_on"
 Break = tuple[str, str]  # the service, "" for none, and how
 BREAKING_RATIO = 0.95
+ELSEWHERE: Break = ("", "another_shard")  # where spans of one trace reach several shards
+MISROUTED_RATIO = 0.05
+LEAST_HALVES = 10  # in a minute
+_ROUTE = "route by trace id (Collector's exporter load_balancing, routing_key: traceID)"
 NOT_COMPARED = "a watch compares no clocks"
 
 
@@ -49,6 +53,35 @@ def explain_breaks(broken: Mapping[Break, int], whole: int) -> dict[Break, str]:
         f"the engine's in another, so that the two are not joined by trace: {_why(*where)}"
         for where in sorted(usual, key=lambda where: -broken[where])
     }
+
+
+def explain_routing(halves: Mapping[str, int]) -> str:
+    """Return the warning of a wrong route, by the requests of one shard; "" for none.
+
+    `halves` counts requests by what they lack, NO_ENGINE or NO_CLIENT, "" for nothing.
+    """
+    no_engine, no_client = halves.get(NO_ENGINE, 0), halves.get(NO_CLIENT, 0)
+    requests = no_engine + halves.get("", 0)
+    if not no_client or no_engine < LEAST_HALVES or no_engine <= MISROUTED_RATIO * requests:
+        return ""
+    return (
+        f"{no_engine:,} of {count_of(requests, 'request')} came without an engine's span, and "
+        f"{count_of(no_client, 'engine request')} without the span of the caller: the spans of a trace reach several "
+        f"shards; {_ROUTE}, unless shards were just added or removed"
+    )
+
+
+def explain_split(traces: int, split: int) -> str:
+    """Return the warning of a wrong route, by the traces of all shards; "" for none.
+
+    Few traces are split where the number of shards changes: those in flight.
+    """
+    if split <= MISROUTED_RATIO * traces:
+        return ""
+    return (
+        f"the spans of {split:,} of {count_of(traces, 'trace')} came to several shards: they are joined here, but not "
+        f"on the shards' own pages and reports; {_ROUTE}"
+    )
 
 
 def _why(service: str, how: str) -> str:

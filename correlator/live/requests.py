@@ -38,13 +38,14 @@ class SpanRequests:
     where traces break, and `estimates` for those that no engine's span speaks of.
 
     `guard` decides what becomes of an exception that is our defect: `defective` counts the requests that it
-    cost, and it costs no others. The spans of several `shards` have as much room as in each.
+    cost, and it costs no others. The spans of several `shards` have as much room as in each; `is_shard`: others see
+    the other traces.
     """
 
-    def __init__(self, guard: Guard, *, shards: int = 1) -> None:
+    def __init__(self, guard: Guard, *, shards: int = 1, is_shard: bool = False) -> None:
         self.spans = TraceWindow(guard=guard, most_spans=shards * MOST_SPANS, most_bytes=shards * MOST_BYTES)
         self.halves = Halves(self.spans, guard)
-        self.count = TraceCount()
+        self.count = TraceCount(is_shard=is_shard)
         self.estimates = EstimateWindow[RequestLog]()
         self._guard = guard
         self._defective = 0
@@ -78,7 +79,7 @@ class SpanRequests:
         finished = self.spans.finished(now_ns, all_of_it=all_of_it)
         with self._guard():
             finished = self.halves.joined(finished, now_ns, all_of_it=all_of_it)
-            self.count.take(finished, now_ns)
+            self.count.take(finished, now_ns, is_last=all_of_it)
         ended: list[EndedRequests] = []
         free: list[TracedRequest] = []
         self.each(lambda requests: free.extend(hold_traced(self.estimates, requests, now_ns)), finished)

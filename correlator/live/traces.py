@@ -66,6 +66,8 @@ class SpanTrace:
     oldest_ns: int = 0
     newest_ns: int = 0
     look_ns: int = 0  # nothing of it can be finished before
+    shard: int = 0  # which its first span came to
+    is_split: bool = False  # others came to another one
 
 
 @dataclass(slots=True)

@@ -53,9 +53,10 @@ class TraceWindow:
     of those that came within KNOWN_S, MOST_KNOWN at most, that they came.
 
     `repeated` spans came again, `evicted` had to make room for newer ones, `engine_spans` of engines' requests were
-    given out, `probes` are of health probes, which are no requests. `defective` requests (at least) were in
-    traces that could not be read for a defect here: `guard`, which each trace is read under, decides what becomes
-    of the exception; such a trace is dropped, and costs no other.
+    given out, `probes` are of health probes, which are no requests. Of all `traces`, the spans of those that are
+    `split` came to several shards. `defective` requests (at least) were in traces that could not be read for a defect
+    here: `guard`, which each trace is read under, decides what becomes of the exception; such a trace is dropped, and
+    costs no other.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class TraceWindow:
         self.evicted = 0
         self.engine_spans = 0
         self.probes = 0
+        self.traces = 0
+        self.split = 0
         self.defective = 0
         self._guard = guard
         self._settle_ns = round(settle_s * 1e9)
@@ -122,8 +125,9 @@ class TraceWindow:
             spans = {key: span for key, span in spans.items() if key in engine or key not in trace.done}
         return gateways_between(spans, trace.bodies, engine, None if is_behind else request.client)
 
-    def take(self, export: ExportRecord) -> int:
-        """Take in one export; return how many spans it has, those too that have a `fault` and are passed over.
+    def take(self, export: ExportRecord, shard: int = 0) -> int:
+        """Take in one export that came to a shard; return how many spans it has, those too that have a `fault` and are
+        passed over.
 
         Raises ValueError for bytes that no receiver has written.
         """
@@ -131,7 +135,7 @@ class TraceWindow:
         for received in export.spans():
             taken += 1
             if not received.fault:
-                self._take(received)
+                self._take(received, shard)
         while self._span_count > self._most_spans or self._bytes > self._most_bytes:
             self._evict()
         return taken
@@ -170,16 +174,20 @@ class TraceWindow:
             self.defective += max(1, sum(trace.spans[key].is_call for key in clients))
             self._drop(trace_id)
 
-    def _take(self, received: ReceivedSpan) -> None:
+    def _take(self, received: ReceivedSpan, shard: int) -> None:
         span, received_ns, role = received.span, received.received_ns, received.kind.role
         trace = self._traces.get(span.trace_id)
         if (trace is not None and span.span_id in trace.spans) or self._is_past(span.trace_id, span.span_id):
             self.repeated += 1
             return
         if trace is None:
-            trace = SpanTrace(trace_id=span.trace_id, oldest_ns=received_ns)
+            trace = SpanTrace(trace_id=span.trace_id, oldest_ns=received_ns, shard=shard)
+            self.traces += 1
         else:
             del self._traces[span.trace_id]
+        if shard != trace.shard and not trace.is_split:
+            trace.is_split = True
+            self.split += 1
         self._traces[span.trace_id] = trace
         trace.spans[span.span_id] = client_span(received)
         note_body(trace.bodies, received)

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 import numpy as np
 from msgspec import UNSET
 
-from correlator.live.reasons import explain_breaks
+from correlator.live.reasons import explain_breaks, explain_split
 from correlator.opening import WatchRun
 from exporter.evaluation.comparability import comparability, probes
 from exporter.evaluation.server import span_gaps_of
@@ -94,7 +94,8 @@ def warnings(
     yield from comparability(run, ok, client, server, correlation)
     yield from probes(run, client, server, correlation)
     if isinstance(run, WatchRun):
-        yield from explain_breaks(run.watched.broken, run.watched.whole).values()
+        routing = run.watched.misrouted or explain_split(run.watched.traces, run.watched.split)
+        yield from [routing] if routing else explain_breaks(run.watched.broken, run.watched.whole).values()
     yield from _estimates(ok)
     yield from _unlimited(ok)
     if not isinstance(run, WatchRun):

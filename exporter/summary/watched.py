@@ -79,6 +79,9 @@ class WatchedTraffic(Struct, frozen=True, kw_only=True):
         SinceStart | None,
         doc("All from start to end, of shards together; null while a watch goes on, or after a crash."),
     ]
+    split_traces: Annotated[
+        Count | UnsetType, doc("Traces whose spans came to several shards; absent of a single watch.", "traces")
+    ] = UNSET
     shards: Annotated[list[ShardCounts] | UnsetType, doc("The watches of a report as one; absent of a single one.")] = (
         UNSET
     )
@@ -104,6 +107,7 @@ def watched_traffic(run: WatchRun, watched: Replayed, window: Window) -> Watched
         broken_traces=msgspec.convert(broken, list[BrokenTraces]),
         left_out_requests=watched.dropped,
         since_start=_together([shard.since_start for shard in shards]) if shards else _since_start(run),
+        split_traces=watched.split if shards else UNSET,
         shards=shards or UNSET,
     )
 

@@ -65,7 +65,7 @@ class WatchView:
         self._tails = LogTails(raw)
         self._exports = Exports(self._tails, self.failures.guard, read_s=read_s)
         self._run_id = run_id
-        self._requests = SpanRequests(self.failures.guard)
+        self._requests = SpanRequests(self.failures.guard, is_shard=shard is not None)
         self._wanted = frozenset(masked(url) for url in pages)
         self._readers: dict[Path, LogReader] = {}
         self._client = no_clients_counted()
