@@ -118,7 +118,7 @@ class TraceCount:
 def _lack(request: TracedRequest) -> str:
     """Return the missing half of a request that another shard may have; "" for none.
 
-    Of requests that say nothing of it, "other". An engine's request that begins its trace has no caller's span anywhere.
+    Of requests that say nothing of it, "other". An engine's request that begins its trace has no caller's span.
     """
     client = request.client
     if request.evicted or request.joined != "trace" or (client is None and request.is_root):
