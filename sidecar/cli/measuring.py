@@ -75,7 +75,7 @@ async def _demonstrate(options: RunOptions, engine: str, progress: Progress, fin
     """Run a session against a simulated engine in its own process. The engine sends its spans to the session."""
     from sidecar.options.checks import check_run  # noqa: PLC0415  --help must not pay for what a run imports
     from sidecar.run import session  # noqa: PLC0415  as above
-    from sidecar.run.processes import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
+    from sidecar.run.processes.child import START_TIMEOUT_S, Child  # noqa: PLC0415  as above
 
     options = replace(options, otlp_listen=free_pair())
     check_run(replace(options, url=("http://127.0.0.1",)))  # report what is wrong with it before an engine is started

@@ -20,7 +20,8 @@ from rundir.clock import AnchoredClock
 from sidecar.options.load import RunOptions
 from sidecar.options.watch import ScrapeOptions
 from sidecar.run.phases import Session, record_if_possible
-from sidecar.run.processes import START_TIMEOUT_S, Child, Supervised
+from sidecar.run.processes.child import START_TIMEOUT_S, Child
+from sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
     from loadgen.transports.transport import WorkerSpec

@@ -43,7 +43,7 @@ from sidecar.run.preparation.planning import (
     write_plan,
 )
 from sidecar.run.preparation.prepare import Prepared
-from sidecar.run.processes import START_TIMEOUT_S
+from sidecar.run.processes.child import START_TIMEOUT_S
 
 SETTLE_LEAST_S = 0.5
 WARM_UP_CONCURRENCY = 4

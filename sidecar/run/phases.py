@@ -35,7 +35,8 @@ from rundir.printable.numbers import count_of
 from rundir.process import collecting_often
 from scraper.spans.spec import SETTLE_S
 from sidecar.progress.reporter import Progress
-from sidecar.run.processes import Child, Supervised
+from sidecar.run.processes.child import Child
+from sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage

@@ -25,7 +25,7 @@ from sidecar.run.phases import (
     warn_and_record,
     watching,
 )
-from sidecar.run.processes import RECEIVER, SCRAPER, Child
+from sidecar.run.processes.child import RECEIVER, SCRAPER, Child
 
 if TYPE_CHECKING:
     from sidecar.live.view import LiveRun

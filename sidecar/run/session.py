@@ -30,7 +30,7 @@ from sidecar.run.phases import (
     until_deadline,
     warn_and_record,
 )
-from sidecar.run.processes import RECEIVER, SCRAPER, Child
+from sidecar.run.processes.child import RECEIVER, SCRAPER, Child
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts

@@ -32,7 +32,8 @@ from sidecar.options.access import metrics_access
 from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import WatchOptions
 from sidecar.progress.reporter import Progress
-from sidecar.run.processes import RECEIVER, SCRAPER, START_TIMEOUT_S, Child, keep_up
+from sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
+from sidecar.run.processes.supervised import keep_up
 from sidecar.watch.exports import SPANS
 from sidecar.watch.view import SCRAPES, WatchView
 

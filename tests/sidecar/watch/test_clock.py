@@ -173,7 +173,7 @@ async def test_nothing_is_noted_while_the_logs_are_read(tmp_path: Path, monkeypa
 
 async def test_it_says_which_process_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The scraper, before another is started; spans are taken meanwhile."""
-    monkeypatch.setattr("sidecar.run.processes.FIRST_PAUSE_S", BOUND_S)
+    monkeypatch.setattr("sidecar.run.processes.supervised.FIRST_PAUSE_S", BOUND_S)
     said = Said()
     options = check_watch(WatchOptions(otlp_listen="127.0.0.1:0", listen="127.0.0.1:0", out=tmp_path / "watch"))
     watching = asyncio.ensure_future(watch(options, command=[], progress=said))
