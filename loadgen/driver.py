@@ -146,6 +146,11 @@ def is_share(planned: PlannedRequest, *, workers: int, worker: int, seats: int |
     return (number if seats is None else number % seats) % workers == worker
 
 
+def shared_among(order: Order, workers: int) -> int:
+    """Return the number of workers that share a plan. One without a slot would keep its share from being sent."""
+    return min([workers, *(width for width in (order.concurrency, order.cap) if width is not None)])
+
+
 async def run_phase(
     plan: AsyncIterator[PlannedRequest],
     order: Order,

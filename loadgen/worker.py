@@ -20,7 +20,7 @@ from functools import partial
 import msgspec
 import uvloop
 
-from loadgen.driver import Command, ExitWorker, LoadRun, Order, Stop, StopNow, is_share, run_phase, slots
+from loadgen.driver import Command, ExitWorker, LoadRun, Order, Stop, StopNow, is_share, run_phase, shared_among, slots
 from loadgen.recorder import Read, Recorder
 from loadgen.records import PLAN_END, PlannedRequest, as_sent, decode_planned, with_secrets
 from loadgen.timer import Alarm
@@ -224,12 +224,10 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
 
 
 async def _run(command: LoadRun, sender: _Sender) -> None:
-    spec, workers = sender.spec, sender.spec.workers
+    spec, workers = sender.spec, shared_among(command, sender.spec.workers)
     order: Order = command
     for name in ("concurrency", "cap"):
         if (width := getattr(command, name)) is not None:
-            # A worker without a slot would keep its share of the plan from being sent.
-            workers = min(workers, width)
             order = msgspec.structs.replace(order, **{name: slots(width, workers=workers, worker=spec.worker)})
     try:
         tail = FrameTail(command.plan)

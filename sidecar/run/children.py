@@ -18,9 +18,10 @@ from rundir.access import Access
 from rundir.child import ChildSpec
 from rundir.clock import AnchoredClock
 from sidecar.options.load import RunOptions
+from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import ScrapeOptions
-from sidecar.run.phases import Session, record_if_possible
-from sidecar.run.processes.child import START_TIMEOUT_S, Child
+from sidecar.run.phases import Session, record_if_possible, warn_and_record
+from sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
 from sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
@@ -30,6 +31,46 @@ if TYPE_CHECKING:
     from sidecar.run.preparation.prepare import Prepared
 
 SPANS = "spans-{}.log"  # by how many receivers died before
+
+
+async def started(
+    processes: AsyncExitStack, options: RunOptions, clock: AnchoredClock
+) -> tuple[list[Child], Child, Child | None]:
+    """Start the processes of a session, which `processes` ends: load workers, scraper, and receiver of spans if any."""
+    workers = [
+        await processes.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
+        for number in range(options.worker_count)
+    ]
+    listens = receiver_spec(options, clock) is not None
+    receiver = await processes.enter_async_context(Child("receiver", RECEIVER)) if listens else None
+    return workers, await processes.enter_async_context(Child("scraper", SCRAPER)), receiver
+
+
+async def begun(
+    session: Session,
+    stack: AsyncExitStack,
+    options: RunOptions,
+    prepared: Prepared,
+    *,
+    scraper: Child,
+    receiver: Child | None,
+) -> Session:
+    """Give the processes their specifications; return the session with them. `stack` ends their supervision."""
+    from sidecar.run.preparation.pages import pages_access  # noqa: PLC0415  as in run
+
+    path, clock = session.path, session.clock
+    for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
+        warn_and_record(session, text)
+    for number, worker in enumerate(session.workers):
+        work = worker_spec(number, session, prepared, options)
+        await worker.begin(work, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
+    if prepared.targets or options.otlp_listen is not None:
+        spec = scraper_spec(path, prepared.targets, options, clock, pages_access(options))
+        session = await scraping(session, stack, scraper, spec)
+    spans = receiver_spec(options, clock)
+    if receiver is not None and spans is not None:
+        session = await receiving(session, stack, receiver, span_spec(path, spans))
+    return session
 
 
 async def scraping(session: Session, stack: AsyncExitStack, child: Child, spec: Spec) -> Session:
@@ -84,17 +125,16 @@ async def _supervised(
     return await stack.enter_async_context(supervised)
 
 
-def worker_spec(
-    number: int, path: Path, run_id: str, prepared: Prepared, options: RunOptions, clock: AnchoredClock
-) -> WorkerSpec:
-    """Return the specification of a load worker."""
+def worker_spec(number: int, session: Session, prepared: Prepared, options: RunOptions) -> WorkerSpec:
+    """Return the specification of a load worker: its files and clock are those of its place."""
     from loadgen.transports.transport import WorkerSpec  # noqa: PLC0415  what a run's start need not wait for
 
+    place = session.workers[number].place
     return WorkerSpec(
         worker=number,
-        workers=options.worker_count,
-        run_id=run_id,
-        clock_offset_ns=clock.offset_ns,
+        workers=len(session.workers),
+        run_id=session.run_id,
+        clock_offset_ns=place.offset_ns(session.clock),
         urls=[served.url for served in prepared.served],
         headers=dict(prepared.contact.headers),
         header_sets=tuple(map(dict, prepared.load.header_sets)),
@@ -105,7 +145,7 @@ def worker_spec(
         sessions=True,
         stand_ins=prepared.stand_ins,
         redact_bodies=options.redact_bodies,
-        out=str(path / run_directory.RAW / f"requests-{number}.log"),
+        out=place.path_there(session.path / run_directory.RAW / f"requests-{number}.log"),
         request_timeout_s=options.request_timeout,
     )
 

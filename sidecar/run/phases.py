@@ -15,13 +15,14 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
-from loadgen.driver import LoadRun, StopNow
+from loadgen.driver import LoadRun, StopNow, is_share, shared_among
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
 from loadgen.requests.table import RequestLog
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LEAD_S = 0.1  # from the command to the first submission: the workers open their plan meanwhile
+ROUND_TRIPS = 5  # as long at least, of the farthest worker
 STOP_TIMEOUT_S = 10.0
 OVERDUE_RATIO = 0.01  # of what was due: fewer do not change the load
 WATCH_EVERY_S = 0.5
@@ -102,20 +104,16 @@ async def run_phase(
     if session.stop.is_set():
         return
     name = plan.stem.removeprefix("plan-")
-    start_ns = session.clock.now_ns() + int(LEAD_S * 1e9)
-    command = LoadRun(
-        plan=str(plan),
-        start_ns=start_ns,
-        concurrency=concurrency,
-        cap=cap,
-        until_ns=None if until_s is None else start_ns + int(until_s * 1e9),
-        drain_s=session.drain_s,
-    )
+    command = LoadRun(plan="", start_ns=0, concurrency=concurrency, cap=cap, drain_s=session.drain_s)
+    plans = await _delivered(session, plan, command)
+    lead_s = max([LEAD_S, *(ROUND_TRIPS * worker.place.round_trip_s for worker in session.workers)])
+    start_ns = session.clock.now_ns() + int(lead_s * 1e9)
+    until_ns = None if until_s is None else start_ns + int(until_s * 1e9)
     session.live.enter(name, start_ns=start_ns)
     ticks = read_ticks()
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
-    for worker in session.workers:
-        await worker.send(command)
+    for worker, there in zip(session.workers, plans, strict=True):
+        await worker.send(msgspec.structs.replace(command, plan=there, start_ns=start_ns, until_ns=until_ns))
     started, overdue = await _drained(session)
     session.live.leave()
     machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
@@ -126,6 +124,13 @@ async def run_phase(
             f"{count_of(overdue, 'request')} not sent though due before the end of the load: the load generator stood "
             "still or had no processor there, and less load was sent than was asked for",
         )
+
+
+async def _delivered(session: Session, plan: Path, order: LoadRun) -> list[str]:
+    """Return the path of the plan where each worker is; one elsewhere is sent its share."""
+    shares = partial(is_share, workers=shared_among(order, len(session.workers)), seats=order.cap)
+    each = (worker.place.deliver(plan, partial(shares, worker=number)) for number, worker in enumerate(session.workers))
+    return await asyncio.gather(*each)
 
 
 async def _drained(session: Session) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from recorded import directory as run_directory
 from recorded.run import Run
 from rundir.clock import anchor
 from sidecar.options.load import RunOptions
-from sidecar.options.spans import receiver_spec, require_ports
+from sidecar.options.spans import require_ports
 from sidecar.progress.reporter import Progress
 from sidecar.run import children
 from sidecar.run import manifest as manifests
@@ -28,9 +28,7 @@ from sidecar.run.phases import (
     stop_on_signals,
     unless_stopped,
     until_deadline,
-    warn_and_record,
 )
-from sidecar.run.processes.child import RECEIVER, SCRAPER, Child
 
 if TYPE_CHECKING:
     from correlator.breakdown import Parts
@@ -73,7 +71,12 @@ async def run(
 
 
 async def _run(
-    options: RunOptions, reading: ExitStack, serving: AsyncExitStack, *, command: Sequence[str], progress: Progress
+    options: RunOptions,
+    reading: ExitStack,
+    serving: AsyncExitStack,
+    *,
+    command: Sequence[str],
+    progress: Progress,
 ) -> tuple[LiveRun, LivePage | None]:
     """Load and scrape a target to the end of all processes; return the reader of its logs, which `reading` closes, and
     the live page, which `serving` ends.
@@ -85,16 +88,9 @@ async def _run(
         require_ports(options)
         clock = anchor()
         processes = await stack.enter_async_context(AsyncExitStack())
-        workers = [
-            await processes.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
-            for number in range(options.worker_count)
-        ]
-        spans = receiver_spec(options, clock)
-        receiver = None if spans is None else await processes.enter_async_context(Child("receiver", RECEIVER))
-        scraper = await processes.enter_async_context(Child("scraper", SCRAPER))
+        workers, scraper, receiver = await children.started(processes, options, clock)
         # Ours are imported while theirs are.
         from sidecar.run.load import load  # noqa: PLC0415
-        from sidecar.run.preparation.pages import pages_access  # noqa: PLC0415
         from sidecar.run.preparation.prepare import prepare  # noqa: PLC0415
 
         async with until_deadline(begun_s, options.deadline):
@@ -119,16 +115,7 @@ async def _run(
             drain_s=options.drain_timeout,
             page=page,
         )
-        for text in filter(None, (*prepared.notes, run_directory.scarce(path))):
-            warn_and_record(session, text)
-        for number, worker in enumerate(workers):
-            work = children.worker_spec(number, path, run_id, prepared, options, clock)
-            await worker.begin(work, stderr=path / run_directory.RAW / f"worker-{number}.stderr")
-        if prepared.targets or options.otlp_listen is not None:
-            spec = children.scraper_spec(path, prepared.targets, options, clock, pages_access(options))
-            session = await children.scraping(session, stack, scraper, spec)
-        if receiver is not None and spans is not None:
-            session = await children.receiving(session, stack, receiver, children.span_spec(path, spans))
+        session = await children.begun(session, stack, options, prepared, scraper=scraper, receiver=receiver)
         async with page_of_run.sending(session, options):
             await load(session, options, prepared, begun_s=begun_s)
     return live, page

@@ -1,28 +1,25 @@
 """Child processes (load workers, the scraper, the receiver of spans, the simulator): JSON lines in, JSON lines out.
 
 A child reads its specification from the first line of standard input and ends when that input ends, so that it never
-outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which stops its children.
+outlives us. It runs in a session of its own: Ctrl-C reaches only the conductor, which stops its children. Where it
+runs, its place says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import sys
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from recorded.errors import WorkerDied
 from rundir.child import ChildSpec
-from rundir.frames import open_append
-from rundir.printable.masking import registered, secret_variables
+from rundir.printable.masking import registered
+from sidecar.run.processes.places import LOCAL, Place
 
 T = TypeVar("T")
 
@@ -30,12 +27,6 @@ SCRAPER, RECEIVER = ("scraper.worker",), ("scraper.worker.spans",)  # their argu
 START_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 10.0  # a scraper whose input ends scrapes for 4 s more, a receiver forwards for 4 s
 ERROR_LINE = re.compile(r"[\w.]+(Error|Exception)\b(?!Group)")
-
-
-def environment() -> dict[str, str]:
-    """Return the environment of a child, without our secrets. Its specification has those that it needs."""
-    secret = frozenset(secret_variables(os.environ))
-    return {name: value for name, value in os.environ.items() if name not in secret}
 
 
 class Child:
@@ -51,56 +42,42 @@ class Child:
         name: str,
         arguments: Sequence[str],
         *,
+        place: Place = LOCAL,
         stderr: Path | None = None,
         heard: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self.name = name
         self.arguments = arguments
+        self.place = place
         self.unwritten = 0
         self._heard = heard
         self._stderr = stderr
         self._idle = stderr is None
 
     async def __aenter__(self) -> Self:
-        with nullcontext() if self._stderr is None else os.fdopen(open_append(self._stderr), "ab") as stderr:
-            self._process: Process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # a module that lies in the current directory is not imported
-                "-m",
-                *self.arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-                env=environment(),
-            )
-        self._stdin = cast("asyncio.StreamWriter", self._process.stdin)
-        self._stdout = cast("asyncio.StreamReader", self._process.stdout)
+        self._pipes = await self.place.start(self.arguments, self._stderr)
         return self
 
     async def begin(self, spec: ChildSpec, *, stderr: Path) -> None:
         """Send the child its specification, and the file of its standard error."""
         self._stderr = stderr
         self._idle = False
-        await self.send(msgspec.structs.replace(spec, stderr=str(stderr), secrets=registered()))
+        await self.send(msgspec.structs.replace(spec, stderr=self.place.path_there(stderr), secrets=registered()))
 
     async def __aexit__(self, *_: object) -> None:
-        self._stdin.close()
+        self._pipes.close()
         if self._idle:
-            with suppress(ProcessLookupError):  # it has ended before
-                self._process.kill()
+            self._pipes.kill()
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
-                await self._process.wait()
+                await self._pipes.wait()
         except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            self._pipes.kill()
+            await self._pipes.wait()
 
     async def send(self, command: msgspec.Struct) -> None:
         """Write one command. That a child has ended is noticed by `expect`, which knows the reason."""
-        with suppress(ConnectionResetError, BrokenPipeError):
-            self._stdin.write(msgspec.json.encode(command) + b"\n")
-            await self._stdin.drain()
+        await self._pipes.write(msgspec.json.encode(command) + b"\n")
 
     async def expect(self, event: str, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the next message of this kind, skipping others.
@@ -136,10 +113,10 @@ class Child:
             await asyncio.wait([dying, working])  # two cannot read its messages at once
 
     async def _next_message(self) -> dict[str, Any]:
-        line = await self._stdout.readline()
+        line = await self._pipes.readline()
         if not line:
-            code = await self._process.wait()
-            raise WorkerDied("process.ended", f"{self.name} ended with code {code}: {self._last_error()}")
+            end = await self._pipes.wait()
+            raise WorkerDied("process.ended", f"{self.name} {end}: {self._last_error()}")
         message = json.loads(line)
         if not isinstance(message, dict):
             return {}

@@ -9,7 +9,8 @@ import pytest
 from waiting import BOUND_S
 
 from recorded.errors import WorkerDied
-from sidecar.run.processes.child import Child, environment
+from sidecar.run.processes.child import Child
+from sidecar.run.processes.places import environment
 from sidecar.run.processes.supervised import FIRST_PAUSE_S, LONGEST_PAUSE_S, Supervised, keep_up
 
 # Is ready, and dies of the first command, but answers it where so many have died before it.
