@@ -18,7 +18,8 @@ import numpy as np
 
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record, plan_end, read_log, read_plan
-from loadgen.requests.table import RequestLog, assemble
+from loadgen.requests.table.fold import assemble
+from loadgen.requests.table.log import RequestLog
 from rundir.frames import FrameLog
 
 PORT = 38_471

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from loadgen.protocols.reading.reply import unpack
 from loadgen.records import PlannedRequest, RequestPart, append_record, plan_end, read_log, read_plan
-from loadgen.requests.table import assemble
+from loadgen.requests.table.fold import assemble
 from loadgen.transports.packing import pack
 from rundir.frames import FrameLog, read_frames
 from scraper.exposition import Series

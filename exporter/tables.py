@@ -21,7 +21,7 @@ from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PA
 from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.window.quantities import GatewayPage, quantities_of
 from scraper.window.summary import Endpoint, Server
 

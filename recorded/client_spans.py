@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from loadgen.requests.table import RequestLog, unknown_requests
+from loadgen.requests.table.log import RequestLog, unknown_requests
 from rundir.columns import Ints, Texts
 from scraper.gateways.catalogue import FirstOutput
 from scraper.spans.received import ReceivedSpan, attributes_of

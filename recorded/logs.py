@@ -6,13 +6,15 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
 from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
-from loadgen.requests.table import RequestFold, RequestLog
+from loadgen.requests.table.fold import RequestFold
+from loadgen.requests.table.log import RequestLog
 from recorded.directory import MANIFEST, RAW, read_manifest
 from recorded.errors import ConfigurationError
 from recorded.events import Event, decode_event
@@ -67,10 +69,10 @@ class RunLogs:
     has not written; they are passed over.
     """
 
-    def __init__(self, path: Path, *, run_id: str, protocol: str) -> None:
+    def __init__(self, path: Path, *, run_id: str, protocol: str, follow: bool = False) -> None:
         self.path = path
         self._held = RecordCounts()
-        self.requests = RequestFold(run_id=run_id, protocol=protocol)
+        self.requests = RequestFold(run_id=run_id, protocol=protocol, follow=follow)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
         self._worker_stats: dict[Path, list[WorkerStat]] = {}
@@ -91,7 +93,7 @@ class RunLogs:
         return self._series
 
     def read(self, *, spans: bool, last: bool = False) -> News:
-        """Return the records added since the last call.
+        """Return the records added since the last call; only with `follow`.
 
         Spans, which take long to import and to read, are read only with `spans`. With `last`, records behind a damaged
         end are read too: nothing more comes.
@@ -107,7 +109,13 @@ class RunLogs:
     def run(self) -> Run:
         """Return the run up to the end of its logs. Raises ConfigurationError without a manifest."""
         manifest = read_manifest(self.path)
-        self.read(spans=True, last=True)
+        self._read_plans(last=True)
+        for _ in chain(
+            self._read("requests-*.log", self._take_request, last=True),
+            self._read("scrapes-*.log", self._take_scrape, last=True),
+        ):
+            pass
+        self._read_spans(last=True)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
             self._read("hardware*.log", lambda _, payload: readings.decode(payload), last=True)
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadgen.records import WorkerStat
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.events import NOTE, PHASE_END, PHASE_START, Event
 from recorded.integrity import NOTHING_READ, Integrity
 from scraper import perf_metrics

@@ -1,14 +1,16 @@
 """Columns: names of array types by content, rows of a table, and concatenation of tables.
 
 A table is a frozen dataclass whose fields are arrays of one length, one row each; a `ragged` column has several
-values a row.
+values a row. A table that is too large for memory is `on_demand`: its columns are loaded when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +24,15 @@ Bools = NDArray[np.bool_]
 Texts = NDArray[np.object_]  # of str
 Indices = NDArray[np.intp]
 
-_STARTS = "starts"
+_STARTS, _LOAD = "starts", "_load"
+Load = Callable[[str], Any]  # from a column's name to its values
 
 Table = TypeVar("Table", bound="DataclassInstance")
+
+
+def texts_of(values: Texts | NDArray[np.str_]) -> Texts:
+    """Return texts as objects, equal ones as one object."""
+    return np.fromiter(map(sys.intern, values.tolist()), np.object_, len(values))
 
 
 def ragged(starts: str) -> dict[str, str]:
@@ -35,44 +43,102 @@ def ragged(starts: str) -> dict[str, str]:
     return {_STARTS: starts}
 
 
+class OnDemand:
+    """Base of a table that may have no columns of its own: they are then loaded whenever they are read."""
+
+    def __getattr__(self, name: str) -> Any:
+        load = vars(self).get(_LOAD)
+        if load is None or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return load(name)
+
+
+def on_demand(table: type[Table], load: Load) -> Table:
+    """Return a table of an `OnDemand` type. `load` gives its columns whenever they are read."""
+    loaded = object.__new__(table)
+    vars(loaded)[_LOAD] = load
+    return loaded
+
+
+def held(table: Table) -> Table:
+    """Return a table that loads each column once, as for a reader of single rows."""
+    columns: dict[str, Any] = {}
+
+    def load(name: str) -> Any:
+        if name not in columns:
+            columns[name] = getattr(table, name)
+        return columns[name]
+
+    return table if getattr(table, _LOAD, None) is None else on_demand(type(table), load)
+
+
+def stretches(table: Table, values: int) -> Iterator[Table]:
+    """Yield stretches of whole rows, each with about `values` values in the first ragged column.
+
+    The table itself where it has no more. Columns of a table `on_demand` are loaded once.
+    """
+    starts = next(iter(starts_of(table).values()))
+    table = held(table)
+    ends = getattr(table, starts)
+    rows = len(ends) - 1
+    if ends[-1] <= values:
+        yield table
+        return
+    cuts = np.unique(np.searchsorted(ends, [*range(values, int(ends[-1]), values)])).tolist()
+    for begin, end in pairwise([0, *cuts, rows]):
+        if begin < end:
+            yield take(table, np.arange(begin, end))
+
+
+def with_columns(table: Table, columns: Mapping[str, Any]) -> Table:
+    """Return a table with some columns replaced; the others of one `on_demand` are loaded as before."""
+    if (load := getattr(table, _LOAD, None)) is None:
+        return replace(table, **columns)
+    return on_demand(type(table), lambda name: columns[name] if name in columns else load(name))
+
+
 def take(table: Table, rows: Indices | Ints | Bools) -> Table:
     """Return rows of a table, by position or mask; the table itself for a full mask."""
     if rows.dtype == np.bool_ and rows.all():
         return table
-    starts = _starts(table)
-    columns = {}
-    for name in (column.name for column in fields(table)):
-        if name in starts.values():
-            columns[name] = _bounds(np.diff(getattr(table, name))[rows])
-        elif name in starts:
-            columns[name] = getattr(table, name)[_places(getattr(table, starts[name]), rows)]
-        else:
-            columns[name] = getattr(table, name)[rows]
-    return type(table)(**columns)
+    starts = starts_of(table)
+    if getattr(table, _LOAD, None) is not None:
+        return on_demand(type(table), lambda name: _taken(table, name, rows, starts))
+    return type(table)(**{column.name: _taken(table, column.name, rows, starts) for column in fields(table)})
+
+
+def _taken(table: DataclassInstance, name: str, rows: Indices | Ints | Bools, starts: Mapping[str, str]) -> Any:
+    """Return a column of some rows."""
+    if name in starts.values():
+        return bounds(np.diff(getattr(table, name))[rows])
+    if name in starts:
+        return getattr(table, name)[places(getattr(table, starts[name]), rows)]
+    return getattr(table, name)[rows]
 
 
 def concat(tables: Sequence[Table]) -> Table:
     """Return the rows of all tables, at least one, one after another."""
-    bounds = set(_starts(tables[0]).values())
+    starts = set(starts_of(tables[0]).values())
     columns = {}
     for name in (column.name for column in fields(tables[0])):
         parts = [getattr(table, name) for table in tables]
-        joined = np.concatenate([np.diff(part) for part in parts] if name in bounds else parts)
-        columns[name] = _bounds(joined) if name in bounds else joined
+        joined = np.concatenate([np.diff(part) for part in parts] if name in starts else parts)
+        columns[name] = bounds(joined) if name in starts else joined
     return type(tables[0])(**columns)
 
 
-def _starts(table: DataclassInstance) -> dict[str, str]:
+def starts_of(table: DataclassInstance | type[DataclassInstance]) -> dict[str, str]:
     """Return the ragged columns of a table, each with its column of row starts."""
     return {column.name: column.metadata[_STARTS] for column in fields(table) if _STARTS in column.metadata}
 
 
-def _places(starts: Ints, rows: Indices | Ints | Bools) -> Ints:
+def places(starts: Ints, rows: Indices | Ints | Bools) -> Ints:
     """Return the places of some rows' values in a ragged column."""
     begins, counts = starts[:-1][rows], np.diff(starts)[rows]
     # The place of each value within the result, moved to where its row began.
-    return np.arange(counts.sum()) + np.repeat(begins - _bounds(counts)[:-1], counts)
+    return np.arange(counts.sum()) + np.repeat(begins - bounds(counts)[:-1], counts)
 
 
-def _bounds(lengths: Ints) -> Ints:
+def bounds(lengths: Ints) -> Ints:
+    """Return where rows of these lengths begin, and the end of the last."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

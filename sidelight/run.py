@@ -15,7 +15,7 @@ import pyarrow as pa
 from exporter import tables
 from exporter.evaluation.evaluate import Evaluated, evaluate
 from exporter.summary.result import Summary
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.printable.numbers import count_of
 from scraper.series.table import EndpointSeries
 from sidecar.run import Run as Recorded

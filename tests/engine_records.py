@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import recordings
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.perf_metrics import Timings
 
 EPOCH_NS = 1_700_000_000 * 10**9

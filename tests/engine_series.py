@@ -7,7 +7,7 @@ import numpy.typing as npt
 from recordings import log_of
 from series import endpoint_of_columns
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.exposition import Series
 from scraper.series.table import EndpointSeries
 

@@ -18,7 +18,7 @@ import pytest
 from series import endpoint_of_columns
 
 from correlator.exact.join import join
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import take
 from scraper.exposition import Series
 from scraper.series.log import rows

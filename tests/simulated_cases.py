@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from recordings import Case, log_of
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.series.log import rows
 from scraper.series.table import build
 from scraper.targets.scrape import Scrape

@@ -17,7 +17,7 @@ from processes import QUIET, Ended, Script, engine, serving, sidelight
 
 from loadgen.plan.arrivals import Arrival, schedule
 from loadgen.records import PlannedRequest, read_plan
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import take
 from sidecar.run import open_run
 

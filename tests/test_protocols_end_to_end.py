@@ -23,7 +23,8 @@ from loadgen import records
 from loadgen.protocols.reading.reply import Reply, unpack
 from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS
-from loadgen.requests import table as log
+from loadgen.requests.table.fold import assemble
+from loadgen.requests.table.log import RequestLog
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, Transport, WorkerSpec
 from rundir import frames
@@ -77,7 +78,7 @@ def planned(
 
 async def worked(
     directory: Path, url: str, protocol: str, plan: list[records.PlannedRequest], **changes: object
-) -> log.RequestLog:
+) -> RequestLog:
     """Drive a plan by a load worker in a process of its own, to the end, and assemble its log."""
     frame_log = frames.FrameLog(directory / "plan")
     for record in (*plan, records.plan_end("measure")):
@@ -102,14 +103,14 @@ async def worked(
         await asyncio.wait_for(process.wait(), BOUND_S)
     logged = records.read_log(directory / "requests.log")
     parts = [record for record in logged if isinstance(record, records.RequestPart)]
-    return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
+    return assemble(records.read_plan(directory / "plan"), parts, run_id="run", protocol=protocol)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A run of a load worker: its log, the engine's records by their id, and the rows of the requests of each kind."""
 
-    log: log.RequestLog
+    log: RequestLog
     truth: dict[str, RequestRecord]
     plain: list[int]
     unknown_model: int | None

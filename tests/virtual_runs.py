@@ -25,7 +25,7 @@ from loadgen.plan.fitting import clip
 from loadgen.plan.workloads import catalogue as workloads
 from loadgen.plan.workloads.request import Shared, WorkloadRequest
 from loadgen.protocols.request import with_number
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.model import StepData
 from scraper.exposition import PageReader
 from scraper.series.log import ScrapeRow

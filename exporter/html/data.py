@@ -17,7 +17,7 @@ from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.records import request_id, trace_id
 from loadgen.requests.metrics import counts, input_tokens, request_metrics, schedule_lateness_ms
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.stats import Missing
 from scraper.series.resets import restarts_of

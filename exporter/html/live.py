@@ -18,7 +18,7 @@ from exporter.document import Block, Prose
 from exporter.html.columns import TIME_UNIT_MS, PackedColumn, ascending_column, number_column, pack
 from exporter.html.data import GAUGES, gauge_unit, part_columns, request_columns, sent_ns_of
 from exporter.html.markup import blocks
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Ints, concat, take
 from rundir.printable.numbers import duration

@@ -35,7 +35,7 @@ from exporter.prometheus.snapshot import Cumulative, EngineCounts, Snapshot, add
 from exporter.prometheus.table import MetricRow, Point, news, points
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Indices, Ints, Texts, take
 
 STEPS_AT_ONCE = 10  # some 0.5 MB; receivers take 4

@@ -10,7 +10,7 @@ import numpy as np
 
 from correlator.breakdown import Parts, network_label
 from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, OTHER, STATED_PARTS
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 _LABELS = {part.name: part.label for part in INNER_PARTS}
 

@@ -24,7 +24,7 @@ from correlator.parts import DECODE, GATEWAY_AT_MOST, INNER_PARTS, SEND, TTFT_PA
 from exporter.otlp.phases import phases
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import span_id
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 SPANS_AT_ONCE = 512  # what OpenTelemetry's batch processors send at once (OTEL_BSP_MAX_EXPORT_BATCH_SIZE)
 # A server may answer an error with a page.

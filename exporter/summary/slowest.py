@@ -11,7 +11,7 @@ from correlator.breakdown import Parts
 from correlator.parts import TTFT_PARTS
 from exporter.summary.breakdown import json_name, with_fields
 from loadgen.requests.metrics import input_tokens, stamped_ms
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats
 from rundir.fields import Amount, Count, doc
 from rundir.stats import Missing, finite

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Amount, Count, Reasons, StampNs, doc
 

@@ -28,7 +28,7 @@ from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
 from loadgen.requests.rates import TOO_MANY_FAILED, Outage, Rates, SteadyThroughput, errors_by_kind, outage, rates
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult, goodput, slo_result
-from loadgen.requests.table import STATUSES, RequestLog
+from loadgen.requests.table.log import STATUSES, RequestLog
 from rundir.columns import Bools, Floats, Ints, take
 from rundir.fields import UNSET, Count, Reason, Reasons, StampNs, doc
 from rundir.stats import Missing, Statistics, describe, finite, known

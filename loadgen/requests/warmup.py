@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir import fields
 from rundir.fields import UNSET, Count, doc
 

@@ -18,7 +18,7 @@ from loadgen.plan.workloads import catalogue as workloads
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.requests.delivery import Delivery, delivery
 from loadgen.requests.metrics import refused_by_filter, request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.model import StepData
 from methodology.study.server_side import increase
 from rundir.columns import take

@@ -20,7 +20,7 @@ from loadgen.plan.rates import pace_of
 from loadgen.requests.other_benchmarks.asiai import asiai_columns, pooled_std, stability
 from loadgen.requests.other_benchmarks.exo import generation_tps, prefill_tps
 from loadgen.requests.other_benchmarks.siclait import PopulationStatistics, Siclait, siclait
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.findings import Cell, Plot, PlotLine, ResultQuantity, ResultTable, StudyFindings, plot, table
 from methodology.study.model import Done, Finished, Parameters, Procedure, Reader, Step, StepData, StudySettings
 from methodology.study.planning import content_seed, counting

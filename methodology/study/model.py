@@ -17,7 +17,7 @@ from correlator.load.stability import Stability, Verdict
 from correlator.load.steady import SteadyWindow
 from correlator.statistics.intervals import QuantileInterval
 from loadgen.requests.slo.results import SloResult
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.findings import StudyFindings
 from rundir.fields import NO_UNIT, Amount, Count, Ratio, Reason, doc
 from rundir.printable.numbers import figure

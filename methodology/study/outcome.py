@@ -23,7 +23,7 @@ from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.self_check.stated_error import ErrorBound
 from loadgen.requests.slo.objectives import Objective, parse_slo
 from loadgen.requests.slo.results import slo_result
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.model import Beyond, Kind, Outcome, Step, StepData
 from methodology.study.server_side import ServerSide, binding, server_side
 from rundir.columns import Bools, Floats, take

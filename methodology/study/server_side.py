@@ -9,7 +9,7 @@ import numpy as np
 
 from correlator.load.steady import SteadyWindow
 from correlator.statistics.server_load import EngineSamples, Sources, gauge_samples, leading_endpoints
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.study.model import Limit, Step, StepData
 from rundir.columns import Bools, Floats
 from rundir.stats import Missing

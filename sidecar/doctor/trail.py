@@ -14,7 +14,7 @@ from correlator.breakdown import Parts, break_down
 from correlator.estimate.table import nothing
 from correlator.exact.join import join
 from correlator.exact.spans import by_request_id
-from loadgen.requests.table import RequestLog, unknown_requests
+from loadgen.requests.table.log import RequestLog, unknown_requests
 from recorded.gateway_spans import GatewaySpan, GatewaySpans, nested
 from rundir.clock import AnchoredClock
 from scraper.spans.received import ReceivedSpan, received_spans

@@ -25,7 +25,7 @@ from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
 from exporter.report.conclusion import largest_part, where_it_goes
 from exporter.summary.breakdown import Breakdown
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
 from scraper.series.log import FailureRecord, ScrapeRow

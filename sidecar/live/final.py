@@ -22,7 +22,7 @@ from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCoun
 from exporter.prometheus.table import ENGINE_GAUGES
 from exporter.report.conclusion import largest_part
 from exporter.summary.result import Summary
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
 from rundir.columns import take
 from scraper.window.window import Window

@@ -9,7 +9,7 @@ from rundir.clock import AnchoredClock
 
 if TYPE_CHECKING:
     from loadgen.records import WorkerStat
-    from loadgen.requests.table import RequestFold
+    from loadgen.requests.table.fold import RequestFold
 
 
 class LoadProgress:

@@ -25,7 +25,8 @@ from exporter.prometheus.snapshot import (
 from loadgen.requests.metrics import request_metrics, schedule_lateness_ms, ttft_ns
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult, SloTally
-from loadgen.requests.table import InFlightRequest, RequestLog
+from loadgen.requests.table.fold import InFlightRequest
+from loadgen.requests.table.log import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import Floats, Ints, Texts
 from rundir.stats import Missing

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from exporter.prometheus.snapshot import GeneratorCounts, Snapshot
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult
-from loadgen.requests.table import InFlightRequest
+from loadgen.requests.table.fold import InFlightRequest
 from recorded.failures import ErrorCount
 from recorded.logs import News, RunLogs
 from rundir.clock import AnchoredClock
@@ -76,7 +76,7 @@ class LiveRun:
     ) -> None:
         self._run_id = run_id
         self._clock = clock
-        self.logs = RunLogs(path, run_id=run_id, protocol=protocol)
+        self.logs = RunLogs(path, run_id=run_id, protocol=protocol, follow=True)
         self._load = LoadProgress(self.logs.requests, clock, planned_s)
         self._stale_s = stale_s
         self._loaded = loaded

@@ -15,7 +15,8 @@ from exporter.prometheus.remote_write import STEP_S
 from exporter.prometheus.snapshot import ClientCounts, EngineCounts, EngineQuantiles, GeneratorCounts, Snapshot
 from exporter.summary.result import Summary
 from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.table import InFlightRequest, RequestLog
+from loadgen.requests.table.fold import InFlightRequest
+from loadgen.requests.table.log import RequestLog
 from recorded.directory import MANIFEST
 from recorded.run import Run
 from rundir.columns import take

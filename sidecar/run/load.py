@@ -17,7 +17,7 @@ import numpy as np
 
 from loadgen.plan.fitting import PlanOrder
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from loadgen.requests.warmup import PROBES, more_requests, parse_warmup, stable, statement
 from recorded.directory import RAW
 from rundir.columns import take

@@ -25,7 +25,7 @@ import numpy as np
 from loadgen.driver import LoadRun, StopNow, is_share, shared_among
 from loadgen.host.cpu_steal import machine_load, read_ticks
 from loadgen.records import trace_id
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.directory import RAW, SCRAPES
 from recorded.errors import Interrupted, WorkerDied
 from recorded.events import CLOCK_LEFT, Event, append_event

@@ -20,7 +20,8 @@ from waiting import BOUND_S
 
 from loadgen import records
 from loadgen.plan import tokenizers
-from loadgen.requests import table as log
+from loadgen.requests.table.fold import assemble
+from loadgen.requests.table.log import RequestLog
 from rundir import clock, frames
 
 PATH = "/v1/chat/completions"
@@ -251,7 +252,7 @@ class Worker:
     async def exit_code(self) -> int:
         return await asyncio.wait_for(self.process.wait(), BOUND_S)
 
-    def log(self) -> log.RequestLog:
+    def log(self) -> RequestLog:
         return assembled(self.directory)
 
 
@@ -269,10 +270,10 @@ def plan(path: Path, *offsets: int, close: bool = True, urls: int = 1, first: in
     frame_log.close()
 
 
-def assembled(directory: Path) -> log.RequestLog:
+def assembled(directory: Path) -> RequestLog:
     logged = [record for path in sorted(directory.glob("requests-*.log")) for record in records.read_log(path)]
     parts = [record for record in logged if isinstance(record, records.RequestPart)]
-    return log.assemble(records.read_plan(directory / "plan"), parts, run_id="run")
+    return assemble(records.read_plan(directory / "plan"), parts, run_id="run")
 
 
 Start = Callable[..., Awaitable[Worker]]

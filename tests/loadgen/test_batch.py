@@ -23,7 +23,8 @@ from loadgen.protocols.reading.reply import Reads, Reply, head_of, joined, read_
 from loadgen.protocols.reading.stream import Form, ReplyState
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import RequestPart, read_log
-from loadgen.requests.table import RequestFold, RequestLog, assemble
+from loadgen.requests.table.fold import RequestFold, assemble
+from loadgen.requests.table.log import RequestLog
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = ("sglang_trtllm", "torn", "two_engines", "vllm_plain")

@@ -20,7 +20,7 @@ from loadgen.plan.workloads.request import WorkloadRequest
 from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS, Endpoint, kserve
 from loadgen.records import RequestPart
-from loadgen.requests.table import assemble
+from loadgen.requests.table.fold import assemble
 from loadgen.transports.grpc import _with_id
 from loadgen.transports.packing import pack
 from sidecar.options.load import RunOptions

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from loadgen import records
-from loadgen.requests import table as log
+from loadgen.requests.table.fold import assemble
+from loadgen.requests.table.log import RequestLog
 from loadgen.transports.packing import pack
 
 SCENARIOS = ("main", "edges", "multi_api_server", "engine_death")
@@ -112,8 +113,8 @@ def _parts(index: int, request: dict) -> list[records.RequestPart]:
     return parts
 
 
-def _logged(streams: list[dict]) -> log.RequestLog:
-    return log.assemble([], (part for at, stream in enumerate(streams) for part in _parts(at, stream)), run_id="r")
+def _logged(streams: list[dict]) -> RequestLog:
+    return assemble([], (part for at, stream in enumerate(streams) for part in _parts(at, stream)), run_id="r")
 
 
 def _expected_status(request: dict) -> str:

@@ -16,7 +16,7 @@ from loadgen import records
 from loadgen.protocols.reading.reply import logged, read_to_log, unpack
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart
-from loadgen.requests.table import assemble
+from loadgen.requests.table.fold import assemble
 from loadgen.transports.packing import pack
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -17,7 +17,8 @@ from loadgen.requests.metrics import request_metrics
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.slo.results import goodput
 from loadgen.requests.summary import client_summary
-from loadgen.requests.table import RequestLog, assemble
+from loadgen.requests.table.fold import assemble
+from loadgen.requests.table.log import RequestLog
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 MS = 1_000_000

@@ -24,7 +24,7 @@ from sent_requests import parts
 from sent_spans import TRACE, call, engine, export, gateway
 
 from loadgen.records import PlannedRequest, RequestPart, WorkerStat, append_record
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.directory import RAW, create, require_free, scarce, write_json, write_text, write_whole
 from recorded.errors import ConfigurationError, unusable_place
 from recorded.events import Event

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from loadgen.requests.metrics import counts, span_ms, with_possible_times
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Bools, Floats, Texts
 from rundir.fields import UNSET, Count, Reasons, doc
 from rundir.stats import Missing, Statistics, describe, finite, known

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.requests.metrics import counts, span_ms, with_possible_times
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, Count, doc
 from rundir.stats import Statistics, describe

@@ -29,7 +29,7 @@ import numpy as np
 
 from loadgen.requests.metrics import RequestMetrics, in_one_read, later_tokens, span_ms
 from loadgen.requests.slo.objectives import EVERY, Metric, Objective, Slo, Unit, parse_slo, parse_typed_slo, subject_of
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Bools, Floats
 from rundir.fields import UNSET, Count, doc
 from rundir.fields import Missing as Why

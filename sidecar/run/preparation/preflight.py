@@ -17,7 +17,7 @@ from loadgen.protocols.reading.stream import EMPTY
 from loadgen.protocols.request import Prompt, RequestTarget
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, plan_end, request_id, span_id, trace_id
-from loadgen.requests.table import END_BYTES
+from loadgen.requests.table.rows import END_BYTES
 from loadgen.transports import open_transport
 from loadgen.transports.transport import Exchange, WorkerSpec
 from recorded.errors import TargetIncompatible, TargetUnreachable

@@ -17,7 +17,7 @@ from correlator.attribute import NO_FIRST, NO_INTERVAL, NOT_ENDED, NOT_SCRAPED, 
 from correlator.estimate.intervals import observe
 from correlator.estimate.percentiles import server_percentiles
 from correlator.estimate.table import Attribution
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.stats import Missing
 from scraper.exposition import Series
 from scraper.series.table import EndpointSeries

@@ -15,7 +15,7 @@ from recordings import log_of
 
 from correlator.exact.clock_offset import NO_AGREEMENT, NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
 from correlator.exact.table import Joined, unjoined
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 Ints = npt.NDArray[np.int64]
 MS = 10**6

@@ -16,7 +16,7 @@ from recordings import Recording
 from correlator.exact.join import join
 from correlator.exact.table import SOURCES
 from loadgen.records import request_id
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.spans.requests import EngineSpans
 
 REPOSITORY = Path(__file__).parents[3]

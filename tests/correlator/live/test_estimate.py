@@ -18,7 +18,7 @@ from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import TraceWindow
 from correlator.replay import Replay
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import take
 from scraper.series.log import ScrapeRow
 from scraper.spans.log import packed

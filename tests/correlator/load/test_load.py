@@ -9,7 +9,7 @@ from logs import request_log
 from queues import Served, loaded
 
 from correlator.load.sustained import CLOSED, NOTHING_SENT, stability_of
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 
 def sent(queue: Served, **differs: object) -> RequestLog:

@@ -21,7 +21,7 @@ from exporter.document import Line, Prose
 from exporter.evaluation.evaluate import Evaluated
 from exporter.html.live import LiveColumns, state_event
 from exporter.html.page import LIVE_SCRIPTS, live_page
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import take
 from scraper.series.log import FailureRecord, ScrapeRow
 from sidecar.report.derive import derive_run

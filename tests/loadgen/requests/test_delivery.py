@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from loadgen.requests import delivery as chunks
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import client_summary
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 
 def _reply(sizes: list[int], **more: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 from logs import request_log
 
 from loadgen.requests.rates import CLOSED, failed_share, outage, rates
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 
 SECOND = 10**9
 

@@ -10,15 +10,15 @@ from msgspec import to_builtins
 
 from loadgen import records
 from loadgen.host.cpu_steal import MachineLoad
-from loadgen.requests import table as log
 from loadgen.requests.self_check.check import NOT_TRUSTED, TRUSTED, UNKNOWN, self_check
 from loadgen.requests.self_check.stated_error import STAMP_MS, stated_error
+from loadgen.requests.table.log import RequestLog
 from loadgen.transports.lateness import BUCKETS, bucket_bounds, bucket_index
 
 MS = 1_000_000
 
 
-def _log(*late_ms: float) -> log.RequestLog:
+def _log(*late_ms: float) -> RequestLog:
     """Requests that were dispatched so much after their moment."""
     return request_log(*({"scheduled": 1, "dispatch": 1 + late} for late in late_ms))
 
@@ -45,7 +45,7 @@ def test_a_quiet_generator_is_trusted():
     assert {"by_worker": [0.25], "max": 0.25} == to_builtins(got.cpu_ratio)
 
 
-def _slow(ttft_ms: float, *, late_ms: float = 0.0, gap_ms: float = 100.0) -> log.RequestLog:
+def _slow(ttft_ms: float, *, late_ms: float = 0.0, gap_ms: float = 100.0) -> RequestLog:
     """Four requests with such a TTFT and gaps of a tenth of it, which left so late."""
     left_ms = [gap_ms * number + late_ms for number in range(4)]
     return request_log(

@@ -4,6 +4,7 @@ import itertools
 import random
 import zlib
 from array import array
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from loadgen import records
-from loadgen.requests import table as log
 from loadgen.requests.metrics import refused_by_filter
+from loadgen.requests.table.fold import RequestFold, assemble
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import take
 
 if TYPE_CHECKING:
@@ -47,8 +49,8 @@ def _parts(
     return parts
 
 
-def _same(first: log.RequestLog, second: log.RequestLog) -> None:
-    for name in log.RequestLog.__slots__:
+def _same(first: RequestLog, second: RequestLog) -> None:
+    for name in (column.name for column in fields(RequestLog)):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name), name)
 
 
@@ -56,10 +58,10 @@ def test_parts_join_to_the_reply_they_came_from(wire: type[Wire]):
     """In one part or in four, and in any order of the log, a request is the same row."""
     reply = wire.answer(6)
     plan = [_planned(7)]
-    whole = log.assemble(plan, _parts(7, reply), run_id="r")
+    whole = assemble(plan, _parts(7, reply), run_id="r")
     in_four = _parts(7, reply, pieces=4)
     for order in itertools.permutations(in_four):
-        _same(whole, log.assemble(plan, order, run_id="r"))
+        _same(whole, assemble(plan, order, run_id="r"))
     assert ("ok", 6, "length") == (whole.status[0], whole.output_tokens[0], whole.finish_reason[0])
     assert whole.chunk_start.tolist() == [0, 6]
     assert set(whole.chunk_ns.tolist()) <= {100, 200, 300, 400}
@@ -81,18 +83,18 @@ def test_who_counted_the_output_tokens(said: str, expected: tuple[int, str], wir
     """The server's usage, else llama.cpp's timings, else a quarter of the characters."""
     event = f'{{"choices":[{{"delta":{{"content":"fifteen letters"}},"finish_reason":"stop"}}]{said}}}'
     reply = wire.SSE_HEAD + wire.event(event) + wire.event("[DONE]") + wire.END
-    got = log.assemble([_planned(0)], _parts(0, reply), run_id="r")
+    got = assemble([_planned(0)], _parts(0, reply), run_id="r")
     assert expected == (got.output_tokens[0], got.output_tokens_source[0])
 
 
 def test_rows_are_sorted_and_only_what_was_dispatched(wire: type[Wire]):
     """The plan gives phase, class and declared lengths; what it lacks is unknown; what has no part is not there."""
     parts = [*_parts(3, wire.answer(1)), *_parts(1, wire.answer(1)), *_parts(9, wire.answer(1))]
-    got = log.assemble([_planned(1, phase="warmup"), _planned(2), _planned(3)], parts, run_id="r")
+    got = assemble([_planned(1, phase="warmup"), _planned(2), _planned(3)], parts, run_id="r")
     assert [1, 3, 9] == got.index.tolist()
     assert ["warmup", "measure", ""] == got.phase.tolist()
     assert [12, 12, -1] == got.declared_input_tokens.tolist()
-    assert len(log.assemble([_planned(1)], [], run_id="r")) == 0
+    assert len(assemble([_planned(1)], [], run_id="r")) == 0
 
 
 HTTP = "HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -110,7 +112,7 @@ def test_what_a_content_filter_refused_is_known_from_other_errors(wire: type[Wir
     )
     replies = [filtered, *(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body) for body in bodies)]
     parts = [part for index, reply in enumerate(replies) for part in _parts(index, reply)]
-    got = log.assemble([], parts, run_id="r")
+    got = assemble([], parts, run_id="r")
     assert ["refused"] * 5 == got.status.tolist()
     assert [True, True, True, True, False] == refused_by_filter(got).tolist()
     assert "http_400: content_filter: No." == got.error[1]
@@ -141,7 +143,7 @@ def test_how_a_request_ended(wire: type[Wire]):
         (wire.answer(2), {"last": False}, "in_flight", ""),
     ]  # fmt: skip
     parts = [part for index, (reply, how, *_) in enumerate(cases) for part in _parts(index, reply, **how)]
-    got = log.assemble([], parts, run_id="r")
+    got = assemble([], parts, run_id="r")
     assert [(status, error) for *_, status, error in cases] == list(zip(got.status, got.error, strict=True))
 
 
@@ -153,7 +155,7 @@ def test_a_body_kept_open_behind_done_does_not_move_the_end(wire: type[Wire], er
     held = _parts(0, head + body + keep_alive, error=error)
     unsaid = _parts(1, head + body[: len(body) // 2], error=error)
     parts = [*held, *unsaid, *_parts(2, wire.answer(2))]
-    got = log.assemble([], parts, run_id="r")
+    got = assemble([], parts, run_id="r")
     assert [300, 400, 400] == got.end_ns.tolist()
     assert ["ok", "ok"] == [got.status[0], got.status[2]]
 
@@ -161,7 +163,7 @@ def test_a_body_kept_open_behind_done_does_not_move_the_end(wire: type[Wire], er
 def test_an_impossible_count_spoils_no_other_request(wire: type[Wire]):
     """It is that request's error, and its count is missing."""
     broken = wire.SSE_HEAD + wire.event(wire.content("a")) + wire.event(wire.usage(1, 10**30)) + wire.END
-    got = log.assemble([], [*_parts(0, broken), *_parts(1, wire.answer(2))], run_id="r")
+    got = assemble([], [*_parts(0, broken), *_parts(1, wire.answer(2))], run_id="r")
     assert ["failed", "ok"] == got.status.tolist()
     assert [-1, 2] == got.output_tokens.tolist()
 
@@ -175,21 +177,21 @@ def test_a_request_of_very_many_parts_is_joined(wire: type[Wire]):
         )
         for seq in range(count)
     ]
-    assert len(log.assemble([], reversed(body), run_id="r")) == 1
+    assert len(assemble([], reversed(body), run_id="r")) == 1
 
 
 def test_a_gap_in_the_parts_ends_what_is_known(wire: type[Wire]):
     """Without its third part a request is made of the first two, and is in flight."""
     first, second, _, fourth = _parts(0, wire.answer(6), pieces=4)
-    got = log.assemble([], [first, fourth, second], run_id="r")
+    got = assemble([], [first, fourth, second], run_id="r")
     assert ["in_flight"] == got.status.tolist()
     assert 0 < len(got.chunk_ns) < 6
-    assert len(log.assemble([], [fourth], run_id="r")) == 0
+    assert len(assemble([], [fourth], run_id="r")) == 0
 
 
 def test_a_first_token_is_known_when_it_has_come_and_as_the_table_has_it(wire: type[Wire]):
     """Said once while the reply goes on, with the reads from it on; not of a request that has ended."""
-    fold = log.RequestFold(run_id="r")
+    fold = RequestFold(run_id="r")
     fold.plan(_planned(7))
     fold.plan(_planned(8))
     *parts, last = _parts(7, wire.answer(6), reads=8, pieces=8)
@@ -213,7 +215,7 @@ def test_a_first_token_is_known_when_it_has_come_and_as_the_table_has_it(wire: t
 
 def test_a_reply_that_goes_on_has_no_more_tokens_than_were_asked_for(wire: type[Wire]):
     """However many reads its events came in: with log probabilities one is larger than a packet."""
-    fold = log.RequestFold(run_id="r")
+    fold = RequestFold(run_id="r")
     fold.plan(_planned(7, max_tokens=6))
     for part in _parts(7, wire.answer(6), reads=60, pieces=60)[:-1]:
         fold.add(part)
@@ -224,7 +226,7 @@ def test_a_reply_that_goes_on_has_no_more_tokens_than_were_asked_for(wire: type[
 def test_a_reply_with_much_before_its_first_token_is_not_looked_through_again_and_again(wire: type[Wire]):
     """Comments of 100 kB first: its first token is known with its end. What no worker has written hurts no other."""
     head, _, body = wire.answer(6).partition(b"\r\n\r\n")
-    fold = log.RequestFold(run_id="r")
+    fold = RequestFold(run_id="r")
     comment = wire.event(wire.ROLE) + b"186a3\r\n:" + b"x" * 100_000 + b"\n\n\r\n"
     long = _parts(7, head + b"\r\n\r\n" + comment + body, pieces=4)
     bad = msgspec.structs.replace(_parts(8, head + b"\r\n\r\n" + body, last=False)[0], body=b"not packed")
@@ -240,7 +242,7 @@ def test_selecting_keeps_rows_and_their_chunks(wire: type[Wire], seed: int):
     """Selecting then looking is looking then selecting; all is the identity; none is empty."""
     rng = random.Random(seed)
     parts = [part for index in range(12) for part in _parts(index, wire.answer(rng.randint(0, 5)), reads=3)]
-    whole = log.assemble([], parts, run_id="r")
+    whole = assemble([], parts, run_id="r")
     _same(whole, take(whole, np.ones(12, np.bool_)))
     mask = np.array([rng.random() < 0.5 for _ in range(12)])
     some = take(whole, mask)
@@ -256,7 +258,7 @@ def test_a_sessions_turns_are_requests(wire: type[Wire]):
     later = (_planned(4, session=2, turn=1, think_ns=5), _planned(5, session=2, turn=2, think_ns=5))
     plan = [_planned(3, session=2, turns=later), _planned(9)]
     parts = [part for index in (3, 4, 9) for part in _parts(index, wire.answer(1))]
-    got = log.assemble(plan, parts, run_id="r")
+    got = assemble(plan, parts, run_id="r")
     assert ([3, 4, 9], [2, 2, -1], [0, 1, 0]) == (got.index.tolist(), got.session.tolist(), got.turn.tolist())
     assert ["measure"] * 3 == got.phase.tolist()
 
@@ -268,22 +270,22 @@ def test_a_log_is_read_by_its_protocol(wire: type[Wire]):
         b'{"message":{"content":"a"},"done":false}\n{"message":{"content":"bc"},"done":false}\n'
         b'{"message":{"content":""},"done":true,"done_reason":"stop","eval_count":2,"eval_duration":3000000}\n'
     )
-    got = log.assemble([], _parts(0, head + lines), run_id="r", protocol="ollama")
+    got = assemble([], _parts(0, head + lines), run_id="r", protocol="ollama")
     reply = [got.status[0], got.finish_reason[0], got.output_tokens[0], got.first_kind[0]]
     assert ["ok", "stop", 2, "content"] == reply
     assert [1, 2] == got.chunk_chars.tolist()
     assert ("ollama", 3.0) == (got.timings_source[0], got.server_decode_ms[0])
     assert np.isnan(got.server_queue_ms[0])
-    assert ["failed"] == log.assemble([], _parts(0, head + lines), run_id="r").status.tolist()
-    chat = log.assemble([], _parts(0, wire.answer(2)), run_id="r")
+    assert ["failed"] == assemble([], _parts(0, head + lines), run_id="r").status.tolist()
+    chat = assemble([], _parts(0, wire.answer(2)), run_id="r")
     assert ("", -1, -1) == (chat.timings_source[0], chat.cached_tokens[0], chat.peak_memory_bytes[0])
     with pytest.raises(KeyError):
-        log.assemble([], [], run_id="r", protocol="gopher")
+        assemble([], [], run_id="r", protocol="gopher")
 
 
 def test_a_part_says_whether_it_was_retried():
     """One of fewer fields, as it was once written, was not."""
     old = records.RequestPart(index=7, last=True)
     new = msgspec.structs.replace(old, index=8, retried=True)
-    assert [False, True] == log.assemble([_planned(7), _planned(8)], [old, new], run_id="r").retried.tolist()
+    assert [False, True] == assemble([_planned(7), _planned(8)], [old, new], run_id="r").retried.tolist()
     assert records.decode_log(msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(old))[:-2])) == old

@@ -10,7 +10,7 @@ import pytest
 from virtual_study import assert_reported, play, run_step
 
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from methodology.measures.gaps import with_prefill
 from methodology.procedures.itl import ITL
 from methodology.study.findings import StudyFindings

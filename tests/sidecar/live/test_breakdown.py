@@ -11,7 +11,7 @@ import recordings
 from recordings import Case
 from sent_spans import S, engine, export
 
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.clock import iso_ms
 from rundir.columns import take
 from scraper.series.log import ScrapeRow

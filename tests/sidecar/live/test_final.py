@@ -21,7 +21,7 @@ from exporter.prometheus.page import LivePage, families
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import EngineCounts, Snapshot
 from exporter.prometheus.table import ENGINE_HISTOGRAMS
-from loadgen.requests.table import InFlightRequest
+from loadgen.requests.table.fold import InFlightRequest
 from rundir.clock import anchor
 from rundir.columns import take
 from scraper.window.quantities import Histogram

@@ -19,7 +19,7 @@ from series import scraped
 from exporter.prometheus.page import LivePage
 from loadgen.records import RequestPart, WorkerStat, append_record, read_log, read_plan
 from loadgen.requests.slo.objectives import parse_slo
-from loadgen.requests.table import RequestFold
+from loadgen.requests.table.fold import RequestFold
 from recorded.directory import MANIFEST, RAW
 from rundir.clock import AnchoredClock, anchor
 from rundir.frames import FrameLog
