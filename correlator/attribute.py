@@ -20,7 +20,7 @@ from correlator.estimate.replicas import TOKENS, aligned, divided
 from correlator.estimate.table import Attribution, nothing, put
 from correlator.estimate.waits import Waits, read_waits, select
 from correlator.requests import RequestColumns, route
-from rundir.columns import Bools, Floats, Indices
+from rundir.columns import Bools, Floats, Indices, texts_of
 from rundir.stats import Missing
 from scraper.series.table import EndpointSeries
 
@@ -204,7 +204,7 @@ def _table(
     quality = np.select(
         [~inside, exact, alone & (count <= TIGHT), alone], ["prior", "exact", "tight", "shared"], "mixed_traffic"
     )
-    table.quality[rows] = quality
-    table.reason[rows] = np.where(inside, "", np.where(waits.ended[rows], NO_INTERVAL, NOT_ENDED))
+    table.quality[rows] = texts_of(quality)
+    table.reason[rows] = texts_of(np.where(inside, "", np.where(waits.ended[rows], NO_INTERVAL, NOT_ENDED)))
     table.interval[rows] = interval
     return table

@@ -24,7 +24,7 @@ from correlator.parts import ENGINE_FRONTEND, NETWORK, OUTSIDE_ENGINE, TTFT_PART
 from correlator.requests import RequestColumns
 from loadgen.requests.metrics import e2e_ns, span_s, ttft_ns
 from recorded.gateway_spans import GatewaySpan
-from rundir.columns import Bools, Floats, Ints, Texts
+from rundir.columns import Bools, Floats, Ints, Texts, texts_of
 from scraper.engines.catalogue import INNER_TIMES
 from scraper.spans.request_times import InnerTimes
 
@@ -198,7 +198,7 @@ def break_down(
         decode_source=decode_source,
         merged=_merged(known & np.isfinite(ttft_s), network_s, engine),
         reason=_reasons(exact, known, joined, attribution),
-        quality=np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality).astype(np.object_),
+        quality=texts_of(np.select([joined.by_time, exact], [BY_TIME, "exact"], attribution.quality)),
         engine_span_id=joined.span_id,
         arrival_ns=no_stamps_ns,
         engine_first_token_ns=no_stamps_ns,
@@ -259,7 +259,7 @@ def _decode(requests: RequestColumns, engine_s: Floats, source: Texts) -> tuple[
     )
     decode_s = np.where(np.isnan(engine_s), client_s, engine_s)
     whose = np.where(np.isnan(engine_s), "client", source)
-    return decode_s, np.where(np.isnan(decode_s), "none", whose).astype(np.object_)
+    return decode_s, texts_of(np.where(np.isnan(decode_s), "none", whose))
 
 
 def _gateways(
@@ -324,8 +324,7 @@ def _moved(stamps_ns: Ints, clocks: ClockOffsets) -> Ints:
 def _sources(joined: Joined, known: Bools) -> Texts:
     exact = joined.source != "none"
     replied = np.isin(joined.source, ("response", RECORD_BY_TIME))
-    sources = np.select([replied, exact, known], ["response", "trace", "histogram"], "none")
-    return sources.astype(np.object_)
+    return texts_of(np.select([replied, exact, known], ["response", "trace", "histogram"], "none"))
 
 
 def _errors_s(exact: Bools, attribution: Attribution) -> Floats:
@@ -353,7 +352,7 @@ def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attributio
     both = zip(attribution.reason.tolist(), joined.reason.tolist(), strict=True)
     neither = np.array([why if guess == NO_FIRST else f"{guess}; {why}" for guess, why in both], dtype=np.object_)
     estimated = np.where(attribution.reason != "", attribution.reason, joined.reason)
-    return np.where(exact, joined.reason, np.where(known, estimated, neither))
+    return texts_of(np.where(exact, joined.reason, np.where(known, estimated, neither)))
 
 
 def _cleared(left_s: Floats, whole_s: Floats) -> Floats:

@@ -18,7 +18,7 @@ from correlator.estimate.table import Attribution
 from correlator.live.breakdown import EndedRequests, EngineMeans, break_down_ended
 from correlator.live.reasons import DEFECT, EXPLANATIONS, Break
 from correlator.live.requests import Guard, SpanRequests
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import concat, take
 from scraper.series.log import ScrapeRow
 from scraper.series.table import EndpointSeries

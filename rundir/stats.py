@@ -94,9 +94,10 @@ def statistics_of(values: Floats, quantiles: Mapping[str, float]) -> dict[str, f
 
 
 def known(values: npt.ArrayLike) -> Floats:
-    """Return the values that are not NaN, flat."""
+    """Return the values that are not NaN, flat; without a NaN the given ones, not a copy."""
     flat = np.asarray(values, np.float64).ravel()
-    return flat[~np.isnan(flat)]
+    missing = np.isnan(flat)
+    return flat[~missing] if missing.any() else flat
 
 
 def finite(value: float) -> float | None:

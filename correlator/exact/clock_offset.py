@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from correlator.exact.table import SLACK_S, Joined
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"

@@ -18,7 +18,7 @@ from correlator.exact.span_matching import by_time
 from correlator.exact.spans import by_request_id, by_trace
 from correlator.exact.table import RECORD_BY_TIME, SPAN_BY_TIME, Find, Joined, Refusal, put, unjoined
 from loadgen.requests.metrics import span_s
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.spans.requests import EngineSpans
 
 

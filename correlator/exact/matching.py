@@ -20,7 +20,7 @@ import numpy as np
 
 from correlator.exact.table import TIMES, ExactTimes
 from correlator.requests import address
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Bools, Floats, Ints, Texts
 from rundir.stats import Missing
 from scraper.perf_metrics import Timings

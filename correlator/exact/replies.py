@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from correlator.exact.table import ALL_TIMES, ExactTimes
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.engines.catalogue import INNER_TIMES
 
 
@@ -16,11 +16,12 @@ def by_reply(requests: RequestLog, rows: Sequence[int], why: Sequence[list[str]]
     """Give the times that replies state."""
     stated = {name: getattr(requests, f"server_{name}_ms", None) for name in ALL_TIMES}
     columns_ms = {name: column for name, column in stated.items() if column is not None}
+    is_stated = ~(np.isnan(columns_ms["queue"]) & np.isnan(columns_ms["prefill"]))
     for row in rows:
-        times_s = {name: float(columns_ms[name][row]) / 1e3 for name in columns_ms}
-        if np.isnan(times_s["queue"]) and np.isnan(times_s["prefill"]):
+        if not is_stated[row]:
             why[row].append("its reply tells neither queue nor prefill")
         else:
+            times_s = {name: float(columns_ms[name][row]) / 1e3 for name in columns_ms}
             inner_s = {name: times_s.pop(name) for name in INNER_TIMES if name in times_s}
             stated_s: dict[str, Any] = {f"{name}_s": time_s for name, time_s in times_s.items()}
             yield row, ExactTimes(**stated_s, inner_s=inner_s)

@@ -15,7 +15,7 @@ import numpy as np
 from correlator.exact.matching import Matched, Records, matched
 from correlator.exact.spans import span_times
 from correlator.exact.table import ExactTimes
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Ints, take
 from scraper.perf_metrics import Timings
 from scraper.spans.requests import EngineSpans

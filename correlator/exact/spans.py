@@ -13,7 +13,7 @@ from functools import cache, cached_property
 import numpy as np
 
 from correlator.exact.table import ALL_TIMES, SLACK_S, ExactTimes, Refusal
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Texts
 from scraper.engines import recognition as engines
 from scraper.engines.catalogue import INNER_TIMES

@@ -28,7 +28,7 @@ from correlator.live.reasons import (
 )
 from correlator.live.traces import TracedRequest
 from correlator.parts import ENGINE_PARTS
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.client_spans import request_log
 from rundir.columns import Bools, Floats, Texts, take
 from scraper.spans.requests import request_spans

@@ -21,7 +21,7 @@ from correlator.estimate.table import Attribution, nothing
 from correlator.exact.table import unjoined
 from correlator.live.traces import TracedRequest
 from correlator.requests import Requests
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.client_spans import request_log
 from rundir.columns import Bools, Ints, concat, take
 from scraper.series.log import FailureRecord, ScrapeRow

@@ -19,7 +19,7 @@ from correlator.live.counting import TraceCount
 from correlator.live.estimate import EstimateWindow, hold_traced
 from correlator.live.traces import TracedRequest
 from correlator.live.window import KEEP_S, MOST_BYTES, MOST_SPANS, TraceWindow
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.client_spans import ClientSpan, request_log
 from recorded.gateway_spans import nested
 from scraper.spans.requests import request_spans

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from loadgen.requests.metrics import input_tokens
 from loadgen.requests.rates import SteadyThroughput
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Bools, Floats, Ints
 from rundir.fields import Ratio, StampNs, doc
 from rundir.stats import known

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from correlator.load.stability import Stability, verdict
 from correlator.statistics.server_load import gauge_samples
 from loadgen.requests.rates import TOO_MANY_FAILED, failed_share
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from scraper.series.table import EndpointSeries
 
 NOTHING_SENT = "no load was sent"

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from correlator.statistics.bootstrap import block_count, block_length, interval95, resampled_sums
 from correlator.statistics.server_load import server_loads
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir import fields
 from rundir.columns import Floats
 from rundir.fields import NO_UNIT, UNSET, Count, doc

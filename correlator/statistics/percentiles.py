@@ -11,7 +11,7 @@ from correlator.breakdown import Parts
 from correlator.parts import TTFT_PARTS
 from correlator.statistics.intervals import QuantileInterval, quantiles
 from loadgen.requests.metrics import request_metrics
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, take
 from rundir.fields import doc
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from correlator.requests import route
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Indices, Ints
 from rundir.stats import Missing
 from scraper.engines.binding import CanonicalSource

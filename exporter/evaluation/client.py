@@ -14,7 +14,7 @@ from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.self_check.check import SelfCheck, self_check
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
 from rundir.stats import Missing
 from scraper.hardware.summary import Hardware

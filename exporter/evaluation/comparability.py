@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from correlator.opening import WatchRun
 from exporter.summary.correlation import Correlation
 from loadgen.requests.summary import ClientSummary
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
 from rundir.printable.numbers import agree, count_of
 from scraper.engines.catalogue import catalogue

@@ -27,7 +27,7 @@ from exporter.summary.correlation import PERCENTILES, Correlation, Evidence, Fin
 from exporter.summary.slowest import slowest
 from exporter.summary.timeline import timeline
 from loadgen.requests.metrics import input_tokens, span_s, ttft_ns
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
 from rundir.columns import take
 from rundir.fields import UNSET

@@ -11,7 +11,7 @@ from correlator.replay import Replayed
 from exporter.evaluation.times import Correlated, correlated
 from exporter.report.heading import urls_of
 from loadgen.driver import is_closed_loop
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Phase, Run
 from rundir.columns import Bools, take
 from scraper.window.window import Window

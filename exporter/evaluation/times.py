@@ -21,9 +21,10 @@ from correlator.opening import WatchRun
 from correlator.replay import Replayed
 from correlator.requests import address
 from loadgen.host.round_trip import RoundTrip
+from loadgen.requests.table.log import RequestLog
 from recorded.gateway_spans import GatewaySpan, nested
 from recorded.run import Run
-from rundir.columns import Floats, Texts
+from rundir.columns import Floats, Texts, held
 from rundir.stats import Missing
 
 
@@ -49,20 +50,21 @@ def correlated(run: Run) -> Correlated:
     """
     if isinstance(run, WatchRun):
         return _watched(run, run.watched)
-    records = matched(run.requests, run.timings) if run.timings.clocks else None
-    joined = join(run.requests, run.spans, records)
+    requests = held(run.requests)
+    records = matched(requests, run.timings) if run.timings.clocks else None
+    joined = join(requests, run.spans, records)
     observed = [observe(endpoint) for endpoint in run.endpoints]
-    attribution = attribute(run.requests, run.endpoints, observed)
+    attribution = attribute(requests, run.endpoints, observed)
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
-    clocks = clock_offsets(run.requests, joined, own_urls)
+    clocks = clock_offsets(requests, joined, own_urls)
     parts = break_down(
-        run.requests,
+        requests,
         joined,
         attribution,
         clocks,
-        gateways=_gateways(run, joined),
-        round_trip_s=_round_trip_s(run, round_trips),
+        gateways=_gateways(requests, run.gateways, joined),
+        round_trip_s=_round_trip_s(requests, round_trips),
     )
     return Correlated(
         parts=parts,
@@ -85,10 +87,14 @@ def _watched(run: Run, watched: Replayed) -> Correlated:
     )
 
 
-def _gateways(run: Run, joined: Joined) -> list[tuple[GatewaySpan, ...]]:
+def _gateways(
+    requests: RequestLog, gateways: Mapping[str, tuple[GatewaySpan, ...]], joined: Joined
+) -> list[tuple[GatewaySpan, ...]]:
     """Return the gateways that each request passed [n]: those of its own trace, and of that of its engine's span."""
-    pairs = zip(run.requests.trace_id.tolist(), joined.trace_id.tolist(), strict=True)
-    return [nested(*(run.gateways.get(trace, ()) for trace in dict.fromkeys(pair))) for pair in pairs]
+    if not gateways:
+        return [()] * len(requests)
+    pairs = zip(requests.trace_id.tolist(), joined.trace_id.tolist(), strict=True)
+    return [nested(*(gateways.get(trace, ()) for trace in dict.fromkeys(pair))) for pair in pairs]
 
 
 def _round_trips(run: Run) -> dict[str, RoundTrip]:
@@ -100,7 +106,7 @@ def _round_trips(run: Run) -> dict[str, RoundTrip]:
     return {url: by_address[address(url)] for url in set(run.requests.endpoint_url) if address(url) in by_address}
 
 
-def _round_trip_s(run: Run, round_trips: Mapping[str, RoundTrip]) -> Floats:
+def _round_trip_s(requests: RequestLog, round_trips: Mapping[str, RoundTrip]) -> Floats:
     """Return the round trip to each request's server [n], s, NaN if not measured."""
     by_url = {url: trip.median / 1e3 for url, trip in round_trips.items() if trip.median is not None}
-    return np.array([by_url.get(url, np.nan) for url in run.requests.endpoint_url], dtype=np.float64)
+    return np.array([by_url.get(url, np.nan) for url in requests.endpoint_url], dtype=np.float64)

@@ -23,7 +23,7 @@ from loadgen.requests.metrics import LEAST_TOKENS, in_one_read, span_ms
 from loadgen.requests.rates import errors_by_kind
 from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.summary import ClientSummary
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
 from rundir.columns import take
 from rundir.printable.numbers import agree, count_of

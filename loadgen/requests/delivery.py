@@ -22,7 +22,7 @@ import numpy as np
 from msgspec import UnsetType
 
 from loadgen.requests.metrics import content_gaps, counts, in_one_read, span_ms, with_possible_times
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats, Ints, take
 from rundir.fields import UNSET, Count, Ratio, doc
 from rundir.stats import Statistics, describe, finite
@@ -248,7 +248,9 @@ def delivery(log: RequestLog) -> Delivery:
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = _usage(log)
         per_chunk = np.where((sizes > 0) & (tokens >= 0), tokens / sizes, np.nan)
-    gaps, *_ = content_gaps(log, np.ones(len(log), np.bool_))
+    zeros = gaps = 0
+    for _, gaps_ms, *_ in content_gaps(log, np.ones(len(log), np.bool_)):
+        zeros, gaps = zeros + int((gaps_ms == 0).sum()), gaps + len(gaps_ms)
     return Delivery(
         itl_option=option,
         statement=STATEMENTS[option],
@@ -264,7 +266,7 @@ def delivery(log: RequestLog) -> Delivery:
             least=single.least / single.chunks if single.chunks else None,
             most=single.most / single.chunks if single.chunks else None,
         ),
-        same_read_ratio=float((gaps == 0).mean()) if len(gaps) else None,
+        same_read_ratio=zeros / gaps if gaps else None,
         tokens_per_chunk=describe(per_chunk, "no reply in chunks reports its usage"),
         characters_per_chunk=describe(counts(log.chunk_chars), "no reply came in chunks"),
         server_itl_ms=describe(server_itl_ms(log), "the server reports no decode times"),

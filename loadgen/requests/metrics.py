@@ -18,43 +18,105 @@ A reply that came in one read (`in_one_read`) shows no time between its tokens: 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from loadgen.protocols.reading.failures import CONTENT_FILTER
-from loadgen.requests.table import RequestLog
-from rundir.columns import Bools, Floats, Ints
+from loadgen.requests.table.log import RequestLog
+from rundir.columns import Bools, Floats, Ints, stretches, with_columns
 
 # Of a reply in one read: with fewer tokens, or sooner behind the submission, an engine may have made all of it at once.
 LEAST_TOKENS, LEAST_WAIT_NS = 8, 50_000_000
 
+STRETCH_CHUNKS = 1 << 20  # of replies that are looked at together
 OTHER_UNIT = 10.0  # times: what is stated that much shorter than it lasts is not in seconds
 _APART_MS = 10.0  # by which times of two clocks may differ
 
 _BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|guardrail", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
-    """Metrics of a log's requests as columns float64[n], NaN where missing.
+    """Metrics of a log's requests as columns float64[n], NaN where missing; each is computed when it is first read.
 
-    A row is a request of the log; itl_ms is float64[m] of all requests in a row.
-
-    itl_request   int64[m]: the row of the log that each gap belongs to, ascending
-    itl_end_ns    int64[m]: when each gap ended
+    A row is a request of the log; `itl_ms`, `itl_request` and `itl_end_ns` have one for each gap, [m] in order of rows.
+    `as_read` keeps the zero gaps of replies that came in one read.
     """
 
-    ttft_ms: Floats
-    tpot_ms: Floats
-    e2e_ms: Floats
-    request_output_tps: Floats
-    itl_mean_ms: Floats
-    jitter_ms: Floats
-    max_pause_ms: Floats
-    itl_ms: Floats
-    itl_request: Ints
-    itl_end_ns: Ints
+    log: RequestLog
+    as_read: bool = False
+
+    @cached_property
+    def ttft_ms(self) -> Floats:
+        return ttft_ns(self.log.submit_ns, self.log.first_token_ns) / 1e6
+
+    @cached_property
+    def e2e_ms(self) -> Floats:
+        return e2e_ns(self.log.submit_ns, self.log.last_token_ns, self.log.end_ns) / 1e6
+
+    @cached_property
+    def tpot_ms(self) -> Floats:
+        later, output_ms = later_tokens(self.log), output_span_ms(self.log)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where((later > 0) & (output_ms > 0) & self._has_gaps, output_ms / later, np.nan)
+
+    @cached_property
+    def request_output_tps(self) -> Floats:
+        tokens, e2e_ms = counts(self.log.output_tokens), self.e2e_ms
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
+
+    @property
+    def itl_mean_ms(self) -> Floats:
+        return self._gaps[0]
+
+    @property
+    def jitter_ms(self) -> Floats:
+        return self._gaps[1]
+
+    @property
+    def max_pause_ms(self) -> Floats:
+        return self._gaps[2]
+
+    @property
+    def itl_ms(self) -> Floats:
+        return self._gaps[3]
+
+    @property
+    def itl_request(self) -> Ints:
+        """Return the row of the log that each gap belongs to, int64[m], ascending."""
+        return self._rows_and_ends[0]
+
+    @property
+    def itl_end_ns(self) -> Ints:
+        """Return the time at which each gap ended, int64[m]."""
+        return self._rows_and_ends[1]
+
+    @cached_property
+    def _has_gaps(self) -> Bools:
+        return ~in_one_read(self.log) | self.as_read
+
+    @cached_property
+    def _gaps(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return mean, deviation and maximum of each request's gaps [n], and all gaps [m]."""
+        by_stretch = [
+            (*_by_request(gaps_ms, row, len(stretch)), gaps_ms)
+            for stretch, gaps_ms, row, _ in content_gaps(self.log, self._has_gaps)
+        ]
+        mean_ms, jitter_ms, pause_ms, gaps_ms = map(np.concatenate, zip(*by_stretch, strict=True))
+        return mean_ms, jitter_ms, pause_ms, gaps_ms
+
+    @cached_property
+    def _rows_and_ends(self) -> tuple[Ints, Ints]:
+        rows, ends_ns, begin = [], [], 0
+        for stretch, _, row, end_ns in content_gaps(self.log, self._has_gaps):
+            rows.append(begin + row)
+            ends_ns.append(end_ns)
+            begin += len(stretch)
+        return np.concatenate(rows), np.concatenate(ends_ns)
 
 
 def refused_by_filter(log: RequestLog) -> Bools:
@@ -82,31 +144,8 @@ def in_one_read(log: RequestLog) -> Bools:
 
 
 def request_metrics(log: RequestLog, *, as_read: bool = False) -> RequestMetrics:
-    """Return the metrics of each request of any status. `take` rows first to look at some.
-
-    `as_read` keeps the zero gaps of replies that came in one read.
-    """
-    whole = in_one_read(log) & (not as_read)
-    tokens = counts(log.output_tokens)
-    e2e_ms = e2e_ns(log.submit_ns, log.last_token_ns, log.end_ns) / 1e6
-    later, output_ms = later_tokens(log), output_span_ms(log)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_ms = np.where((later > 0) & (output_ms > 0) & ~whole, output_ms / later, np.nan)
-        tps = np.where((tokens > 0) & (e2e_ms > 0), tokens / (e2e_ms / 1e3), np.nan)
-    gaps_ms, row, gap_end_ns = content_gaps(log, ~whole)
-    mean_ms, jitter_ms, pause_ms = _by_request(gaps_ms, row, len(log))
-    return RequestMetrics(
-        ttft_ms=ttft_ns(log.submit_ns, log.first_token_ns) / 1e6,
-        tpot_ms=tpot_ms,
-        e2e_ms=e2e_ms,
-        request_output_tps=tps,
-        itl_mean_ms=mean_ms,
-        jitter_ms=jitter_ms,
-        max_pause_ms=pause_ms,
-        itl_ms=gaps_ms,
-        itl_request=row,
-        itl_end_ns=gap_end_ns,
-    )
+    """Return the metrics of each request of any status. `take` rows first to look at some."""
+    return RequestMetrics(log=log, as_read=as_read)
 
 
 def with_possible_times(log: RequestLog) -> RequestLog:
@@ -130,7 +169,7 @@ def with_possible_times(log: RequestLog) -> RequestLog:
     possible = {"prefill_ms": times, "decode_ms": times, "e2e_ms": times}
     possible |= {"prompt_tps": times & prompt, "generation_tps": times & output}
     columns = {f"server_{name}": fit for name, fit in possible.items()}
-    return replace(log, **{name: np.where(fit, getattr(log, name), np.nan) for name, fit in columns.items()})
+    return with_columns(log, {name: np.where(fit, getattr(log, name), np.nan) for name, fit in columns.items()})
 
 
 def later_tokens(log: RequestLog) -> Floats:
@@ -191,8 +230,18 @@ def counts(values: Ints) -> Floats:
     return np.where(values >= 0, values, np.nan)
 
 
-def content_gaps(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
-    """Return the gaps between contents of one choice, ms, of these requests [n]: each with its request and its end."""
+def content_gaps(log: RequestLog, of_requests: Bools) -> Iterator[tuple[RequestLog, Floats, Ints, Ints]]:
+    """Yield stretches of a log, each with the gaps of these requests [n], ms.
+
+    Gaps lie between contents of one choice. With each comes its request's row in the stretch, and its end, ns.
+    """
+    begin = 0
+    for stretch in stretches(log, STRETCH_CHUNKS):
+        yield stretch, *_gaps_of(stretch, of_requests[begin : begin + len(stretch)])
+        begin += len(stretch)
+
+
+def _gaps_of(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
     if len(log.chunk_ns) < 2:
         return np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64)
     row = np.repeat(np.arange(len(log)), np.diff(log.chunk_start))

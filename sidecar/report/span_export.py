@@ -15,6 +15,7 @@ from exporter.summary.result import Summary
 from recorded.events import WRITING, WRITTEN
 from recorded.run import Run
 from rundir.access import Access, bare, masked
+from rundir.columns import held
 from rundir.printable.numbers import count_of
 from scraper.engines import recognition as engines
 from scraper.spans.spec import METRICS, TRACES
@@ -78,7 +79,7 @@ def span_source(derived: Evaluated) -> SpanSource:
         model=str(manifest["config"].get("model") or ""),
         protocol=str(manifest["config"].get("endpoint") or "chat"),
         provider=next((engine.name for engine in detected if engine is not None), ""),
-        requests=run.requests,
+        requests=held(run.requests),
         parts=derived.parts,
     )
 

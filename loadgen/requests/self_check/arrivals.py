@@ -10,7 +10,7 @@ import numpy as np
 from loadgen.requests.metrics import schedule_lateness_ms, span_ms
 from loadgen.requests.self_check.sentences import ms
 from loadgen.requests.self_check.workers import Spread, spread
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.columns import Floats
 from rundir.fields import doc
 from rundir.stats import known

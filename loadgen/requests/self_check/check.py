@@ -33,7 +33,7 @@ from loadgen.requests.self_check.workers import (
     read_lateness,
     spread,
 )
-from loadgen.requests.table import RequestLog
+from loadgen.requests.table.log import RequestLog
 from rundir.fields import doc
 from rundir.stats import known
 

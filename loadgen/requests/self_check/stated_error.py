@@ -10,10 +10,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from loadgen.records import WorkerStat
-from loadgen.requests.metrics import RequestMetrics, request_metrics
+from loadgen.requests.metrics import STRETCH_CHUNKS, request_metrics
 from loadgen.requests.self_check.workers import by_worker, counted_between, kernel_stamped, loop_delays_ms, read_counts
-from loadgen.requests.table import RequestLog
-from rundir.columns import Floats, Ints
+from loadgen.requests.table.log import RequestLog
+from rundir.columns import Floats, Ints, stretches, take
 from rundir.fields import Missing, doc
 from rundir.stats import known
 
@@ -82,17 +82,16 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
              last byte left somewhere between dispatch, or connection, and then. Over plain TCP it is stamped before the
              call, and what comes before that does not belong to a TTFT
     """
-    metrics, ok = request_metrics(log, as_read=True), log.status == "ok"
-    ttft_median = _median(metrics.ttft_ms[ok])
-    itl_median = _median(metrics.itl_ms[ok[metrics.itl_request]])
+    metrics = request_metrics(take(log, log.status == "ok"), as_read=True)
+    ttft_median, itl_median = _median(metrics.ttft_ms), _median(metrics.itl_ms)
     delays_ms = loop_delays_ms(stats)
     if not len(delays_ms):
         return StatedError(ttft=_unknown(ttft_median), itl=_unknown(itl_median))
     counts, _ = read_counts(stats)
     submit_ms = 0.0
     if sum(counts) and kernel_stamped(stats):
-        waited = _waited_ms(log, metrics, stats)
-        ttft_ms, itl_ms = (_quantile(waited_ms, _EACH, method="higher") for waited_ms in waited)
+        waited = zip(*(_waited_ms(each, stats) for each in stretches(log, STRETCH_CHUNKS)), strict=True)
+        ttft_ms, itl_ms = (_quantile(np.concatenate(waited_ms), _EACH, method="higher") for waited_ms in waited)
     else:
         ttft_ms = itl_ms = float(np.quantile(delays_ms, _EACH))
         submit_ms = _submit_ms(log)
@@ -138,7 +137,7 @@ def _median(values: Floats) -> float | None:
     return float(np.median(flat)) if len(flat) else None
 
 
-def _waited_ms(log: RequestLog, metrics: RequestMetrics, stats: Sequence[WorkerStat]) -> tuple[Floats, Floats]:
+def _waited_ms(log: RequestLog, stats: Sequence[WorkerStat]) -> tuple[Floats, Floats]:
     """Return each TTFT's and each gap's possible error from joint reads, ms.
 
     Chunks that came apart may have been read together.
@@ -147,6 +146,7 @@ def _waited_ms(log: RequestLog, metrics: RequestMetrics, stats: Sequence[WorkerS
     the time that led to such a read nor the gaps of 0 in it are off by more than the time that led to it; nor by more
     than the worker's loop was seen not to look around that time.
     """
+    metrics = request_metrics(log, as_read=True)
     rows = np.flatnonzero(~np.isnan(metrics.ttft_ms))
     # Each request's TTFT, and the gaps behind it.
     times_ms = np.concatenate([metrics.ttft_ms[rows], metrics.itl_ms])
