@@ -180,6 +180,34 @@ def test_alerts_fire_on_their_trouble_only() -> None:
     assert "SUCCESS" in promtool("test", "rules", "tests/dashboards/rules_test.yml")
 
 
+def test_the_sums_of_the_fleet_are_over_shards(tmp_path: Path) -> None:
+    """By promtool: two shards of one fleet, beside a watch that is alone."""
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(read("kubernetes/fleet/rules.yaml")["spec"]))
+    series = [
+        ("sidelight_requests_total", 'shard="0/2", source="trace"', 10),
+        ("sidelight_requests_total", 'shard="1/2", source="trace"', 20),
+        ("sidelight_requests_total", 'source="trace"', 70),
+        *(("sidelight_ttft_part_seconds_sum", f'shard="{shard}/2", part="{part}", source="trace"', total)
+          for shard, part, total in ((0, "queue", 1), (1, "queue", 5), (0, "prefill", 3), (1, "prefill", 3))),
+        *(("sidelight_ttft_part_seconds_count", f'shard="{shard}/2", part="{part}", source="trace"', count)
+          for part in ("queue", "prefill") for shard, count in ((0, 10), (1, 20))),
+    ]  # fmt: skip
+    wanted = {
+        'fleet:sidelight_requests:rate5m{job="f", source="trace"}': 0.5,
+        'fleet:sidelight_ttft_part_mean_seconds:rate5m{job="f", part="queue"}': 0.2,
+        'fleet:sidelight_ttft_part_mean_seconds:rate5m{job="f", part="prefill"}': 0.2,
+    }
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": f'{name}{{job="f", {labels}}}', "values": f"0+{step}x10"}
+                         for name, labels, step in series],
+        "promql_expr_test": [{"expr": series, "eval_time": "10m",
+                              "exp_samples": [{"labels": series, "value": value}]} for series, value in wanted.items()],
+    }  # fmt: skip
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"rule_files": ["rules.yml"], "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "test.yml"))
+
+
 def test_every_alert_is_tested_and_says_what_to_do() -> None:
     """No rule without a firing test, a severity, a summary and a conclusion."""
     rules = [rule for group in read("prometheus/rules.yml")["groups"] for rule in group["rules"]]

@@ -20,6 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.prometheus.page import LivePage
+from sidecar.options.watch import WatchOptions, check_watch, pages_of
 
 REPOSITORY = Path(__file__).parents[2]
 DASHBOARDS = REPOSITORY / "dashboards"
@@ -45,12 +46,21 @@ ENGINE, SERVICE = documents("engine.yaml")
 (PATCH,) = documents("sidecar/watch.yaml")
 WATCHED = merged(ENGINE, PATCH)
 (JOB,), (CLAIM,), (READER,) = (documents(f"job/{name}.yaml") for name in ("job", "volume", "reader"))
+(INGRESS, COLLECTORS), (NAMES, SHARDS) = documents("fleet/collectors.yaml"), documents("fleet/shards.yaml")
+(SUMS,) = documents("fleet/rules.yaml")
+(ROUTED,) = documents("fleet/collector-config.yaml")
 (MONITOR,) = documents("monitoring/podmonitor.yaml")
 (RULE,) = documents("monitoring/prometheusrule.yaml")
-OBJECTS = {"engine": WATCHED, "service": SERVICE, "job": JOB, "volume": CLAIM, "reader": READER}
-PODS = {"engine": WATCHED["spec"]["template"], "job": JOB["spec"]["template"], "reader": READER}
+OBJECTS = {
+    "engine": WATCHED, "service": SERVICE, "job": JOB, "volume": CLAIM, "reader": READER,
+    "ingress": INGRESS, "collectors": COLLECTORS, "names": NAMES, "shards": SHARDS,
+}  # fmt: skip
+TEMPLATES = {name: OBJECTS[name]["spec"]["template"] for name in ("engine", "job", "collectors", "shards")}
+PODS = {**TEMPLATES, "reader": READER}
 (SIDECAR,) = PATCH["spec"]["template"]["spec"]["initContainers"]
 (RUN,) = JOB["spec"]["template"]["spec"]["containers"]
+(SHARD,) = SHARDS["spec"]["template"]["spec"]["containers"]
+(COLLECTOR,) = COLLECTORS["spec"]["template"]["spec"]["containers"]
 
 
 def problems(thing: dict[str, Any], schema: dict[str, Any]) -> list[str]:
@@ -78,7 +88,7 @@ def test_kubernetes_accepts_the_objects(version: str) -> None:
     assert "restartPolcy" in "".join(problems(misspelt, strict_schema(version, "Deployment")))
 
 
-@pytest.mark.parametrize("thing", [MONITOR, RULE], ids=["PodMonitor", "PrometheusRule"])
+@pytest.mark.parametrize("thing", [MONITOR, RULE, SUMS], ids=["PodMonitor", "PrometheusRule", "fleet"])
 def test_the_operator_accepts_its_objects(thing: dict[str, Any]) -> None:
     """By its custom resource definitions; a misspelt field is found."""
     schema = SCHEMAS["operator"][thing["kind"]]
@@ -122,7 +132,9 @@ def test_every_dashboard_is_a_labelled_configmap() -> None:
 def test_the_image_is_this_version() -> None:
     """In every container: one line of `images` in a kustomization then says where it is."""
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    images = {container["image"] for pod in PODS.values() for container in containers(pod)}
+    images = {
+        container["image"] for pod in PODS.values() for container in containers(pod) if container is not COLLECTOR
+    }
     assert images == {f"sidelight:{version}"}
 
 
@@ -167,10 +179,10 @@ def test_the_job_has_one_verdict_and_keeps_the_run() -> None:
 def test_what_prometheus_scrapes_is_served() -> None:
     """The monitor's label is on both Pods, its port on both containers, where --listen serves the page."""
     (expression,), (endpoint,) = MONITOR["spec"]["selector"]["matchExpressions"], MONITOR["spec"]["podMetricsEndpoints"]
-    for pod, container in ((PATCH["spec"]["template"], SIDECAR), (JOB["spec"]["template"], RUN)):
+    watched = (PATCH["spec"]["template"], SIDECAR), (TEMPLATES["job"], RUN), (TEMPLATES["shards"], SHARD)
+    for pod, container in watched:
         assert expression["key"] in pod["metadata"]["labels"]
-        (port,) = container["ports"]
-        assert port["name"] == endpoint["port"]
+        (port,) = (port for port in container["ports"] if port["name"] == endpoint["port"])
         assert f"--listen=0.0.0.0:{port['containerPort']}" in container["args"]
 
 
@@ -183,3 +195,43 @@ def test_no_label_of_the_page_is_renamed() -> None:
     (endpoint,) = MONITOR["spec"]["podMetricsEndpoints"]
     dropped = {rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"}
     assert exposed & {"namespace", "container", "pod", "job", "instance", "endpoint"} == dropped
+
+
+def test_every_trace_reaches_one_shard() -> None:
+    """The Collectors route by trace to as many shards as there are, each by the name that its Pod keeps."""
+    exporter = ROUTED["exporters"]["load_balancing"]
+    assert "traceID" == exporter["routing_key"]
+    assert ["load_balancing"] == ROUTED["service"]["pipelines"]["traces"]["exporters"]
+    name, number = SHARDS["metadata"]["name"], SHARDS["spec"]["replicas"]
+    assert (SHARDS["spec"]["serviceName"], "None") == (NAMES["metadata"]["name"], NAMES["spec"]["clusterIP"])
+    hosts = exporter["resolver"]["static"]["hostnames"]
+    assert [f"{name}-{shard}.{NAMES['metadata']['name']}:4317" for shard in range(number)] == hosts
+    assert f"--shard=$(POD_INDEX)/{number}" in SHARD["args"]
+    (index,) = SHARD["env"]
+    assert ("POD_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']") == (
+        index["name"], index["valueFrom"]["fieldRef"]["fieldPath"]
+    )  # fmt: skip
+
+
+def test_what_a_shard_cannot_take_goes_to_its_shard_of_then() -> None:
+    """The queue is in front of the route; that of each shard would stay with one that has gone."""
+    exporter = ROUTED["exporters"]["load_balancing"]
+    assert {"sending_queue", "retry_on_failure"} <= exporter.keys()
+    inner = exporter["protocol"]["otlp"]
+    assert [False, False] == [inner[name]["enabled"] for name in ("sending_queue", "retry_on_failure")]
+
+
+def test_the_shards_of_the_fleet_are_a_watch_as_it_is_started(tmp_path: Path) -> None:
+    """The options are those of the command, and its targets a file that it reads."""
+    targets = tmp_path / "targets.json"
+    targets.write_text((ROOT / "fleet" / "targets.json").read_text())
+    given = [
+        argument.replace("$(POD_INDEX)", "0").replace("/etc/sidelight", str(tmp_path)) for argument in SHARD["args"]
+    ]
+    options = {name: value or True for name, _, value in (argument[2:].partition("=") for argument in given[1:])}
+    fields = {
+        name.replace("-", "_"): Path(value) if name == "metrics-from" else value for name, value in options.items()
+    }
+    pages = [set(pages_of(check_watch(WatchOptions(**{**fields, "shard": f"{shard}/4"})))) for shard in range(4)]
+    assert {"http://engine-0.engine:8000/metrics", "http://engine-1.engine:8000/metrics"} == set.union(*pages)
+    assert 2 == sum(map(len, pages))
