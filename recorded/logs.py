@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
+import numpy as np
 
 from loadgen.records import PLAN_END, WorkerStat, decode_log, decode_planned
 from loadgen.requests.table.fold import RequestFold
 from loadgen.requests.table.log import RequestLog
+from recorded.clocks import ClockExchange, NodeClock, NodeTime, decode_clock, node_times, on_run_time
 from recorded.directory import MANIFEST, RAW, read_manifest
 from recorded.errors import ConfigurationError
 from recorded.events import Event, decode_event
@@ -122,10 +124,16 @@ class RunLogs:
         events = tuple(self._read("events.log", self._take_event, last=True))
         timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)
         tables = (self._spans or _SpanTables()).fields()
+        nodes = self._nodes()
+        requests = self.requests.table()
+        if nodes:
+            scheduled = np.isin(requests.phase, list(self.requests.offsets_ns)) & (requests.turn == 0)
+            requests = on_run_time(requests, nodes, scheduled)
         return Run(
             path=self.path,
             manifest=manifest,
-            requests=self.requests.table(),
+            requests=requests,
+            nodes=nodes,
             worker_stats=tuple(stat for _, stats in sorted(self._worker_stats.items()) for stat in stats),
             endpoints=tuple(table.view() for table in self._series.values()),
             hardware=hardware,
@@ -137,6 +145,13 @@ class RunLogs:
                 manifest, events, received=None if tables["receiver_deaths"] else tables["span_counts"]
             ),
         )
+
+    def _nodes(self) -> tuple[NodeTime, ...]:
+        clocks: dict[str, list[NodeClock | ClockExchange]] = {}
+        read = self._read("clocks-*.log", lambda path, payload: (path.name, decode_clock(payload)), last=True)
+        for name, record in read:
+            clocks.setdefault(name, []).append(record)
+        return tuple(node_times(clocks))
 
     def _read(self, pattern: str, read: Callable[[Path, bytes], T | None], *, last: bool) -> Iterator[T]:
         for path, payload in self._tails.news(pattern, last=last):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.records import WorkerStat
 from loadgen.requests.table.log import RequestLog
+from recorded.clocks import NodeTime
 from recorded.events import NOTE, PHASE_END, PHASE_START, Event
 from recorded.integrity import NOTHING_READ, Integrity
 from scraper import perf_metrics
@@ -39,7 +40,8 @@ class Run:
     requests passed, outermost first, by trace id in hex. `span_counts` is what the receivers of spans
     have counted, all together, None where none was; `receiver_deaths` are those that ended without a record, and
     their counts since they started are lost, but for the spans in the log. `offsets_ns` are when requests were to be
-    sent, from the start of their phase, of phases with a schedule.
+    sent, from the start of their phase, of phases with a schedule. `nodes` are the clocks of the nodes whose load
+    workers sent requests, empty where the conductor's machine has sent all.
 
     Of a watch, `requests` are by the clients' spans, and `spans` is empty. Where the wall clock was set meanwhile, all
     stamps are by the last time.
@@ -59,6 +61,7 @@ class Run:
     receiver_deaths: int = 0
     integrity: Integrity = NOTHING_READ
     offsets_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    nodes: tuple[NodeTime, ...] = ()
 
     def scheduled_by(self, phase: str, at_ns: int | None = None) -> int | None:
         """Return the number of a phase's requests scheduled before a time, or before its end.

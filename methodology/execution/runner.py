@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +35,14 @@ from sidecar.run import session
 
 if TYPE_CHECKING:
     from exporter.evaluation.evaluate import Evaluated
+    from sidecar.run.processes.nodes import Nodes
 
 # How many times more of other requests a system may serve than it is known to.
 OTHER_REQUESTS = 4.0
 
 
-def measure(options: RunOptions, command: list[str], progress: Progress) -> StepData:
-    """Run a load, and return the tables of the run, also of a broken-off one.
+def measure(options: RunOptions, command: list[str], progress: Progress, nodes: Nodes | None = None) -> StepData:
+    """Run a load, on these nodes if any; return the tables of the run, also of a broken-off one.
 
     Raises SidelightError where it could not begin, and where its files cannot be written.
     """
@@ -54,7 +56,14 @@ def measure(options: RunOptions, command: list[str], progress: Progress) -> Step
         return data_of(measured, derived.parts, derived.summary.self_check), derived.parts, derived.summary
 
     try:
-        run = session.run(options, command=command, progress=progress, finish=finish, linger_s=0.0)  # type: ignore[arg-type]
+        run = session.run(
+            options,
+            command=command,
+            progress=progress,
+            finish=finish,  # type: ignore[arg-type]
+            linger_s=0.0,
+            nodes=nodes,
+        )
         return asyncio.run(run)
     except (CannotWrite, ConfigurationError, Interrupted):
         raise
@@ -91,7 +100,10 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
     try:
         _settle(study, how.procedure)
         finished = list(record.open_study(study.path).finished)
-        status, reason = _to_the_end(study, how, finished)
+        with session.nodes_of(next(iter(how.options.values())), how.progress) as nodes:
+            if nodes is not None:
+                how = replace(how, measure=partial(measure, nodes=nodes))
+            status, reason = _to_the_end(study, how, finished)
     except SidelightError as stopping:
         error, status, reason = stopping, "partial", str(stopping)
         if isinstance(stopping, Interrupted):

@@ -266,6 +266,11 @@ def named(flag: str, value: str, message: str) -> str:
 
 def _contradictions(options: RunOptions) -> Iterator[str]:
     yield from _contradicting_arrivals(options)
+    for name in ("nodes", "node_label"):
+        if getattr(options, name) and options.ray is None:
+            yield f"{flag_of(name)} needs --ray ADDRESS, the cluster whose nodes they are"
+    if options.ray is not None and not options.workers:
+        yield f"--ray {options.ray} and --workers 0 exclude each other: give the number of workers on each node"
     if options.replay_requests is not None and lengths_of(options):
         given = "--input-tokens" if options.input_tokens is not None else "--output-tokens"
         yield f"{given} and --replay-requests exclude each other: saved requests have their lengths; leave one out"

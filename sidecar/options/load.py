@@ -48,6 +48,7 @@ from sidecar.options.fields import (
 from sidecar.options.spans import SPANS, ExportOptions, OtlpListen, SpanOptions
 
 LOAD = Group("Load", sort_key=2)
+MACHINES = Group("Many machines", sort_key=2.7)
 ARRIVALS = Group("Open loop", sort_key=2.5)
 WORKLOAD = Group("Workload", sort_key=3)
 CRITERIA = Group("Criteria", sort_key=4.8)
@@ -226,6 +227,23 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
         Annotated[int, Meta(ge=0, le=256)],
         option(LOAD, "Load workers, one process each; 0: one per core.", converter=_whole),
     ] = 1
+    ray: Annotated[
+        Annotated[str, Meta(pattern=r"^(auto|[\w.-]+:\d{1,5}|\[[\da-fA-F:.]+\]:\d{1,5})$")] | None,
+        option(
+            MACHINES,
+            "Run the load workers on nodes of this Ray cluster: HOST:PORT of its head, or auto on one of its nodes. "
+            "--workers is then the number on each node. See docs/how-to/many-machines.md.",
+        ),
+    ] = None
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=1000)] | None,
+        option(
+            MACHINES, "Nodes to use. Default: all with enough processors, and the labels, if any.", converter=_whole
+        ),
+    ] = None
+    node_label: Annotated[
+        tuple[str, ...], repeatable(MACHINES, "Use only nodes with this label of Ray's, KEY=VALUE (repeatable).")
+    ] = ()
     arrival: Annotated[
         Literal["poisson", "uniform", "gamma", "burst", "replay"],
         option(ARRIVALS, "Arrival process of the requests. A burst is a second at twice the rate, then one of pause."),

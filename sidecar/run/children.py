@@ -22,6 +22,7 @@ from sidecar.options.spans import receiver_spec
 from sidecar.options.watch import ScrapeOptions
 from sidecar.run.phases import Session, record_if_possible, warn_and_record
 from sidecar.run.processes.child import RECEIVER, SCRAPER, START_TIMEOUT_S, Child
+from sidecar.run.processes.places import LOCAL, Place
 from sidecar.run.processes.supervised import Supervised
 
 if TYPE_CHECKING:
@@ -34,12 +35,15 @@ SPANS = "spans-{}.log"  # by how many receivers died before
 
 
 async def started(
-    processes: AsyncExitStack, options: RunOptions, clock: AnchoredClock
+    processes: AsyncExitStack, options: RunOptions, remote: Sequence[Place], clock: AnchoredClock
 ) -> tuple[list[Child], Child, Child | None]:
-    """Start the processes of a session, which `processes` ends: load workers, scraper, and receiver of spans if any."""
+    """Start the processes of a session, which `processes` ends: load workers, scraper, and receiver of spans if any.
+
+    The workers are at the `remote` places, else here.
+    """
     workers = [
-        await processes.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"]))
-        for number in range(options.worker_count)
+        await processes.enter_async_context(Child(f"load worker {number}", ["loadgen.worker"], place=place))
+        for number, place in enumerate(remote or [LOCAL] * options.worker_count)
     ]
     listens = receiver_spec(options, clock) is not None
     receiver = await processes.enter_async_context(Child("receiver", RECEIVER)) if listens else None

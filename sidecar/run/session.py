@@ -7,8 +7,8 @@ watches, and reads what they wrote.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from exporter.prometheus.page import LivePage
     from exporter.summary.result import Summary
     from sidecar.live.view import LiveRun
+    from sidecar.run.processes.nodes import Nodes
 
     # Returns what becomes of the run, the parts of its requests, and its summary.
     Finish = Callable[[Run], tuple["T", Parts, Summary]]
@@ -49,17 +50,20 @@ async def run(
     progress: Progress,
     finish: Finish[T],
     linger_s: float | None = None,
+    nodes: Nodes | None = None,
 ) -> T:
     """Load and scrape a target, and return the result of `finish`. `finish` gets the run, which was read as it went and
     has the status in its manifest; beside its result it returns the parts of its requests and its summary, which the
-    live page shows until it has been scraped, `linger_s` at most (None: as long as scrapes so far were apart).
+    live page shows until it has been scraped, `linger_s` at most (None: as long as scrapes so far were apart). Load
+    workers run on `nodes`; None: on those of --ray, else here.
 
     Raises SidelightError before anything is recorded (bad target, unusable directory), and when one of our own
     processes died (the manifest then says `crashed`, and why).
     """
     async with AsyncExitStack() as serving:
+        nodes = nodes or serving.enter_context(nodes_of(options, progress))
         with ExitStack() as reading:
-            live, page = await _run(options, reading, serving, command=command, progress=progress)
+            live, page = await _run(options, reading, serving, nodes, command=command, progress=progress)
             run = live.logs.run()
             result, parts, summary = finish(run)
         if page is not None and page.latest is not None:
@@ -70,10 +74,23 @@ async def run(
         return result
 
 
+@contextmanager
+def nodes_of(options: RunOptions, progress: Progress) -> Iterator[Nodes | None]:
+    """Open the nodes of --ray while the context is open; None without it. Raises SidelightError, in one line."""
+    if options.ray is None:
+        yield None
+        return
+    from sidecar.run.processes.nodes import opened  # noqa: PLC0415  few runs have others
+
+    with opened(options, progress) as nodes:
+        yield nodes
+
+
 async def _run(
     options: RunOptions,
     reading: ExitStack,
     serving: AsyncExitStack,
+    nodes: Nodes | None,
     *,
     command: Sequence[str],
     progress: Progress,
@@ -88,7 +105,8 @@ async def _run(
         require_ports(options)
         clock = anchor()
         processes = await stack.enter_async_context(AsyncExitStack())
-        workers, scraper, receiver = await children.started(processes, options, clock)
+        remote = [] if nodes is None else nodes.places()
+        workers, scraper, receiver = await children.started(processes, options, remote, clock)
         # Ours are imported while theirs are.
         from sidecar.run.load import load  # noqa: PLC0415
         from sidecar.run.preparation.prepare import prepare  # noqa: PLC0415
@@ -97,7 +115,8 @@ async def _run(
             prepared = await unless_stopped(stop, stack.enter_async_context(prepare(options, progress=progress)))
         page = await page_of_run.serve(serving, options, progress)
         model = prepared.target.model
-        recorded = manifests.recorded(options, options.out, command, clock, stop, about=prepared.about, model=model)
+        about = prepared.about if nodes is None else {**prepared.about, "nodes": list(nodes.facts)}
+        recorded = manifests.recorded(options, options.out, command, clock, stop, about=about, model=model)
         run_id, path = await stack.enter_async_context(recorded)
         # They end before the manifest is closed, which states the ends of their logs.
         await stack.enter_async_context(processes.pop_all())
@@ -115,6 +134,10 @@ async def _run(
             drain_s=options.drain_timeout,
             page=page,
         )
+        if remote:
+            from sidecar.run.processes.clocks import compared  # noqa: PLC0415  few runs have others
+
+            await stack.enter_async_context(compared(path, clock, remote))
         session = await children.begun(session, stack, options, prepared, scraper=scraper, receiver=receiver)
         async with page_of_run.sending(session, options):
             await load(session, options, prepared, begun_s=begun_s)

@@ -199,6 +199,8 @@ def _shortage(options: RunOptions) -> str | None:
     """Return a warning if an open loop may exhaust open files or ports, else None. A closed loop that will exhaust them
     raises ConfigurationError.
     """
+    if options.ray is not None:  # each node states its own
+        return None
     workers, targets = options.worker_count, len(options.url)
     if options.closed_loop and options.concurrency is not None:
         shortfall = shortage(options.concurrency, workers=workers, targets=targets)

@@ -1,0 +1,206 @@
+"""Nodes of a Ray cluster, with an agent on each: opened once a command, for all of its runs.
+
+Ray places the agents, reaches them and notices their deaths; a cluster is neither started nor stopped here. Nothing
+else imports it, and this module only where --ray is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
+from sidecar.options.load import RunOptions
+from sidecar.progress.reporter import Progress
+from sidecar.run.processes.agent import Agent
+from sidecar.run.processes.remote import Link, NodeLost, RemotePlace
+from sidecar.version import VERSION
+
+CONNECT_TIMEOUT_S = 5.0
+PLACED_TIMEOUT_S = 20.0
+AGENT_TIMEOUT_S = 60.0
+ASKED_AGAIN_S = 5.0  # an agent that does not answer, before it counts as lost
+PAUSE_S = 0.2
+BLOCKS_UNDER_WAY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The nodes of a command: links to their agents, and what each says of itself. `workers` run on each."""
+
+    links: tuple[Link, ...]
+    facts: tuple[Mapping[str, Any], ...]
+    workers: int
+    lost: set[str] = field(default_factory=set)
+
+    def places(self) -> list[RemotePlace]:
+        """Return new places for load workers, on the nodes that are not lost."""
+        return [
+            RemotePlace(link=link) for link in self.links if link.node not in self.lost for _ in range(self.workers)
+        ]
+
+
+@contextmanager
+def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
+    """Open the nodes of --ray while the context is open. Raises SidelightError, in one line."""
+    ray = _connected(str(options.ray))
+    try:
+        agents = _placed(ray, options)
+        facts = _facts(ray, agents, options)
+        names = [f"{each['host']}-{number}" for number, each in enumerate(facts)]
+        progress.stage(f"{len(agents)} nodes of Ray, with {options.workers} load workers on each: {', '.join(names)}")
+        lost: set[str] = set()
+        links = tuple(_link(ray, agent, name, lost) for agent, name in zip(agents, names, strict=True))
+        yield Nodes(links=links, facts=facts, workers=options.workers, lost=lost)
+        with suppress(ray.exceptions.RayError):
+            ray.get([agent.leave.remote() for agent in agents], timeout=PLACED_TIMEOUT_S)
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str) -> Any:
+    """Return Ray, connected to a cluster. Raises ConfigurationError, TargetUnreachable, TargetIncompatible."""
+    try:
+        # Before Ray starts anything: without it Ray's own processes would die, and say why in their logs alone.
+        import opentelemetry.metrics  # noqa: F401, PLC0415
+        import ray  # noqa: PLC0415  most runs have none
+    except ImportError as error:
+        raise ConfigurationError(
+            "ray.absent", f"--ray {address}: {error}; install it with: pip install 'sidelight[ray]'"
+        ) from error
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise TargetUnreachable(
+                "ray.unreachable", f"--ray {address}: {error.strerror or error}; give the address of a cluster's head"
+            ) from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+    except ConnectionError as error:
+        raise TargetUnreachable(
+            "ray.unreachable", f"--ray {address}: {_one_line(error)}; start a cluster with: ray start --head"
+        ) from error
+    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        raise TargetIncompatible("ray.refused", f"--ray {address}: {_one_line(error)}") from error
+    return ray
+
+
+def _placed(ray: Any, options: RunOptions) -> list[Any]:
+    """Return an agent on each node, with a processor for each of its workers. Raises ConfigurationError."""
+    from ray.util.placement_group import placement_group  # noqa: PLC0415  as above
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
+
+    labels = dict(label.split("=", 1) for label in options.node_label)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    fit = [
+        node
+        for node in alive
+        if node["Resources"].get("CPU", 0) >= options.workers and labels.items() <= node.get("Labels", {}).items()
+    ]
+    count = options.nodes or len(fit)
+    labelled = f" and the labels {', '.join(options.node_label)}" if labels else ""
+    if not fit or len(fit) < count:
+        raise ConfigurationError(
+            "ray.nodes",
+            f"--ray {options.ray}: {len(fit)} of its {len(alive)} nodes have {options.workers} processors{labelled}, "
+            f"and {max(count, 1)} are needed; lower --nodes or --workers, or add nodes",
+        )
+    select = {"bundle_label_selector": [labels] * count} if labels else {}
+    group = placement_group([{"CPU": options.workers}] * count, strategy="STRICT_SPREAD", **select)
+    if not group.wait(timeout_seconds=PLACED_TIMEOUT_S):
+        raise ConfigurationError(
+            "ray.busy",
+            f"--ray {options.ray}: not {count} nodes have {options.workers} processors free within "
+            f"{PLACED_TIMEOUT_S:g} s; wait for other jobs, or lower --nodes or --workers",
+        )
+    kind = ray.remote(Agent)
+    return [
+        kind.options(
+            num_cpus=options.workers,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+        ).remote()
+        for number in range(count)
+    ]
+
+
+def _facts(ray: Any, agents: Sequence[Any], options: RunOptions) -> tuple[Mapping[str, Any], ...]:
+    """Return the facts of each node. Raises ConfigurationError for one that cannot send its share."""
+    connections = math.ceil((options.concurrency or 0) / len(agents)) if options.closed_loop else 0
+    asked = [agent.about.remote(list(options.url), options.workers, connections) for agent in agents]
+    try:
+        facts = ray.get(asked, timeout=AGENT_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        raise TargetIncompatible(
+            "ray.agent",
+            f"--ray {options.ray}: no agent could be started on a node: {_one_line(error)}; install Sidelight "
+            f"{VERSION} on each node",
+        ) from error
+    for each in facts:
+        if each["sidelight"] != VERSION:
+            raise ConfigurationError(
+                "ray.version",
+                f"--ray {options.ray}: {each['host']} has Sidelight {each['sidelight']}, this is {VERSION}; install "
+                "the same on each node",
+            )
+        if each["shortage"]:
+            raise ConfigurationError("load.files-or-ports", f"--ray {options.ray}: {each['host']}: {each['shortage']}")
+    return tuple(facts)
+
+
+def _link(ray: Any, agent: Any, node: str, lost: set[str]) -> Link:
+    """Return the link to an agent. One that does not answer is asked again for a while, before its node is lost."""
+    unavailable = ray.exceptions.ActorUnavailableError
+
+    def failed(error: Exception) -> NodeLost:
+        lost.add(node)
+        return NodeLost("process.ended", f"is lost with node {node}: {_one_line(error)}")
+
+    async def again(since_s: float, error: Exception) -> None:
+        if asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S:
+            raise failed(error)
+        await asyncio.sleep(PAUSE_S)
+
+    async def call(name: str, *arguments: Any) -> Any:
+        since_s = asyncio.get_running_loop().time()
+        while True:
+            try:
+                return await getattr(agent, name).remote(*arguments)
+            except unavailable as error:
+                await again(since_s, error)
+            except ray.exceptions.RayError as error:
+                raise failed(error) from error
+
+    async def stream(name: str, arguments: Callable[[], tuple[Any, ...]]) -> AsyncIterator[Any]:
+        method = getattr(agent, name).options(
+            num_returns="streaming", _generator_backpressure_num_objects=BLOCKS_UNDER_WAY
+        )
+        since_s = math.inf
+        while True:
+            try:
+                async for answer in method.remote(*arguments()):
+                    since_s = math.inf
+                    yield await answer
+            except unavailable as error:
+                since_s = min(since_s, asyncio.get_running_loop().time())
+                await again(since_s, error)
+            except ray.exceptions.RayError as error:
+                raise failed(error) from error
+            else:
+                return
+
+    return Link(node=node, call=call, stream=stream)
+
+
+def _one_line(error: Exception) -> str:
+    """Return the first sentence of an error of Ray's, which may go on for pages."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return next((line for line in lines if line), type(error).__name__)[:200]

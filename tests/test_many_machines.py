@@ -1,0 +1,150 @@
+"""Loads from the nodes of a Ray cluster: the same load as one machine's, and clear words where there is none."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from codes import raises
+from processes import QUIET, Ended, engine, refused, sidelight
+from waiting import BOUND_S
+
+from correlator.opening import open_run
+from loadgen.records import read_plan
+from recorded.directory import RAW
+from sidecar.options.checks import check_run
+from sidecar.options.load import RunOptions
+
+PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "rundir", "scraper", "sidecar", "simulator")
+REPOSITORY = Path(__file__).parents[1]
+START_S = 4 * BOUND_S  # of a cluster, on a busy machine
+LOAD = ("--rate", "25", "--duration", "2s", "--warmup", "3", "--output-tokens", "4")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+
+
+def test_ray_is_imported_in_one_module():
+    """A run without --ray needs none of it."""
+    importing = [
+        path.relative_to(REPOSITORY).as_posix()
+        for package in PACKAGES
+        for path in (REPOSITORY / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(name.name.partition(".")[0] == "ray" for name in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ray")
+    ]
+    assert {"sidecar/run/processes/nodes.py"} == set(importing)
+
+
+def test_a_run_here_imports_nothing_of_other_machines():
+    """Neither what reaches them nor what compares clocks with theirs."""
+    code = "import sys, sidecar.run.load, sidecar.run.session, sidecar.run.preparation.prepare; print(*sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    remote = {f"sidecar.run.processes.{name}" for name in ("nodes", "remote", "agent", "clocks")}
+    assert set() == {"ray", *remote} & set(printed.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"nodes": 2}, "--nodes needs --ray ADDRESS"),
+        ({"node_label": ("disk=fast",)}, "--node-label needs --ray ADDRESS"),
+        ({"ray": "auto", "workers": 0}, "--ray auto and --workers 0 exclude each other"),
+    ],
+    ids=["nodes", "label", "workers"],
+)
+def test_options_of_many_machines_need_a_cluster(given: dict[str, Any], says: str):
+    with raises("option.contradictory", says=says):
+        check_run(RunOptions(url=("http://127.0.0.1:1",), **given))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Start a cluster of Ray on this machine: a head that runs nothing, and two nodes."""
+    from ray.cluster_utils import Cluster  # noqa: PLC0415  where it is installed
+
+    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            started.add_node(num_cpus=4)
+        yield started
+    finally:
+        started.shutdown()
+
+
+def from_nodes(url: str, path: Path, cluster: Any, *options: str) -> Ended:
+    arguments = ("run", "--url", url, "--out", path, "--ray", cluster.address, *QUIET, *options)
+    return sidelight(*arguments, path=path, bound_s=START_S)
+
+
+@needs_ray
+@pytest.mark.parametrize("workers", [1, 2], ids=["2 workers", "4 workers"])
+def test_a_load_from_two_nodes_is_that_of_one_machine(cluster: Any, tmp_path: Path, workers: int):
+    """Each request once, with the same body, due at the same nanosecond; the report needs no Ray."""
+    with engine() as (url, _):
+        here = sidelight("run", "--url", url, "--out", tmp_path / "here", *QUIET, *LOAD, path=tmp_path / "here")
+        there = from_nodes(url, tmp_path / "there", cluster, *LOAD, "--workers", str(workers))
+    assert (0, 0) == (here.code, there.code), there.err
+    plans = [list(read_plan(run.path / RAW / "plan-measure.log")) for run in (here, there)]
+    assert plans[0] == plans[1]
+    due = [due_ns(run.path) for run in (here, there)]
+    assert due[0] == due[1]
+    assert len(plans[0]) == len(due[0])
+    table = open_run(there.path).requests
+    assert set(range(2 * workers)) == set(table.worker.tolist())
+    assert "complete" == there.summary["status"]
+    assert [] == there.summary["integrity"]["disagreements"]
+    code = "import sys; sys.modules['ray'] = None; from sidecar.__main__ import main; main()"
+    again = subprocess.run([sys.executable, "-c", code, "report", there.path], capture_output=True, check=False)
+    assert 0 == again.returncode, again.stderr.decode()
+
+
+def due_ns(path: Path) -> dict[int, int]:
+    """Return when each measured request was due, from the start of the phase."""
+    run = open_run(path)
+    (start_ns,) = (phase.start_ns for phase in run.phases if phase.name == "measure")
+    measured = np.flatnonzero(run.requests.phase == "measure")
+    return {int(run.requests.index[row]): int(run.requests.scheduled_ns[row]) - start_ns for row in measured.tolist()}
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--nodes", "3"), "2 of its 3 nodes have 1 processors, and 3 are needed"),
+        (("--workers", "9"), "0 of its 3 nodes have 9 processors, and 1 are needed"),
+        (("--node-label", "disk=fast"), "processors and the labels disk=fast"),
+    ],
+    ids=["nodes", "processors", "label"],
+)
+def test_a_cluster_without_room_is_named(cluster: Any, tmp_path: Path, options: tuple[str, ...], says: str):
+    """In one line, before anything is recorded."""
+    run = from_nodes("http://127.0.0.1:1", tmp_path / "run", cluster, *options)
+    assert re.search(f"{re.escape(says)}.*\\[ray.nodes\\]$", refused(run, 2))
+
+
+@needs_ray
+def test_an_address_without_a_cluster_is_named(tmp_path: Path):
+    """In one line, at once."""
+    path = tmp_path / "run"
+    run = sidelight("run", "--url", "http://127.0.0.1:1", "--out", path, "--ray", "127.0.0.1:9", *QUIET, path=path)
+    assert "--ray 127.0.0.1:9: Connection refused; " in refused(run, 3)
+
+
+@pytest.mark.parametrize("absent", ["ray", "opentelemetry.metrics"])
+def test_a_missing_package_is_named_before_ray_is_asked_for_anything(absent: str, tmp_path: Path):
+    """Without opentelemetry-api Ray's own processes would die, and say why in their logs alone."""
+    code = f"import sys; sys.modules['{absent}'] = None; from sidecar.__main__ import main; main()"
+    arguments = ("run", "--url", "http://127.0.0.1:1", "--out", tmp_path / "run", "--ray", "auto", *QUIET)
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, text=True)
+    assert 2 == run.returncode
+    assert re.fullmatch(rf"sidelight: --ray auto: .*{absent}.*pip install 'sidelight\[ray\]'.*\n", run.stderr), (
+        run.stderr
+    )
