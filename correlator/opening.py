@@ -18,10 +18,11 @@ from recorded.errors import ConfigurationError
 from recorded.events import NOTE, PHASE_END, PHASE_START, RECEIVER_DIED, Event, decode_event
 from recorded.failures import ErrorCount
 from recorded.integrity import together
-from recorded.logs import UNREADABLE, RunLogs, open_logs, require_logs
+from recorded.logs import RunLogs, open_logs, require_logs
 from recorded.run import Run
 from rundir.files import NotRegular
 from rundir.frames import number_of, read_frames
+from rundir.framing import UNREADABLE
 from rundir.printable.text import first_of
 from scraper.series.log import FailureRecord, LogReader, ScrapeRow
 from scraper.series.table import SeriesTable
@@ -52,15 +53,16 @@ class WatchRun(Run):
         return str(self.manifest["config"].get("shard") or "")
 
 
-def open_run(path: Path, *, span_bytes: int | None = None) -> Run:
+def open_run(path: Path, *, span_bytes: int | None = None, processes: int = 1) -> Run:
     """Return a recorded run, whole or cut short; of a watch a WatchRun. Raises ConfigurationError if there is none.
 
     Of a watch only the last `span_bytes` of the logs of spans are evaluated, and the pages since then; None: all.
+    `processes` read the replies of a run of many requests.
     """
     manifest = read_manifest(path)
     require_logs(path)
     if not manifest.get("config", {}).get("keep"):  # a watch's alone
-        return open_logs(path, manifest)
+        return open_logs(path, manifest, processes=processes)
     with _WatchLogs(path, manifest, span_bytes=span_bytes) as logs:
         return logs.run()
 

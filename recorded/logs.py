@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from recorded.integrity import (
 from recorded.run import Run
 from rundir.files import open_regular, require_directory
 from rundir.frames import LogTails
-from rundir.framing import GAP, LogEnd, is_format_1
+from rundir.framing import GAP, UNREADABLE, LogEnd, is_format_1
 from scraper import perf_metrics
 from scraper.hardware import records as readings
 from scraper.series import table as series
@@ -43,9 +42,6 @@ from scraper.series.log import FailureRecord, LogReader, ScrapeRow, SeriesLimit
 if TYPE_CHECKING:
     from scraper.spans.log import ReceiverCounts, ReceiverLife
     from scraper.spans.received import ReceivedSpan
-
-# What reading a record raises that its writer has not written.
-UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 
 _FIRST_BYTES = 1 << 16  # of a log, which hold its first event
 
@@ -71,10 +67,10 @@ class RunLogs:
     has not written; they are passed over.
     """
 
-    def __init__(self, path: Path, *, run_id: str, protocol: str, follow: bool = False) -> None:
+    def __init__(self, path: Path, *, run_id: str, protocol: str, follow: bool = False, processes: int = 1) -> None:
         self.path = path
         self._held = RecordCounts()
-        self.requests = RequestFold(run_id=run_id, protocol=protocol, follow=follow)
+        self.requests = RequestFold(run_id=run_id, protocol=protocol, follow=follow, processes=processes)
         self.unreadable: dict[str, Unreadable] = {}
         self._tails = LogTails(path / RAW)
         self._worker_stats: dict[Path, list[WorkerStat]] = {}
@@ -118,6 +114,9 @@ class RunLogs:
         ):
             pass
         self._read_spans(last=True)
+        requests = self.requests.table()
+        for log, error in self.requests.refused:
+            self._refuse(log, error)
         hardware: tuple[readings.HardwareLogRecord, ...] = tuple(
             self._read("hardware*.log", lambda _, payload: readings.decode(payload), last=True)
         )
@@ -125,7 +124,6 @@ class RunLogs:
         timings = self._read("timings-*.log", lambda _, payload: perf_metrics.decode(payload), last=True)
         tables = (self._spans or _SpanTables()).fields()
         nodes = self._nodes()
-        requests = self.requests.table()
         if nodes:
             scheduled = np.isin(requests.phase, list(self.requests.offsets_ns)) & (requests.turn == 0)
             requests = on_run_time(requests, nodes, scheduled)
@@ -160,11 +158,13 @@ class RunLogs:
             try:
                 record = read(path, payload)
             except UNREADABLE as error:
-                unreadable = self.unreadable.setdefault(path.name, Unreadable(reason=one_line(error)))
-                unreadable.count += 1
+                self._refuse(path.name, error)
             else:
                 if record is not None:
                     yield record
+
+    def _refuse(self, log: str, error: Exception) -> None:
+        self.unreadable.setdefault(log, Unreadable(reason=one_line(error))).count += 1
 
     def _read_spans(self, *, last: bool) -> list[ReceivedSpan]:
         self._spans = self._spans or _SpanTables()
@@ -234,7 +234,7 @@ class RunLogs:
         # What a worker was sent stands in a plan by the time it is in the worker's log.
         if not self.requests.is_planned(record.index):
             self._read_plans()
-        self.requests.add(record)
+        self.requests.add(record, path.name)
         return None
 
     def _take_scrape(self, path: Path, payload: bytes) -> ScrapeRow | FailureRecord | None:
@@ -307,8 +307,8 @@ def require_logs(path: Path) -> None:
             )
 
 
-def open_logs(path: Path, manifest: Mapping[str, Any]) -> Run:
-    """Return the run that the logs of a directory hold."""
+def open_logs(path: Path, manifest: Mapping[str, Any], *, processes: int = 1) -> Run:
+    """Return the run that the logs of a directory hold. Of many requests, several processes may read the replies."""
     protocol = str(manifest.get("config", {}).get("endpoint") or "chat")
-    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol) as logs:
+    with RunLogs(path, run_id=str(manifest["run_id"]), protocol=protocol, processes=processes) as logs:
         return logs.run()

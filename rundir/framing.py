@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+# What reading a record raises that its writer has not written.
+UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError, zlib.error)
 GAP = b""  # among payloads: here something was lost; no payload is empty
 MOST_BYTES = 64 * 1024 * 1024  # of a payload
 MOST_INFLATED_BYTES = 64 * 1024 * 1024  # of one part of a record

@@ -47,6 +47,11 @@ def continue_in_child(arguments: Sequence[str], heeded: Sequence[int]) -> None:
     sys.exit(code)
 
 
+def processes(arguments: Sequence[str]) -> int:
+    """Return the number of processes that read a run: one for each core, and one alone with --untrusted."""
+    return 1 if STRICT in arguments else os.cpu_count() or 1
+
+
 def interrupt_once(_number: int, _frame: object) -> None:
     """Raise KeyboardInterrupt at the first signal: a terminal's comes from our parent, too."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -20,7 +20,7 @@ from recorded.logs import RunLogs
 
 GOLDEN = Path(__file__).parent / "golden"
 # Called for an empty table of requests where a log of another kind is read.
-OF_REQUESTS = {f"loadgen.requests.table.{name}" for name in ("fold", "log", "plans", "rows", "stored")}
+OF_REQUESTS = {f"loadgen.requests.table.{name}" for name in ("fold", "log", "plans", "readers", "rows", "stored")}
 PACKAGES = {"rundir", "loadgen", "scraper", "recorded", "correlator", "exporter", "sidecar"}
 
 
@@ -61,14 +61,14 @@ def read(path: Path, *, spans: bool = False) -> set[str]:
     return names
 
 
-def test_a_chunk_passes_24_modules_from_its_log_to_the_table_of_requests(tmp_path: Path):
+def test_a_chunk_passes_25_modules_from_its_log_to_the_table_of_requests(tmp_path: Path):
     """None of the sidecar and of the scraper is among them."""
     names = read(with_logs(tmp_path, "vllm_plain", "requests-*", "plan-*"))
     evaluated = evaluate(open_run(GOLDEN / "vllm_plain"))
     with noting_modules(names), (tmp_path / "requests.parquet").open("wb") as file:
         tables.write_parquet(tables.requests_table(evaluated.run.requests, evaluated.parts), file)
     assert {"loadgen", "rundir", "recorded", "correlator", "exporter"} == {name.partition(".")[0] for name in names}
-    assert len(names) <= 24
+    assert len(names) <= 25
 
 
 def test_a_counter_passes_29_modules_from_its_log_to_the_summary(tmp_path: Path):

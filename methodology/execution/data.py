@@ -50,7 +50,7 @@ class Steps:
     def read(self, finished: Finished) -> StepData:
         """Return the tables of a step."""
         if finished.run not in self._held:
-            while sum(len(held.requests.chunk_ns) for held in self._held.values()) > _MOST_HELD:
+            while sum(int(held.requests.chunk_start[-1]) for held in self._held.values()) > _MOST_HELD:
                 del self._held[next(iter(self._held))]
             path = step_directory(self._study, finished.run, outside=self._outside)
             self._held[finished.run] = data = step_data(path)

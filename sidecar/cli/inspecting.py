@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from recorded.errors import CannotWrite, ConfigurationError, unsaved
+from sidecar import bounded
 from sidecar.cli import draft
 from sidecar.options.fields import (
     OUTPUT,
@@ -103,7 +104,7 @@ def report(  # noqa: PLR0913  an argument is an option
             paths, place = [run_directory, *others], output or derive.AS_ONE
             derived = derive.derive_as_one(paths, place, formats, trace_url=trace_url)
         else:
-            derived = derive.derive(run_directory, formats, trace_url=trace_url)
+            derived = derive.derive(run_directory, formats, trace_url=trace_url, processes=bounded.processes(sys.argv))
         _show(derived, base=base, as_json=as_json)
         _send(derived, exports, spans)
         derive.require_sound(derived)

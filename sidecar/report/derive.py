@@ -27,14 +27,19 @@ AS_ONE = Path("as-one")  # of the shards of a watch, unless --output says anothe
 
 
 def derive(
-    path: Path, formats: Sequence[str] = (), *, trace_url: str | None = None, span_bytes: int | None = None
+    path: Path,
+    formats: Sequence[str] = (),
+    *,
+    trace_url: str | None = None,
+    span_bytes: int | None = None,
+    processes: int = 1,
 ) -> Evaluated:
     """Read a run directory as `open_run` does, and derive its files as `derive_run` does.
 
     Raises ConfigurationError where there is none, or one that holds what no run has written.
     """
     with evaluating(path, MANIFEST, f"{RAW}/"):
-        return derive_run(open_run(path, span_bytes=span_bytes), formats, trace_url=trace_url)
+        return derive_run(open_run(path, span_bytes=span_bytes, processes=processes), formats, trace_url=trace_url)
 
 
 def derive_as_one(

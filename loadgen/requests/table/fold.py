@@ -9,26 +9,26 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 
 import msgspec
 import numpy as np
 
-from loadgen.protocols.reading.batch import read_whole
 from loadgen.protocols.reading.reply import MOST, head_of, in_order, joined, reads_in
 from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart, trace_id
 from loadgen.requests.table.log import RequestLog
 from loadgen.requests.table.plans import Plans
-from loadgen.requests.table.rows import RequestRow, columns, row_of
+from loadgen.requests.table.readers import EndedRequest, ReaderProcesses, RequestReader
+from loadgen.requests.table.rows import columns, row_of
 from loadgen.requests.table.stored import StoredRequests
 from rundir.columns import concat, take
 
 _TABLE_ROWS = 1024
+READ_ALONE = 20_000  # requests before other processes are worth their start
 # Of requests that have ended; beyond, they are written to a file.
 _ROWS_IN_MEMORY, _CHUNKS_IN_MEMORY = 50_000, 1 << 21
-# Whole replies are read together: at most this number of them, sooner where their bodies have this many bytes.
-_REPLIES, _REPLY_BYTES = 256, 2 * 1024 * 1024
 # Of a reply that goes on, what is looked at for its first token.
 _BEGINNING_BYTES = 16 * 1024
 # In a request's body: an image or a video that the server fetches, which may be any number of tokens.
@@ -74,7 +74,8 @@ class RequestFold:
 
     `protocol` is a name in PROTOCOLS; another raises KeyError. Parts may come in any order, but behind the plan of
     their requests. A request is read from its parts from seq 0 up to the first that is missing. Only what is in flight
-    is held as bytes. With `follow`, requests are stored only after `ended` has returned them.
+    is held as bytes. With `follow`, requests are stored only after `ended` has returned them. Of a run of many requests
+    replies are read by `processes`; then no part may come after `table`.
 
     - planned, but without a part: not in the table, it was never dispatched
     - without its last part: status in_flight, and whatever its bytes tell
@@ -82,15 +83,23 @@ class RequestFold:
     """
 
     def __init__(
-        self, *, run_id: str, protocol: str = "chat", follow: bool = False, rows_in_memory: int = _ROWS_IN_MEMORY
+        self,
+        *,
+        run_id: str,
+        protocol: str = "chat",
+        follow: bool = False,
+        processes: int = 1,
+        rows_in_memory: int = _ROWS_IN_MEMORY,
     ) -> None:
         self._run_id, self._follow, self._rows_in_memory = run_id, follow, rows_in_memory
         self._protocol = PROTOCOLS[protocol]
+        self._reader = RequestReader(protocol, run_id)
+        self._others: ReaderProcesses | None = None
+        self._start_others = partial(ReaderProcesses, processes, protocol, run_id) if processes > 1 else None
+        self._ended = 0
         self._plans = Plans()
         self._parts: dict[int, list[RequestPart]] = {}
         self._lengths: dict[int, int] = {}
-        self._rows: list[RequestRow] = []
-        self._waiting_bytes = 0  # of their replies that are still to be read
         self._tables: list[RequestLog] = []
         self._returned = 0  # of these tables
         self._stored = StoredRequests(run_id)
@@ -121,10 +130,16 @@ class RequestFold:
         """Return whether the plan of a request is known."""
         return index in self._plans
 
-    def add(self, part: RequestPart) -> None:
+    @property
+    def refused(self) -> list[tuple[str, Exception]]:
+        """Return the requests that no worker has written and other processes noticed: their origins, and why."""
+        return self._others.refused if self._others else []
+
+    def add(self, part: RequestPart, origin: str = "") -> None:
         """Add a part of a request. Once all its parts are there, the request is read.
 
-        Raises ValueError for a part that no worker has written, as `reply.unpack` does.
+        Raises ValueError for a part that no worker has written, as `reply.unpack` does. Where other processes read,
+        that stands in `refused`, with the origin of the last part.
         """
         _require_bounds(_part_numbers(part), f"a part of request {part.index}")
         parts = self._parts.setdefault(part.index, [])
@@ -138,17 +153,21 @@ class RequestFold:
             self._unread.pop(part.index, None)
             if (stream := self._streams.pop(part.index, None)) is not None:
                 self.streamed[stream.phase] -= stream.tokens
-            if (row := row_of(parts, *self._plans.of(part.index), self._protocol, may_wait=True)) is not None:
-                self._rows.append(row)
-                self._waiting_bytes += row.received_bytes if row.whole is not None else 0
-                if len(self._rows) % _REPLIES == 0 or self._waiting_bytes > _REPLY_BYTES:
-                    self._read_together()
-            if len(self._rows) >= min(_TABLE_ROWS, self._rows_in_memory):
-                self._lay_out()
-                if not self._follow:
-                    self._store()
+            self._read(EndedRequest(parts, *self._plans.of(part.index)), origin)
         elif part.reads_ns:
             self._unread[part.index] = None
+
+    def _read(self, ended: EndedRequest, origin: str) -> None:
+        self._ended += 1
+        if self._ended == READ_ALONE and self._start_others is not None:
+            self._others = self._start_others()
+        if self._others is not None:
+            self._others.add(ended, origin)
+        else:
+            self._reader.add(ended)
+        if not self._follow and self._ended % min(_TABLE_ROWS, self._rows_in_memory) == 0:
+            self._take_tables()
+            self._store()
 
     def first_tokens(self) -> list[InFlightRequest]:
         """Return the requests in flight with a first token since the last call. Brings `streamed` up to date.
@@ -193,14 +212,14 @@ class RequestFold:
 
     def ended(self) -> RequestLog:
         """Return the requests that ended since the last call, in that order. Only with `follow`."""
-        self._lay_out()
+        self._take_tables()
         tables, self._returned = self._tables[self._returned :], len(self._tables)
         self._store()
         return concat([columns([], self._run_id), *tables])
 
     def table(self) -> RequestLog:
         """Return all requests so far, by ascending index, those in flight as they are now."""
-        self._lay_out()
+        self._take_tables(last=True)
         in_flight = []
         for index, parts in self._parts.items():
             # What no worker has written is noticed in a request that ended when it is read, and counted there.
@@ -212,20 +231,10 @@ class RequestFold:
             return self._stored.table(whole)
         return take(whole, np.argsort(whole.index, kind="stable"))
 
-    def _read_together(self) -> None:
-        """Read the replies that wait to be read with others."""
-        waiting = [(row, row.whole) for row in self._rows if row.whole is not None]
-        if waiting:
-            replies = read_whole(self._protocol.form, [whole for _, whole in waiting])
-            for (row, _), reply in zip(waiting, replies, strict=True):
-                row.reply, row.whole = reply, None
-        self._waiting_bytes = 0
-
-    def _lay_out(self) -> None:
-        self._read_together()
-        if self._rows:
-            self._tables.append(columns(self._rows, self._run_id))
-            self._rows = []
+    def _take_tables(self, *, last: bool = False) -> None:
+        self._tables += self._reader.tables()
+        if self._others is not None:
+            self._tables += self._others.tables(last=last)
 
     def _store(self) -> None:
         """Write many requests to a file. On a full disk they stay in memory."""

@@ -7,6 +7,7 @@ import tempfile
 from array import array
 from collections.abc import Sequence
 from dataclasses import fields
+from multiprocessing import active_children
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ import pytest
 from loadgen.records import PlannedRequest, RequestPart
 from loadgen.requests import metrics
 from loadgen.requests.metrics import RequestMetrics, request_metrics, with_possible_times
+from loadgen.requests.table import fold as fold_module
+from loadgen.requests.table import readers
 from loadgen.requests.table.fold import RequestFold
 from loadgen.requests.table.log import RequestLog
 from loadgen.transports.packing import pack
@@ -74,9 +77,9 @@ def record(wire: type[Wire], seed: int) -> tuple[list[PlannedRequest], list[Requ
     return plan, parts
 
 
-def fold_of(wire: type[Wire], seed: int, rows_in_memory: int, *, follow: bool = False) -> RequestFold:
+def fold_of(wire: type[Wire], seed: int, rows_in_memory: int) -> RequestFold:
     plan, parts = record(wire, seed)
-    fold = RequestFold(run_id="r", follow=follow, rows_in_memory=rows_in_memory)
+    fold = RequestFold(run_id="r", rows_in_memory=rows_in_memory)
     for planned in plan:
         fold.plan(planned)
     for part in parts:
@@ -146,3 +149,26 @@ def test_where_no_file_can_be_written_requests_stay_in_memory(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     fold = fold_of(wire, 2, 3)
     assert_same(fold_of(wire, 2, IN_MEMORY).table(), fold.table())
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_other_processes_read_what_one_alone_reads(
+    wire: type[Wire], monkeypatch: pytest.MonkeyPatch, *, is_killed: bool
+):
+    """Also when they are killed. A request that no worker has written is refused, with the name of its log."""
+    monkeypatch.setattr(fold_module, "READ_ALONE", 10)
+    monkeypatch.setattr(readers, "TASK_REQUESTS", 4)
+    plan, parts = record(wire, 5)
+    fold, killed = RequestFold(run_id="r", processes=2, rows_in_memory=20), list[None]()
+    for planned in plan:
+        fold.plan(planned)
+    for part in parts:
+        fold.add(part)
+        if is_killed and len(processes := active_children()) == 2:
+            killed += [process.kill() for process in processes]
+    bad = RequestPart(index=REQUESTS, last=True, body=b"not packed", reads_ns=b"12345678", read_ends=b"12345678")
+    fold.add(bad, "requests-3.log")
+    assert_same(fold_of(wire, 5, IN_MEMORY).table(), fold.table())
+    assert [("requests-3.log", ValueError)] == [(origin, type(error)) for origin, error in fold.refused]
+    assert [] == active_children()
+    assert is_killed == bool(killed)
