@@ -17,6 +17,7 @@ WRITING = "prometheus_writing"  # a server is being sent the series up to then, 
 WRITTEN = "prometheus_written"  # up to when a server has the series of the run, sent while it went
 SCRAPER_DIED, SCRAPER_RESTARTED = "scraper_died", "scraper_restarted"
 RECEIVER_DIED, RECEIVER_RESTARTED = "receiver_died", "receiver_restarted"
+WORKER_LOST = "worker_lost"  # its share of a phase is sent by no other
 PLANNED, PHASE_START, PHASE_END, SCRAPED, NOTE = "planned", "phase_start", "phase_end", "scraped", "note"
 
 

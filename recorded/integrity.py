@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UnsetType
 
+from loadgen.driver import is_share
+from loadgen.records import read_plan
+from loadgen.requests.table.log import RequestLog
+from recorded.directory import RAW
+from recorded.events import PHASE_START, WORKER_LOST, Event
 from rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
 from rundir.framing import Extent, LogEnd
 from rundir.printable.numbers import count_of
 
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"  # events
 SENT = "requests that load workers sent"
+SENT_AT_LEAST = "requests that load workers sent, without those of lost ones"
 Events = Sequence[tuple[str, Mapping[str, Any]]]  # names and data
 State = Literal["whole", "unverified", "torn", "damaged"]
 _WORST_LAST = ("whole", "unverified", "torn", "damaged")
@@ -51,6 +59,23 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     read: Annotated[Count, doc("How many the logs hold.", NO_UNIT)]
 
 
+class LostShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a load worker that was lost with its node: requests of the phase that no other has sent."""
+
+    worker: Annotated[int, doc("Its number.", NO_UNIT)]
+    reason: Annotated[Reason, doc("How it was lost.")]
+    phase: Annotated[str, doc("The phase of the load.")]
+    noticed_s: Annotated[float, doc("When that was noticed, from the start of the phase.", "s")]
+    last_s: Annotated[float | None, doc("Its last recorded stamp, from there; null: none.", "s")]
+    planned: Annotated[Count, doc("Its share, the sum of the next four.", "requests")]
+    recorded: Annotated[Count, doc("Recorded to their end.", "requests")]
+    in_part: Annotated[Count, doc("Recorded in part.", "requests")]
+    due: Annotated[Count, doc("Due before the loss was noticed, and not recorded.", "requests")]
+    unsent: Annotated[Count, doc("Never sent.", "requests")]
+    per_s_before: Annotated[float | None, doc("Rate of all submissions up to its last stamp.", "requests/s")]
+    per_s_after: Annotated[float | None, doc("Rate of all submissions after it.", "requests/s")]
+
+
 class Integrity(msgspec.Struct, frozen=True, kw_only=True):
     """Integrity of a run's logs, and thus completeness of the data behind its results."""
 
@@ -62,6 +87,9 @@ class Integrity(msgspec.Struct, frozen=True, kw_only=True):
         doc("Requests planned and not sent, because the run ended before.", "requests"),
     ] = UNSET
     disagreements: Annotated[list[Reason], doc("Counts of the run that its logs contradict.")]
+    lost_shares: Annotated[
+        list[LostShare] | UnsetType, doc("Shares of load workers that were lost; absent without any.")
+    ] = UNSET
 
 
 def together(integrities: Mapping[str, Integrity]) -> Integrity:
@@ -176,7 +204,8 @@ def agreements(events: Events, held: RecordCounts, *, sent: int, received: int |
         yield Agreement(what=f"planned requests in raw/{log}", stated=_planned(data), read=held.planned[log])
     ends = [*_of(events, PHASE_END)]
     if ends and all("started" in data for data in ends):  # older versions have not counted them
-        yield Agreement(what=SENT, stated=sum(int(data["started"]) for data in ends), read=sent)
+        what = SENT_AT_LEAST if any(_of(events, WORKER_LOST)) else SENT
+        yield Agreement(what=what, stated=sum(int(data["started"]) for data in ends), read=sent)
     if received is not None:
         yield Agreement(what="spans that were received", stated=received, read=held.spans)
     for data in _of(events, SCRAPED, "log", "scrapes"):
@@ -196,11 +225,11 @@ def disagreements(counts: Sequence[Agreement], unsent: int | UnsetType, *, sent:
     Also about more requests sent than planned, and about a complete run that planned requests and sent none.
     """
     for count in counts:
-        if count.stated != count.read:
+        if count.read < count.stated or (count.read > count.stated and count.what != SENT_AT_LEAST):
             yield f"of {count.stated:,} {count.what}, {count.read:,} are there"
     if unsent is not UNSET and unsent < 0:
         yield f"{count_of(-unsent, 'request')} more sent than planned"
-    if complete and unsent and not sent and all(count.what != SENT for count in counts):  # of an older version
+    if complete and unsent and not sent and not any(count.what.startswith(SENT) for count in counts):  # older versions
         yield "requests were planned, and none is there"
 
 
@@ -211,3 +240,36 @@ def _planned(data: Mapping[str, Any]) -> int:
 def _of(events: Events, name: str, *stated: str) -> Iterator[Mapping[str, Any]]:
     """Yield the data of the events with a name that have all these fields."""
     return (data for each, data in events if each == name and data.keys() >= {*stated})
+
+
+def lost_shares(path: Path, events: Sequence[Event], requests: RequestLog) -> Iterator[LostShare]:
+    """Yield the shares of lost load workers, from a run directory's plans and its requests."""
+    starts_ns = {str(event.data["phase"]): event.at_ns for event in events if event.name == PHASE_START}
+    for event in (each for each in events if each.name == WORKER_LOST):
+        phase, worker = str(event.data["phase"]), int(event.data["worker"])
+        start_ns = starts_ns[phase]
+        share = partial(is_share, workers=event.data["workers"], worker=worker, seats=event.data["seats"])
+        planned = [each for each in read_plan(path / RAW / f"plan-{phase}.log") if share(each)]
+        rows = (requests.phase == phase) & (requests.worker == worker)
+        sent = set(requests.index[rows].tolist())
+        recorded = int((requests.end_ns[rows] >= 0).sum())
+        last_ns = int(max(requests.end_ns[rows].max(), requests.dispatch_ns[rows].max())) if sent else -1
+        due = sum(0 <= each.offset_ns < event.at_ns - start_ns and each.index not in sent for each in planned)
+        whole = sum(1 + len(each.turns) for each in planned)
+        submitted_ns = requests.dispatch_ns[requests.phase == phase]
+        ended_ns, lost_ns = int(submitted_ns.max(initial=0)), max(last_ns, start_ns)
+        before = int((submitted_ns <= lost_ns).sum())
+        yield LostShare(
+            worker=worker,
+            reason=str(event.data["reason"]),
+            phase=phase,
+            noticed_s=(event.at_ns - start_ns) / 1e9,
+            last_s=(last_ns - start_ns) / 1e9 if sent else None,
+            planned=whole,
+            recorded=recorded,
+            in_part=len(sent) - recorded,
+            due=due,
+            unsent=whole - len(sent) - due,
+            per_s_before=before / (lost_ns - start_ns) * 1e9 if lost_ns > start_ns else None,
+            per_s_after=(len(submitted_ns) - before) / (ended_ns - lost_ns) * 1e9 if ended_ns > lost_ns else None,
+        )

@@ -28,6 +28,7 @@ from recorded.integrity import (
     agreements,
     disagreements,
     integrity,
+    lost_shares,
     never_dispatched,
 )
 from recorded.run import Run
@@ -139,8 +140,11 @@ class RunLogs:
             timings=perf_metrics.timings(timings),
             **tables,
             offsets_ns=self.requests.offsets_ns,
-            integrity=self._integrity(
-                manifest, events, received=None if tables["receiver_deaths"] else tables["span_counts"]
+            integrity=msgspec.structs.replace(
+                self._integrity(
+                    manifest, events, received=None if tables["receiver_deaths"] else tables["span_counts"]
+                ),
+                lost_shares=list(lost_shares(self.path, events, requests)) or msgspec.UNSET,
             ),
         )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from codes import raises
-from processes import QUIET, Ended, engine, refused, sidelight
+from processes import QUIET, Ended, ended, engine, refused, sidelight, start, until
 from waiting import BOUND_S
 
 from correlator.opening import open_run
@@ -112,6 +115,54 @@ def due_ns(path: Path) -> dict[int, int]:
     (start_ns,) = (phase.start_ns for phase in run.phases if phase.name == "measure")
     measured = np.flatnonzero(run.requests.phase == "measure")
     return {int(run.requests.index[row]): int(run.requests.scheduled_ns[row]) - start_ns for row in measured.tolist()}
+
+
+@needs_ray
+@pytest.mark.parametrize("what", ["worker", "agent", "node"])
+def test_a_lost_share_of_a_load_is_counted(cluster: Any, tmp_path: Path, what: str):
+    """In four numbers that sum to it, in the first line; the others go on, and the run is not damaged for it."""
+    path = tmp_path / "run"
+    load = ("--rate", "40", "--requests", "400", "--warmup", "0", "--output-tokens", "4", "--nodes", "2")
+    with (
+        engine() as (url, _),
+        start("run", "--url", url, "--out", path, "--ray", cluster.address, *QUIET, *load) as process,
+    ):
+        until(lambda: all(is_sending(path, number) for number in range(2)), "a load", deadline_s=START_S)
+        for process_id in processes_of_a_node()[what]:
+            os.kill(process_id, signal.SIGKILL)
+        run = ended(process, path, bound_s=START_S)
+    assert (0, "complete") == (run.code, run.summary["status"]), run.err
+    integrity = run.summary["integrity"]
+    (lost,) = integrity["lost_shares"]
+    assert 200 == lost["planned"] == lost["recorded"] + lost["in_part"] + lost["due"] + lost["unsent"]
+    assert lost["recorded"] > 0 < lost["due"] + lost["unsent"]
+    assert integrity["state"] in {"torn", "unverified"}
+    table = open_run(path).requests
+    assert 200 == (table.worker != lost["worker"]).sum()
+    report = (path / "report.txt").read_text()
+    assert report.startswith("! A share of the load was not sent from ")
+    assert "not compliant" == run.summary["methodology"]["tests"]["ttft"]["verdict"]
+
+
+def is_sending(path: Path, worker: int) -> bool:
+    log = path / RAW / f"requests-{worker}.log"
+    return log.exists() and log.stat().st_size > 4096
+
+
+def processes_of_a_node() -> dict[str, tuple[int, ...]]:
+    """Return a load worker on a node, its agent, and both with the process of Ray that started that."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if b"loadgen.worker" in (process / "cmdline").read_bytes():
+                worker = int(process.name)
+                agent = parent(worker)
+                if b"ray::Agent" in Path(f"/proc/{agent}/cmdline").read_bytes():
+                    return {"worker": (worker,), "agent": (agent,), "node": (parent(agent), agent, worker)}
+    raise AssertionError("no agent has a load worker")
+
+
+def parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @needs_ray

@@ -12,6 +12,7 @@ from correlator.statistics.percentiles import percentile_intervals
 from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
 from exporter.summary.compliance import DRAFT, RunStatement
 from exporter.summary.result import Methodology
+from loadgen.host.clock_sync import NTP_LIMIT_MS
 from loadgen.requests.warmup import WarmupStatement
 from recorded.run import Run
 from rundir.stats import Statistics
@@ -48,7 +49,23 @@ def _statements(measured_run: MeasuredRun, ttft_ms: Statistics) -> dict[str, Run
     statements: dict[str, RunStatement] = import_module(JUDGE).statements_of(
         (measured_run.requests, measured_run.parts, run.endpoints, about), ttft_ms, closed_loop=closed_loop(run)
     )
-    return statements
+    return {test: _with_losses(run, test, statement) for test, statement in statements.items()}
+
+
+def _with_losses(run: Run, test: str, statement: RunStatement) -> RunStatement:
+    """Return a statement, not compliant after a lost share or with an unknown clock."""
+    reasons = ["a share of its load was not sent"] if run.integrity.lost_shares else []
+    reasons += [f"the clock of {name} is known to {error_ms:.1f} ms only" for name, error_ms in unknown_clocks(run)]
+    if not reasons:
+        return statement
+    sentence = f"As a {test} test, this run is not compliant: {reasons[0]}."
+    return msgspec.structs.replace(statement, verdict="not compliant", sentence=sentence)
+
+
+def unknown_clocks(run: Run) -> list[tuple[str, float]]:
+    """Return the nodes with a clock beyond the draft's limit, and its error in ms."""
+    errors_ms = [(node.clock.node, node.line.error_ns / 1e6) for node in run.nodes]
+    return [(name, error_ms) for name, error_ms in errors_ms if error_ms > NTP_LIMIT_MS]
 
 
 def _warm_up(run: Run) -> WarmupStatement | None:

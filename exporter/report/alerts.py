@@ -33,9 +33,23 @@ def alerts(summary: Summary) -> Iterator[str]:
 
 def severe_lines(summary: Summary) -> Iterator[str]:
     """Yield the alerts to read before any number: missing data, a server that stopped answering, overload."""
+    yield from loss_lines(summary.integrity)
     yield from damage_lines(summary.integrity)
     yield from failure_lines(summary)
     yield from overload(summary)
+
+
+def loss_lines(integrity: Integrity) -> Iterator[str]:
+    """Yield the shares of the load that were lost with their load worker."""
+    for lost in integrity.lost_shares or ():
+        since = "the start" if lost.last_s is None else f"{lost.last_s:.1f} s into the load"
+        rates = [f"{rate:,.1f}" for rate in (lost.per_s_before, lost.per_s_after) if rate is not None]
+        yield (
+            f"A share of the load was not sent from {since} on ({lost.reason}): of {count_of(lost.planned, 'request')} "
+            f"{lost.recorded:,} are recorded, {lost.in_part:,} in part, {lost.due:,} were due and are not recorded, "
+            f"{lost.unsent:,} were never sent; all workers sent {' requests/s up to then and '.join(rates)} after it. "
+            "Not compliant."
+        )
 
 
 def failure_lines(summary: Summary) -> Iterator[str]:

@@ -93,7 +93,7 @@ def data_of(run: Run, parts: Parts, check: SelfCheck | None = None) -> StepData:
         doubts=doubts(check, requests),
         error_ms={kind: bound.p99 or 0.0 for kind, bound in exceeded_errors(check) if bound.unusable},
         blame=sentence(tail_shares(parts, requests.submit_ns, NO_THRESHOLD))[0],
-        damage=damage_of(run.integrity),
+        damage=damage_of(run.integrity) or "; ".join(lost.reason for lost in run.integrity.lost_shares or ()),
         about=_about(run),
     )
 

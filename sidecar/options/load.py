@@ -244,6 +244,13 @@ class RunOptions(ContactOptions, SpanOptions, ExportOptions):
     node_label: Annotated[
         tuple[str, ...], repeatable(MACHINES, "Use only nodes with this label of Ray's, KEY=VALUE (repeatable).")
     ] = ()
+    on_loss: Annotated[
+        Literal["continue", "stop"],
+        option(
+            MACHINES,
+            "Where a node is lost: go on with the others, and report the share that was not sent; or end the run.",
+        ),
+    ] = "continue"
     arrival: Annotated[
         Literal["poisson", "uniform", "gamma", "burst", "replay"],
         option(ARRIVALS, "Arrival process of the requests. A burst is a second at twice the rate, then one of pause."),

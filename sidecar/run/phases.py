@@ -14,7 +14,7 @@ import signal
 import stat
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -28,7 +28,7 @@ from loadgen.records import trace_id
 from loadgen.requests.table.log import RequestLog
 from recorded.directory import RAW, SCRAPES
 from recorded.errors import Interrupted, WorkerDied
-from recorded.events import CLOCK_LEFT, Event, append_event
+from recorded.events import CLOCK_LEFT, WORKER_LOST, Event, append_event
 from recorded.integrity import SCRAPED
 from rundir.clock import AnchoredClock, step_ns, step_text
 from rundir.columns import take
@@ -57,7 +57,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Shared state of the phases of one session. `listening` is where it receives spans over gRPC, as HOST:PORT."""
+    """Shared state of the phases of one session. `listening` is where it receives spans over gRPC, as HOST:PORT. Load
+    workers that are lost are in `lost`, by number with the reason, where the session `may_lose` some.
+    """
 
     run_id: str
     path: Path
@@ -70,6 +72,8 @@ class Session:
     listening: str | None = None
     workers: tuple[Child, ...] = ()
     drain_s: float = 0.0
+    may_lose: bool = False
+    lost: dict[int, str] = field(default_factory=dict)
     page: LivePage | None = None
     plans: Path | None = None  # where plans with bodies are, of a run whose directory must not have these
 
@@ -114,7 +118,7 @@ async def run_phase(
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
     for worker, there in zip(session.workers, plans, strict=True):
         await worker.send(msgspec.structs.replace(command, plan=there, start_ns=start_ns, until_ns=until_ns))
-    started, overdue = await _drained(session)
+    started, overdue = await _drained(session, name, command)
     session.live.leave()
     machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
     record(session, "phase_end", phase=name, started=started, overdue=overdue, machine=machine)
@@ -133,11 +137,27 @@ async def _delivered(session: Session, plan: Path, order: LoadRun) -> list[str]:
     return await asyncio.gather(*each)
 
 
-async def _drained(session: Session) -> tuple[int, int]:
+async def _tally(session: Session, number: int, phase: str, order: LoadRun) -> Mapping[str, Any]:
+    """Return a worker's counts of the phase. A lost worker has none: its share goes to no other, and is recorded."""
+    try:
+        if number not in session.lost:
+            return await session.workers[number].expect("drained")
+    except WorkerDied as death:
+        if not session.may_lose or len(session.lost) + 1 == len(session.workers):
+            raise
+        session.lost[number] = str(death)
+        with suppress(OSError):  # a terminal that is gone
+            session.progress.warn(f"{death}; the load goes on without its share")
+    share = {"workers": shared_among(order, len(session.workers)), "seats": order.cap}
+    record(session, WORKER_LOST, worker=number, reason=session.lost[number], phase=phase, **share)
+    return {"started": 0, "overdue": 0}
+
+
+async def _drained(session: Session, phase: str, order: LoadRun) -> tuple[int, int]:
     """Wait until all workers are done, or until the user stops them. A worker is done when its requests are sent and
     recorded. Returns the number of requests that they have sent, and the number that they were too late for.
     """
-    drained = asyncio.gather(*(worker.expect("drained") for worker in session.workers))
+    drained = asyncio.gather(*(_tally(session, number, phase, order) for number in range(len(session.workers))))
     stopped = asyncio.ensure_future(session.stop.wait())
     try:
         await _first(drained, stopped)

@@ -132,6 +132,7 @@ async def _run(
             plans=None if plans is None else Path(plans),
             workers=tuple(workers),
             drain_s=options.drain_timeout,
+            may_lose=bool(remote) and options.on_loss == "continue",
             page=page,
         )
         if remote:

@@ -24,7 +24,7 @@ from sidecar.version import VERSION
 CONNECT_TIMEOUT_S = 5.0
 PLACED_TIMEOUT_S = 20.0
 AGENT_TIMEOUT_S = 60.0
-ASKED_AGAIN_S = 5.0  # an agent that does not answer, before it counts as lost
+ASKED_AGAIN_S = 2.0  # an agent that is not reached, before it counts as lost
 PAUSE_S = 0.2
 BLOCKS_UNDER_WAY = 4
 
@@ -162,7 +162,9 @@ def _link(ray: Any, agent: Any, node: str, lost: set[str]) -> Link:
 
     def failed(error: Exception) -> NodeLost:
         lost.add(node)
-        return NodeLost("process.ended", f"is lost with node {node}: {_one_line(error)}")
+        reasons = {"ActorDiedError": "its agent died", "ActorUnavailableError": "its agent is not reached"}
+        reason = reasons.get(type(error).__name__) or _one_line(error)
+        return NodeLost("process.ended", f"is lost with node {node}: {reason}")
 
     async def again(since_s: float, error: Exception) -> None:
         if asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S:

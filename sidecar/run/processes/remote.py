@@ -18,6 +18,7 @@ from rundir.framing import Framer
 from sidecar.run.processes.agent import BLOCK_BYTES
 from sidecar.run.processes.places import Share
 
+WATCH_EVERY_S = 0.5
 _LINE_BYTES = 4 * 1024 * 1024
 
 
@@ -80,7 +81,8 @@ class RemotePipes:
         self._lines = asyncio.StreamReader(limit=_LINE_BYTES)
         self._received = self._written = 0
         self._end = ""
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._bring_home())]
+        self._tasks = [asyncio.create_task(work) for work in (self._receive(), self._bring_home())]
+        self._tasks.append(asyncio.create_task(self._watch(*self._tasks)))
 
     async def readline(self) -> bytes:
         return await self._lines.readline()
@@ -100,12 +102,24 @@ class RemotePipes:
         while not all(task.done() for task in self._tasks):
             await asyncio.wait(self._tasks)
         for task in self._tasks:
-            task.result()
+            if not task.cancelled():
+                task.result()
         return self._end
 
     async def _ask(self, what: str) -> None:
         with suppress(NodeLost):
             await self._link.call(what, self._place.number)
+
+    async def _watch(self, *streams: asyncio.Task[None]) -> None:
+        """End the streams of a lost node: they would wait until Ray declares it dead."""
+        try:
+            while not streams[0].done():
+                await self._link.call("now_ns")
+                await asyncio.wait(streams[:1], timeout=WATCH_EVERY_S)
+        except NodeLost as lost:
+            self._end = str(lost)
+            for stream in streams:
+                stream.cancel()
 
     async def _receive(self) -> None:
         end = ""

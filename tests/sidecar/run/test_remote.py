@@ -145,7 +145,6 @@ async def test_a_node_that_is_lost_is_the_end_of_its_worker(agent: Agent, tmp_pa
             while not (tmp_path / "out.log").exists():  # noqa: ASYNC110  files have no event
                 await asyncio.sleep(0.01)
         cable.is_cut = True
-        await agent.kill(0)
         with pytest.raises(WorkerDied, match=r"^scribe is lost with node east: the cable is cut: it printed nothing"):
             await child.expect("more", timeout_s=BOUND_S)
     assert b"first" in (tmp_path / "out.log").read_bytes()
