@@ -24,7 +24,7 @@ Bools = NDArray[np.bool_]
 Texts = NDArray[np.object_]  # of str
 Indices = NDArray[np.intp]
 
-_STARTS, _LOAD = "starts", "_load"
+_STARTS, _LOAD, _HOLDS = "starts", "_load", "_holds"
 Load = Callable[[str], Any]  # from a column's name to its values
 
 Table = TypeVar("Table", bound="DataclassInstance")
@@ -50,7 +50,10 @@ class OnDemand:
         load = vars(self).get(_LOAD)
         if load is None or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no {name}")
-        return load(name)
+        column = load(name)
+        if vars(self).get(_HOLDS):
+            vars(self)[name] = column
+        return column
 
 
 def on_demand(table: type[Table], load: Load) -> Table:
@@ -62,14 +65,11 @@ def on_demand(table: type[Table], load: Load) -> Table:
 
 def held(table: Table) -> Table:
     """Return a table that loads each column once, as for a reader of single rows."""
-    columns: dict[str, Any] = {}
-
-    def load(name: str) -> Any:
-        if name not in columns:
-            columns[name] = getattr(table, name)
-        return columns[name]
-
-    return table if getattr(table, _LOAD, None) is None else on_demand(type(table), load)
+    if getattr(table, _LOAD, None) is None:
+        return table
+    holding = on_demand(type(table), lambda name: getattr(table, name))
+    vars(holding)[_HOLDS] = True
+    return holding
 
 
 def stretches(table: Table, values: int) -> Iterator[Table]:
@@ -92,9 +92,9 @@ def stretches(table: Table, values: int) -> Iterator[Table]:
 
 def with_columns(table: Table, columns: Mapping[str, Any]) -> Table:
     """Return a table with some columns replaced; the others of one `on_demand` are loaded as before."""
-    if (load := getattr(table, _LOAD, None)) is None:
+    if getattr(table, _LOAD, None) is None:
         return replace(table, **columns)
-    return on_demand(type(table), lambda name: columns[name] if name in columns else load(name))
+    return on_demand(type(table), lambda name: columns[name] if name in columns else getattr(table, name))
 
 
 def take(table: Table, rows: Indices | Ints | Bools) -> Table:

@@ -41,11 +41,13 @@ def by_time(
     Not of requests to a URL where at least half have times already: what reaches the engine by there keeps its trace
     or id, and a span of another trace is another client's.
     """
+    places = np.array([place for place in range(len(spans)) if place not in taken], dtype=np.int64)
+    if not len(places):
+        return
     ended = Counter(requests.endpoint_url[requests.status == "ok"].tolist())
     without = Counter(requests.endpoint_url[row] for row in rows if requests.status[row] == "ok")
     wanted = [row for row in rows if 2 * without[requests.endpoint_url[row]] > ended[requests.endpoint_url[row]]]
-    places = np.array([place for place in range(len(spans)) if place not in taken], dtype=np.int64)
-    if not wanted or not len(places):
+    if not wanted:
         return
     matches = spans_by_time(take(requests, np.array(wanted)), spans, places)
     for row, place, reason in zip(wanted, matches.row.tolist(), matches.reason.tolist(), strict=True):

@@ -28,7 +28,8 @@ def by_trace(
     requests: RequestLog, spans: EngineSpans, taken: set[int], rows: Sequence[int], why: Sequence[list[str]]
 ) -> Iterator[tuple[int, ExactTimes]]:
     """Give the times of requests by the spans in their traces; `taken` are the spans that joined some request."""
-    places = _places(spans.trace_id, taken)
+    if not (places := _places(spans.trace_id, taken)):
+        return
     bearers = Counter(requests.trace_id)
     owners = Owners(requests)
     for row in rows:
