@@ -47,17 +47,22 @@ class Steps:
         self._study, self._outside = study, outside
         self._held: dict[str, StepData] = {}
 
+    def hold(self, run: str, data: StepData) -> None:
+        """Add the tables of a step that were not read from its directory."""
+        while sum(int(held.requests.chunk_start[-1]) for held in self._held.values()) > _MOST_HELD:
+            del self._held[next(iter(self._held))]
+        self._held[run] = data
+
     def read(self, finished: Finished) -> StepData:
         """Return the tables of a step."""
         if finished.run not in self._held:
-            while sum(int(held.requests.chunk_start[-1]) for held in self._held.values()) > _MOST_HELD:
-                del self._held[next(iter(self._held))]
-            path = step_directory(self._study, finished.run, outside=self._outside)
-            self._held[finished.run] = data = step_data(path)
-            self.facts.setdefault(finished.run, step_facts(data))
+            self.hold(finished.run, step_data(step_directory(self._study, finished.run, outside=self._outside)))
+        data = self._held[finished.run]
+        if finished.run not in self.facts:
+            self.facts[finished.run] = step_facts(data)
             if data.damage and not finished.outcome.void:
                 self.damage[finished.run] = data.damage
-        return self._held[finished.run]
+        return data
 
     def facts_of(self, finished: Sequence[Finished]) -> Mapping[str, StepFacts]:
         """Return the facts of all of these steps."""

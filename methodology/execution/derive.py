@@ -50,16 +50,17 @@ class DerivedStudy:
     unwritten: CannotWrite | None = None
 
 
-def derive_study(path: Path, *, outside: bool = False) -> DerivedStudy:
+def derive_study(path: Path, *, outside: bool = False, steps: Steps | None = None) -> DerivedStudy:
     """Write the derived files of a study into its directory, and return their contents. Files that cannot be written do
     not stop it: the error is returned.
 
-    The steps of a comparison of recorded runs lie elsewhere, and are read only where that is meant. Raises
+    The steps of a comparison of recorded runs lie elsewhere, and are read only where that is meant. `steps` are those
+    that were measured just now. Raises
     ConfigurationError where there is no study, or one that holds what no study writes.
     """
     study = open_study(path)
     asked = study.record.asked
-    procedure, steps = procedure_named(asked.test), Steps(path, outside=outside)
+    procedure, steps = procedure_named(asked.test), steps or Steps(path, outside=outside)
     with evaluating(path, STUDY, LOG):
         findings = procedure.findings(asked, study.finished, steps.read)
         facts = steps.facts_of(study.finished)

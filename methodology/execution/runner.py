@@ -17,7 +17,7 @@ import msgspec
 
 from methodology.execution import between, record
 from methodology.execution.asking import Variant, with_values
-from methodology.execution.data import data_of, step_data
+from methodology.execution.data import Steps, data_of, step_data
 from methodology.execution.plan import MOST_STEPS
 from methodology.execution.record import Status, StepStarted, Stopped, Study, append
 from methodology.study.model import Done, Finished, Outcome, Procedure, Step, StepData
@@ -89,13 +89,15 @@ class Conduct:
     ready_s: float = between.READY_S  # for which an engine that does not answer is waited for
 
 
-def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]:
-    """Run the remaining steps of a study; return its end and error. The error is None unless one ended it.
+def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None, Steps]:
+    """Run the remaining steps of a study; return its end, its error, and these steps.
+
+    The error is None unless one ended it.
 
     A first signal is an end like others; a second one is not waited for, and raises KeyboardInterrupt.
     """
     error: SidelightError | None = None
-    finished = list(study.finished)
+    finished, steps = list(study.finished), Steps(study.path)
     status: Status
     try:
         _settle(study, how.procedure)
@@ -103,7 +105,7 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
         with session.nodes_of(next(iter(how.options.values())), how.progress) as nodes:
             if nodes is not None:
                 how = replace(how, measure=partial(measure, nodes=nodes))
-            status, reason = _to_the_end(study, how, finished)
+            status, reason = _to_the_end(study, how, finished, steps)
     except SidelightError as stopping:
         error, status, reason = stopping, "partial", str(stopping)
         if isinstance(stopping, Interrupted):
@@ -113,10 +115,10 @@ def conduct(study: Study, how: Conduct) -> tuple[Stopped, SidelightError | None]
     stopped = Stopped(at_ns=_now_ns(), status=status, reason=reason)
     with suppress(CannotWrite):  # a full disk is what stopped it
         append(study.path, stopped)
-    return stopped, error
+    return stopped, error, steps
 
 
-def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[Status, str]:
+def _to_the_end(study: Study, how: Conduct, finished: list[Finished], steps: Steps) -> tuple[Status, str]:
     warmed: dict[str, StepStarted] = {}  # by configuration, the step that warmed its engine up
     for each in finished:
         _note_warm(warmed, each, study.begun[each.number])
@@ -134,7 +136,7 @@ def _to_the_end(study: Study, how: Conduct, finished: list[Finished]) -> tuple[S
                 between.set_up(name, variant, study.path / f"before-{number:04d}-{name}.log")
                 warmed.pop(name, None)
         last = decided.variant
-        begun, came = _step(study, how, decided, finished, warmed.get(decided.variant))
+        begun, came = _step(study, how, decided, finished, warmed.get(decided.variant), steps)
         append(study.path, record.Judged(at_ns=_now_ns(), number=number, outcome=came))
         finished.append(Finished(number=number, run=begun.run, step=decided, outcome=came))
         _note_warm(warmed, finished[-1], begun)
@@ -153,7 +155,7 @@ def _note_warm(warmed: dict[str, StepStarted], each: Finished, begun: StepStarte
 
 
 def _step(
-    study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: StepStarted | None
+    study: Study, how: Conduct, step: Step, finished: Sequence[Finished], warmed: StepStarted | None, steps: Steps
 ) -> tuple[StepStarted, Outcome]:
     """Run one step, and return its outcome. The engine was warmed up by `warmed`, unless it has started since.
 
@@ -183,6 +185,7 @@ def _step(
     options = replace(options, requests=prepared, sut=declared)
     append(study.path, begun)
     data = how.measure(options, how.command, how.progress)
+    steps.hold(begun.run, data)
     append(study.path, record.StepEnded(at_ns=_now_ns(), number=number, status=data.status))
     if data.status == "interrupted":
         raise Interrupted("interrupted.user", "interrupted")

@@ -205,8 +205,8 @@ def _conducted(study: Study, options: StudyOptions, command: list[str], progress
         progress=progress,
         shown=shown,
     )
-    _, error = conduct(study, how)
-    derived = derive_study(study.path)
+    _, error, steps = conduct(study, how)
+    derived = derive_study(study.path, steps=steps)
     code = code_of(derived, options, error)
     return StudyEnd(code=code, derived=derived, path=study.path, error=error)
 

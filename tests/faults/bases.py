@@ -71,7 +71,7 @@ def study(into: Path, url: str, runs: list[Path], *, test: str) -> Path:
         command=[],
         progress=Progress("quiet"),
     )
-    _, error = runner.conduct(begun, how)
+    _, error, _ = runner.conduct(begun, how)
     if error is not None:
         raise error
     return begun.path
