@@ -5,7 +5,7 @@ dashboards rely on them (docs/reference/run-directory.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from exporter.summary.correlation import Correlation
 from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table.log import RequestLog
+from recorded.clocks import NodeTime, clock_errors_ns
 from scraper.window.quantities import GatewayPage, quantities_of
 from scraper.window.summary import Endpoint, Server
 
@@ -62,10 +63,11 @@ SLICE_COLUMNS: dict[str, pa.DataType] = {
 _BATCH = 10_000
 
 
-def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
+def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()) -> pa.Table:
     """Return one row a request of a log and its parts: stamps in int64 ns, durations in float64 ms, null where missing.
 
-    Columns from `network_ms` on are those of `correlator.breakdown.Parts`, which has them in seconds.
+    Columns from `network_ms` on are those of `correlator.breakdown.Parts`, which has them in seconds. With `nodes`, the
+    last is the bound on their clocks' errors.
     """
     metrics = request_metrics(log)
     columns: dict[str, pa.Array[Any]] = {
@@ -116,7 +118,8 @@ def requests_table(log: RequestLog, parts: Parts) -> pa.Table:
         "engine_arrival_ns": _whole(parts.arrival_ns),
         "engine_first_token_ns": _whole(parts.engine_first_token_ns),
     }
-    return pa.table(columns)
+    bound = {"clock_error_ms": _real(clock_errors_ns(log, nodes) / 1e6)} if nodes else {}
+    return pa.table({**columns, **bound})
 
 
 def timeslices_table(summary: Summary) -> pa.Table:

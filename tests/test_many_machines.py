@@ -29,7 +29,7 @@ from sidecar.options.load import RunOptions
 PACKAGES = ("correlator", "exporter", "loadgen", "methodology", "recorded", "rundir", "scraper", "sidecar", "simulator")
 REPOSITORY = Path(__file__).parents[1]
 START_S = 4 * BOUND_S  # of a cluster, on a busy machine
-LOAD = ("--rate", "25", "--duration", "2s", "--warmup", "3", "--output-tokens", "4")
+LOAD = ("--rate", "25", "--requests", "50", "--warmup", "3", "--output-tokens", "4")
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
@@ -103,6 +103,7 @@ def test_a_load_from_two_nodes_is_that_of_one_machine(cluster: Any, tmp_path: Pa
     table = open_run(there.path).requests
     assert set(range(2 * workers)) == set(table.worker.tolist())
     assert "complete" == there.summary["status"]
+    assert all(0 < row["clock_error_ms"] < BOUND_S * 1e3 for row in there.requests())
     assert [] == there.summary["integrity"]["disagreements"]
     code = "import sys; sys.modules['ray'] = None; from sidecar.__main__ import main; main()"
     again = subprocess.run([sys.executable, "-c", code, "report", there.path], capture_output=True, check=False)

@@ -9,13 +9,14 @@ tunnel or a gateway can lead from there to another machine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from correlator.exact.table import SLACK_S, Joined
 from loadgen.requests.table.log import RequestLog
+from recorded.clocks import NodeTime, clock_errors_ns
 from rundir.columns import Bools, Floats, Ints
 
 NO_PAIRS = "no request was joined with stamps of the engine's clock"
@@ -55,12 +56,16 @@ class ClockOffsets:
     error_ns: Floats
 
 
-def clock_offsets(requests: RequestLog, joined: Joined, own_urls: Collection[str] = ()) -> ClockOffsets:
+def clock_offsets(
+    requests: RequestLog, joined: Joined, own_urls: Collection[str] = (), nodes: Sequence[NodeTime] = ()
+) -> ClockOffsets:
     """Return each engine's offset by the requests joined with its stamps; one with few of them has its own wider error.
 
     Engines behind one URL that do not tell themselves apart are taken for one, whose stamps then contradict each other.
-    `own_urls` are those of the URLs that are at an address of this machine.
+    `own_urls` are those of the URLs that are at an address of this machine. The errors of the clocks of `nodes`, which
+    stamped their requests, are added.
     """
+    client_error_ns = clock_errors_ns(requests, nodes)
     engines: dict[tuple[str, str], list[int]] = {}
     for row in np.flatnonzero(joined.arrival_ns >= 0).tolist():
         engines.setdefault((joined.clock[row], requests.endpoint_url[row]), []).append(row)
@@ -69,9 +74,10 @@ def clock_offsets(requests: RequestLog, joined: Joined, own_urls: Collection[str
     offset_ns, error_ns = np.full((2, len(joined)), np.nan)
     for (clock, url), rows in engines.items():
         offset = _offset(least[rows], most[rows], may_be_ours=url in own_urls)
-        by_engine[f"{clock} at {url}" if clock else url] = offset
         if offset.offset_ns is not None and offset.error_ns is not None:
-            offset_ns[rows], error_ns[rows] = offset.offset_ns, offset.error_ns
+            offset_ns[rows], error_ns[rows] = offset.offset_ns, offset.error_ns + client_error_ns[rows]
+            offset = replace(offset, error_ns=int(error_ns[rows].max()))
+        by_engine[f"{clock} at {url}" if clock else url] = offset
     nothing = ClockOffset(offset_ns=None, error_ns=None, pairs=0, reason=NO_PAIRS)
     return ClockOffsets(by_engine=by_engine or {"": nothing}, offset_ns=offset_ns, error_ns=error_ns)
 

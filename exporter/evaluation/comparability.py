@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from correlator.opening import WatchRun
 from exporter.summary.correlation import Correlation
+from loadgen.host.clock_sync import NTP_LIMIT_MS
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
@@ -104,3 +105,18 @@ def probes(run: Run, client: ClientSummary, server: Server, correlation: Correla
                 f"the engine queued {count_of(queued, 'request')} and ended {ended:,.0f}: "
                 f"the others may be health probes, and then {biased}"
             )
+
+
+def unknown_clocks(run: Run) -> list[tuple[str, float]]:
+    """Return the nodes with a clock beyond the draft's limit, and its error in ms."""
+    errors_ms = [(node.clock.node, node.line.error_ns / 1e6) for node in run.nodes]
+    return [(name, error_ms) for name, error_ms in errors_ms if error_ms > NTP_LIMIT_MS]
+
+
+def clock_lines(run: Run) -> Iterator[str]:
+    """Yield a warning for each node with a clock beyond the draft's limit."""
+    for name, error_ms in unknown_clocks(run):
+        yield (
+            f"the clock of node {name} is known to {error_ms:.1f} ms only: times across machines are off by as much, "
+            "and the run complies with no test"
+        )

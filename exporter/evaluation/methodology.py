@@ -9,10 +9,10 @@ import msgspec
 from correlator.load.stability import Stability
 from correlator.opening import WatchRun
 from correlator.statistics.percentiles import percentile_intervals
+from exporter.evaluation.comparability import unknown_clocks
 from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
 from exporter.summary.compliance import DRAFT, RunStatement
 from exporter.summary.result import Methodology
-from loadgen.host.clock_sync import NTP_LIMIT_MS
 from loadgen.requests.warmup import WarmupStatement
 from recorded.run import Run
 from rundir.stats import Statistics
@@ -60,12 +60,6 @@ def _with_losses(run: Run, test: str, statement: RunStatement) -> RunStatement:
         return statement
     sentence = f"As a {test} test, this run is not compliant: {reasons[0]}."
     return msgspec.structs.replace(statement, verdict="not compliant", sentence=sentence)
-
-
-def unknown_clocks(run: Run) -> list[tuple[str, float]]:
-    """Return the nodes with a clock beyond the draft's limit, and its error in ms."""
-    errors_ms = [(node.clock.node, node.line.error_ns / 1e6) for node in run.nodes]
-    return [(name, error_ms) for name, error_ms in errors_ms if error_ms > NTP_LIMIT_MS]
 
 
 def _warm_up(run: Run) -> WarmupStatement | None:

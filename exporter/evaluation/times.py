@@ -57,7 +57,7 @@ def correlated(run: Run) -> Correlated:
     attribution = attribute(requests, run.endpoints, observed)
     round_trips = _round_trips(run)
     own_urls = [url for url, trip in round_trips.items() if trip.own_address is True]
-    clocks = clock_offsets(requests, joined, own_urls)
+    clocks = clock_offsets(requests, joined, own_urls, run.nodes)
     parts = break_down(
         requests,
         joined,

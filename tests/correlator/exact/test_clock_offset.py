@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from recordings import log_of
 from correlator.exact.clock_offset import NO_AGREEMENT, NO_BOUNDS, NO_PAIRS, ClockOffset, clock_offsets, first_token_ns
 from correlator.exact.table import Joined, unjoined
 from loadgen.requests.table.log import RequestLog
+from recorded.clocks import ClockLine, NodeClock, NodeTime
 
 Ints = npt.NDArray[np.int64]
 MS = 10**6
@@ -53,6 +55,17 @@ def test_the_tightest_bounds_of_all_requests_count(ahead_ms: float):
     offset = only(seen((0, 60, 100), (10, 63, 120)), traced((1, 50, 90), (15, 60, 110), ahead_ms=ahead_ms))
 
     assert ClockOffset(offset_ns=round((1 - ahead_ms) * MS), error_ns=2 * MS, pairs=2) == offset
+
+
+def test_the_error_of_a_nodes_clock_is_added():
+    """To the requests that its workers stamped, and to the whole offset; the offset itself stays."""
+    requests, joined = seen((0, 60, 100), (10, 63, 120)), traced((1, 50, 90), (15, 60, 110))
+    requests = replace(requests, worker=np.array([0, 1]))
+    line = ClockLine(at_ns=(0, 1), offset_ns=(0, 0), error_ns=3 * MS)
+    node = NodeTime(clock=NodeClock("east", (1,), 0), line=line)
+    offsets = clock_offsets(requests, joined, nodes=[node])
+    assert [2 * MS, 5 * MS] == offsets.error_ns.tolist()
+    assert [ClockOffset(offset_ns=MS, error_ns=5 * MS, pairs=2)] == [*offsets.by_engine.values()]
 
 
 @pytest.mark.parametrize(
