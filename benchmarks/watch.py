@@ -168,7 +168,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         traffic = Traffic(rng=random.Random(1), engine_spans=not options.no_engine_spans)
         uses = await _drive(traffic, options, watch.pid, f"grpc://{target}")
         await _until_counted(url, traffic.requests)
-        counts = _page(url)
+        counts = page_of(url)
         kept = sum(one.stat().st_size for one in os.scandir(f"{scratch}/watch/raw"))
         watch.send_signal(signal.SIGTERM)
         summary = (await _line(watch.stdout)).decode().strip()
@@ -236,7 +236,7 @@ def _report(
     }
 
 
-def _page(url: str) -> dict[str, float]:
+def page_of(url: str) -> dict[str, float]:
     with urllib.request.urlopen(url, timeout=20) as response:  # noqa: S310  our own page
         lines = response.read().decode().splitlines()
     return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
@@ -244,7 +244,7 @@ def _page(url: str) -> dict[str, float]:
 
 async def _until_counted(url: str, requests: int) -> None:
     for _ in range(120):
-        counts = await asyncio.to_thread(_page, url)
+        counts = await asyncio.to_thread(page_of, url)
         done = sum(value for key, value in counts.items() if key.startswith("sidelight_requests_total"))
         if done >= requests:
             return
