@@ -86,7 +86,7 @@ def _watched(summary: Summary, watch: WatchedTraffic) -> Heading:
     if unseen := watch.missing.get(NO_CLIENT):
         stated = by_engines(watch.engine_only_ms)
         counts += f"; {count_of(unseen, 'engine request')} without a client's span{f' ({stated})' if stated else ''}"
-    shards = f", in {count_of(len(watch.shards), 'shard')}" if watch.shards else ""
+    shards = f", {'shards' if watch.shards else 'shard'} {config['shard']}" if config.get("shard") else ""
     lines = [f"traffic at {where}{server}{shards}", covered, counts]
     if watch.shortened and (since := watch.since_start):
         lines.append(

@@ -14,11 +14,13 @@ def shards_section(watch: WatchedTraffic) -> Iterator[Block]:
     """Yield a row for each shard, and their sum; nothing of a single watch."""
     if not watch.shards:
         return
-    titles = "pages", "spans", "restarts", "broken down", "not", "no engine's span", "no client's span"
+    titles = "pages", "spans", "restarts", "broken down", "not", "no engine span", "no client span"
     columns = [*numbers(*titles, show=cell), words("from, UTC"), words("to")]
+    days = {at[:10] for shard in watch.shards for at in (shard.begun, shard.ended) if at}
+    begin = len("2026-01-01T" if len(days) == 1 else "2026-")
     known = [(len(shard.pages), shard.spans) for shard in watch.shards]
     rows = [
-        (shard.shard, *facts, *_counts(shard.since_start), *_times(shard))
+        (shard.shard, *facts, *_counts(shard.since_start), *_times(shard, begin))
         for shard, facts in zip(watch.shards, known, strict=True)
     ]
     whole = "all", *map(sum, zip(*known, strict=True)), *_counts(watch.since_start)
@@ -33,6 +35,7 @@ def _counts(since: SinceStart | None) -> tuple[Cell, ...]:
     return since.receiver_restarts, since.by_trace, since.without_breakdown, *missing
 
 
-def _times(shard: ShardCounts) -> tuple[str, str]:
-    begun, ended = (at[5:16].replace("T", " ") for at in (shard.begun, shard.ended or ""))
+def _times(shard: ShardCounts, begin: int) -> tuple[str, str]:
+    """Return the start and end times of a shard, cut before `begin`."""
+    begun, ended = (at[begin:19].replace("T", " ") for at in (shard.begun, shard.ended or ""))
     return begun, ended or "not ended"

@@ -120,7 +120,7 @@ def test_the_shards_and_their_sum_stand_in_every_format(tmp_path: Path):
         text = (out / name).read_text()
         assert "Requests of each shard" in text, name
         assert "hard 1/2: the receiver runs again" in text.replace("\\", ""), name
-    assert "in 2 shards" in (out / "report.txt").read_text()
+    assert "shards 0/2 to 1/2" in (out / "report.txt").read_text()
     assert not list(Draft202012Validator(schema()).iter_errors(json.loads((out / "summary.json").read_text())))
 
 
