@@ -57,12 +57,12 @@ class TraceCount:
                 ends.popleft()
         for request in requests:
             self._take(request, now_ns)
-        halves = Counter(map(_lack, requests))
+        halves = Counter(map(_lack, requests)) if self._is_shard else Counter[str]()
         self._looks.append((now_ns, self.whole - whole, self.broken - broken, halves))
         self._halves += halves
         while len(self._looks) > 1 and self._looks[1][0] <= before_ns:
             self._halves -= self._looks.popleft()[-1]
-        if not (self.misrouted or is_last) and (text := self.breaking(now_ns).get(ELSEWHERE)):
+        if not (self.misrouted or is_last) and (text := self._misrouting(now_ns)):
             self.misrouted = f"in the minute to {iso_ms(now_ns)[11:19]} UTC {text}"
 
     def breaking(self, now_ns: int) -> Mapping[Break, str]:
@@ -72,11 +72,16 @@ class TraceCount:
         """
         if not self._looks or self._looks[0][0] > now_ns - BREAKING_NS:
             return {}
-        if self._is_shard and (text := explain_routing(self._halves)):
+        if text := self._misrouting(now_ns):
             return {ELSEWHERE: text}
         broken = sum((look for _, _, look, _ in self._looks), Counter[Break]())
         whole = sum(whole for _, whole, _, _ in self._looks)
         return explain_breaks(broken, whole) if broken.total() >= LEAST_BROKEN else {}
+
+    def _misrouting(self, now_ns: int) -> str:
+        """Return the warning of a wrong route, by a shard's last minute; "" for none."""
+        has_minute = self._is_shard and self._looks[0][0] <= now_ns - BREAKING_NS
+        return explain_routing(self._halves) if has_minute else ""
 
     def _take(self, request: TracedRequest, now_ns: int) -> None:
         client = request.client
