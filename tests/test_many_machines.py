@@ -103,6 +103,7 @@ def test_a_load_from_two_nodes_is_that_of_one_machine(cluster: Any, tmp_path: Pa
     table = open_run(there.path).requests
     assert set(range(2 * workers)) == set(table.worker.tolist())
     assert "complete" == there.summary["status"]
+    assert {os.getpriority(os.PRIO_PROCESS, 0)} == {node["niceness"] for node in there.manifest["nodes"]}
     assert all(0 < row["clock_error_ms"] < BOUND_S * 1e3 for row in there.requests())
     assert [] == there.summary["integrity"]["disagreements"]
     code = "import sys; sys.modules['ray'] = None; from sidecar.__main__ import main; main()"

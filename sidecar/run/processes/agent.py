@@ -11,6 +11,7 @@ import platform
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +45,16 @@ class _AgentWorker:
     end: str = ""
 
 
+def _as_parent() -> int:
+    """Take the niceness of the parent process where it is permitted; return the niceness, which workers inherit.
+
+    Ray starts what it runs at niceness 15, at which a load is late wherever another process wants the processor.
+    """
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
 class Agent:
     """Owner of the load workers of one node and of their folder. Its methods are called from another machine.
 
@@ -64,6 +75,7 @@ class Agent:
             "ray": version("ray"),
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
+            "niceness": _as_parent(),
             "open_files": descriptor_limit(),
             "shortage": shortage(connections, workers=workers, targets=len(urls)),
             "clock_state": msgspec.to_builtins(clock_summary(await asyncio.to_thread(clock_state))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -54,6 +55,12 @@ def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
         facts = _facts(ray, agents, options)
         names = [f"{each['host']}-{number}" for number, each in enumerate(facts)]
         progress.stage(f"{len(agents)} nodes of Ray, with {options.workers} load workers on each: {', '.join(names)}")
+        for each in facts:
+            if each["niceness"] > os.getpriority(os.PRIO_PROCESS, 0):
+                progress.warn(
+                    f"load workers on {each['host']} have niceness {each['niceness']}, and are late wherever others "
+                    "run; start Ray there with RAY_worker_niceness=0"
+                )
         lost: set[str] = set()
         links = tuple(_link(ray, agent, name, lost) for agent, name in zip(agents, names, strict=True))
         yield Nodes(links=links, facts=facts, workers=options.workers, lost=lost)
