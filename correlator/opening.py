@@ -145,7 +145,7 @@ def _as_one(shards: Sequence[WatchRun], out: Path) -> WatchRun:
         events=tuple(_events_of(shards)),
         span_counts=summed(counts) if counts else None,
         receiver_deaths=sum(shard.receiver_deaths for shard in shards),
-        integrity=together({shard.path.name: shard.integrity for shard in shards}),
+        integrity=together({str(shard.path): shard.integrity for shard in shards}),
         shards=tuple(shards),
     )
 

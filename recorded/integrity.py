@@ -35,7 +35,7 @@ _WORST_LAST = ("whole", "unverified", "torn", "damaged")
 class LogIntegrity(msgspec.Struct, frozen=True, kw_only=True):
     """Integrity of one log: its readable, missing and unreadable records."""
 
-    log: Annotated[str, doc("Its file in raw/.")]
+    log: Annotated[str, doc("Its file in raw/; of several directories, behind its own.")]
     state: Annotated[
         State,
         doc(

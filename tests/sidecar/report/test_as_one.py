@@ -143,11 +143,13 @@ def test_beyond_the_bound_it_says_what_is_left_out(tmp_path: Path):
 
 
 def test_damage_names_the_directory(tmp_path: Path):
-    """There are as many logs of a name as shards."""
-    paths = shards(tmp_path, by_trace)
+    """There are as many logs of a name as shards, and the directories may have one name on each machine."""
+    paths = [watched(tmp_path / f"m{number}/w", pair(number), f"{number}/2") for number in range(2)]
     log = paths[1] / RAW / "spans-000000.log"
     log.write_bytes(log.read_bytes()[:400] + b"?" + log.read_bytes()[401:])
-    assert "w1/raw/spans-000000.log" in " ".join(derive_as_one(paths, tmp_path / "out").summary.warnings)
+    summary = derive_as_one(paths, tmp_path / "out").summary
+    assert "m1/w/raw/spans-000000.log" in " ".join(summary.warnings)
+    assert 4 == len(summary.integrity.logs)
 
 
 def odd(tmp_path: Path, names: Sequence[str]) -> list[Path]:
