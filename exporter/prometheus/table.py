@@ -317,7 +317,9 @@ _PARTS = (
     MetricRow("no_client_part", "histogram", "s", ("part",),
         "Queue and prefill of requests without a client's span, as their engines' spans state them.",
         lambda counts: {part: histogram for (part, _), histogram in counts.engine_only.items()}),
-    MetricRow("requests", "counter", "", ("source",), "Requests by where their breakdown is from.", "requests"),
+    MetricRow("requests", "counter", "", ("source",),
+        "Requests by where their breakdown is from. In the sum over shards, one that is in two traces may count twice.",
+        "requests"),
     MetricRow("breakdown_quality", "counter", "", ("quality",), "Requests by how good their breakdown is.", "quality"),
     MetricRow("gateway_requests", "counter", "", ("first_output",),
         "Requests with a breakdown, by how the first output of the outermost gateway is known. unknown: some of its "
