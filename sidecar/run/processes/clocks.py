@@ -9,16 +9,17 @@ from pathlib import Path
 
 from recorded.clocks import EDGE, LOG, ClockExchange, NodeClock, encode_clock, tightest
 from recorded.directory import RAW
+from recorded.errors import WorkerDied
 from rundir.clock import AnchoredClock
 from rundir.frames import FrameLog
-from sidecar.run.processes.remote import Link, NodeLost, RemotePlace
+from sidecar.run.processes.remote import Link, RemotePlace
 
 EVERY_S = 0.5
 
 
 @asynccontextmanager
 async def compared(path: Path, clock: AnchoredClock, places: Sequence[RemotePlace]) -> AsyncIterator[None]:
-    """Compare the clocks of nodes with the run's while the context is open. Raises NodeLost where one is lost before.
+    """Compare the clocks of nodes with the run's while the context is open. Raises WorkerDied where one is lost before.
 
     The places then have the offset of their node, and the worst round trip to it. A place's worker is known by its
     position.
@@ -46,7 +47,7 @@ async def _comparing(link: Link, clock: AnchoredClock, log: FrameLog) -> AsyncIt
     """Record an exchange twice a second while the context is open. More follow at its end."""
 
     async def compare(count: int | None, every_s: float) -> None:
-        with suppress(NodeLost, OSError):  # a lost node shows in its workers, a full disk in their logs
+        with suppress(WorkerDied, OSError):  # a lost node shows in its workers, a full disk in their logs
             while count is None or (count := count - 1) >= 0:
                 log.append(encode_clock(await _exchange(link, clock)))
                 await asyncio.sleep(every_s)

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable
+from recorded.errors import ConfigurationError, TargetIncompatible, TargetUnreachable, WorkerDied
 from sidecar.options.load import RunOptions
 from sidecar.progress.reporter import Progress
 from sidecar.run.processes.agent import Agent
-from sidecar.run.processes.remote import Link, NodeLost, RemotePlace
+from sidecar.run.processes.remote import Link, RemotePlace
 from sidecar.version import VERSION
 
 CONNECT_TIMEOUT_S = 5.0
@@ -167,11 +167,11 @@ def _link(ray: Any, agent: Any, node: str, lost: set[str]) -> Link:
     """Return the link to an agent. One that does not answer is asked again for a while, before its node is lost."""
     unavailable = ray.exceptions.ActorUnavailableError
 
-    def failed(error: Exception) -> NodeLost:
+    def failed(error: Exception) -> WorkerDied:
         lost.add(node)
         reasons = {"ActorDiedError": "its agent died", "ActorUnavailableError": "its agent is not reached"}
         reason = reasons.get(type(error).__name__) or _one_line(error)
-        return NodeLost("process.ended", f"is lost with node {node}: {reason}")
+        return WorkerDied("process.ended", f"is lost with node {node}: {reason}")
 
     async def again(since_s: float, error: Exception) -> None:
         if asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S:

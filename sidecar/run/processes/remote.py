@@ -22,13 +22,9 @@ WATCH_EVERY_S = 0.5
 _LINE_BYTES = 4 * 1024 * 1024
 
 
-class NodeLost(WorkerDied):
-    """Error of a node with a silent agent."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Calls of an agent's methods by name. Both raise NodeLost.
+    """Calls of an agent's methods by name. Both raise WorkerDied.
 
     stream    of a method that yields: its arguments are asked for again wherever it begins anew
     """
@@ -66,7 +62,7 @@ class RemotePlace:
 
     async def deliver(self, plan: Path, share: Share) -> str:
         at, blocks = 0, _share_of(plan, share)
-        with suppress(NodeLost):  # which the worker's end says
+        with suppress(WorkerDied):  # which the worker's end says
             while block := await asyncio.to_thread(next, blocks, b""):
                 await self.link.call("put", self.number, plan.name, at, block)
                 at += len(block)
@@ -89,7 +85,7 @@ class RemotePipes:
 
     async def write(self, line: bytes) -> None:
         self._written += 1
-        with suppress(NodeLost):
+        with suppress(WorkerDied):
             await self._link.call("write", self._place.number, self._written, line)
 
     def close(self) -> None:
@@ -107,7 +103,7 @@ class RemotePipes:
         return self._end
 
     async def _ask(self, what: str) -> None:
-        with suppress(NodeLost):
+        with suppress(WorkerDied):
             await self._link.call(what, self._place.number)
 
     async def _watch(self, *streams: asyncio.Task[None]) -> None:
@@ -116,7 +112,7 @@ class RemotePipes:
             while not streams[0].done():
                 await self._link.call("now_ns")
                 await asyncio.wait(streams[:1], timeout=WATCH_EVERY_S)
-        except NodeLost as lost:
+        except WorkerDied as lost:
             self._end = str(lost)
             for stream in streams:
                 stream.cancel()
@@ -130,7 +126,7 @@ class RemotePipes:
                     self._lines.feed_data(line)
                 else:
                     end = line.decode()
-        except NodeLost as lost:
+        except WorkerDied as lost:
             end = str(lost)
         finally:
             self._end = self._end or end
@@ -149,7 +145,7 @@ class RemotePipes:
                 if name in files:
                     _append(files[name], block)
             await self._link.call("forget", self._place.number)
-        except NodeLost:
+        except WorkerDied:
             return
         except OSError as error:
             self._end = f"was ended: {error.filename or files}: {error.strerror}"

@@ -40,7 +40,7 @@ def test_health_probes_that_cost_a_request_are_named(change: dict[str, Any], exp
 )
 def test_a_watch_says_whose_times_it_has(ended: int, whose: str):
     """Requests without a client's span are no other traffic: all that a watch sees is of others."""
-    watched = SimpleNamespace(broken={}, whole=50)
+    watched = SimpleNamespace(broken={}, whole=50, misrouted="", traces=0, split=0)
     (warning,) = said({"correlation.comparable": False, "correlation.server_requests": ended}, watched=watched)
     assert warning.startswith(f"the engine finished {ended} requests here, and clients' spans came for 50: {whose}")
 
@@ -211,7 +211,7 @@ def test_what_changes_the_reading_is_said(change: dict[str, Any], expected: str)
 
 def test_a_watch_sends_nothing_that_a_cache_could_know():
     """Others' requests come from the cache as they do on any day: no seed changes that."""
-    watched = SimpleNamespace(broken={}, whole=50)
+    watched = SimpleNamespace(broken={}, whole=50, misrouted="", traces=0, split=0)
     assert [] == said({"server.prefix_cache_hits.stats.total": 960.0}, watched=watched)
 
 

@@ -21,7 +21,7 @@ from rundir.clock import AnchoredClock
 from rundir.frames import FrameLog
 from sidecar.run.processes.agent import Agent
 from sidecar.run.processes.child import Child
-from sidecar.run.processes.remote import Link, NodeLost, RemotePlace
+from sidecar.run.processes.remote import Link, RemotePlace
 
 # Writes to the file of its specification what it is sent, says how long that was, and leaves at the end of its input.
 SCRIBE = """
@@ -62,7 +62,7 @@ class Cable:
 
     def _check(self) -> None:
         if self.is_cut:
-            raise NodeLost("process.ended", "is lost with node east: the cable is cut")
+            raise WorkerDied("process.ended", "is lost with node east: the cable is cut")
 
     async def _call(self, name: str, *arguments: Any) -> Any:
         self._check()
