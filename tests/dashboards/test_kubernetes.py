@@ -46,6 +46,7 @@ ENGINE, SERVICE = documents("engine.yaml")
 (PATCH,) = documents("sidecar/watch.yaml")
 WATCHED = merged(ENGINE, PATCH)
 (JOB,), (CLAIM,), (READER,) = (documents(f"job/{name}.yaml") for name in ("job", "volume", "reader"))
+(LOAD,), (PEERS,) = documents("load/job.yaml"), documents("load/service.yaml")
 (INGRESS, COLLECTORS), (NAMES, SHARDS) = documents("fleet/collectors.yaml"), documents("fleet/shards.yaml")
 (SUMS,) = documents("fleet/rules.yaml")
 (ROUTED,) = documents("fleet/collector-config.yaml")
@@ -54,8 +55,9 @@ WATCHED = merged(ENGINE, PATCH)
 OBJECTS = {
     "engine": WATCHED, "service": SERVICE, "job": JOB, "volume": CLAIM, "reader": READER,
     "ingress": INGRESS, "collectors": COLLECTORS, "names": NAMES, "shards": SHARDS,
+    "load": LOAD, "peers": PEERS,
 }  # fmt: skip
-TEMPLATES = {name: OBJECTS[name]["spec"]["template"] for name in ("engine", "job", "collectors", "shards")}
+TEMPLATES = {name: OBJECTS[name]["spec"]["template"] for name in ("engine", "job", "load", "collectors", "shards")}
 PODS = {**TEMPLATES, "reader": READER}
 (SIDECAR,) = PATCH["spec"]["template"]["spec"]["initContainers"]
 (RUN,) = JOB["spec"]["template"]["spec"]["containers"]
@@ -174,6 +176,19 @@ def test_the_job_has_one_verdict_and_keeps_the_run() -> None:
     assert spec["template"]["spec"]["securityContext"]["fsGroup"] == 10001
     port = SERVICE["spec"]["ports"][0]["port"]
     assert RUN["args"][1] == f"http://{SERVICE['metadata']['name']}:{port}"
+
+
+def test_the_pods_of_a_load_find_their_head() -> None:
+    """By the name that the Service gives the first; as many send as there are others, at a niceness of 0."""
+    spec, name = LOAD["spec"], PEERS["metadata"]["name"]
+    (container,) = spec["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    (port,) = (each["port"] for each in PEERS["spec"]["ports"])
+    assert ("None", spec["template"]["metadata"]["labels"]) == (PEERS["spec"]["clusterIP"], PEERS["spec"]["selector"])
+    assert f"{LOAD['metadata']['name']}-0.{name}:{port}" == variables["HEAD"]
+    assert (name, "Indexed") == (spec["template"]["spec"]["subdomain"], spec["completionMode"])
+    assert spec["completions"] - 1 == spec["parallelism"] - 1 == int(variables["NODES"])
+    assert "0" == variables["RAY_worker_niceness"]
 
 
 def test_what_prometheus_scrapes_is_served() -> None:
