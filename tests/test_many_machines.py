@@ -133,6 +133,9 @@ def test_a_lost_share_of_a_load_is_counted(cluster: Any, tmp_path: Path, what: s
         for process_id in processes_of_a_node()[what]:
             os.kill(process_id, signal.SIGKILL)
         run = ended(process, path, bound_s=START_S)
+    if what == "node":
+        cluster.remove_node(next(each for each in cluster.worker_nodes if each.dead_processes()))
+        cluster.add_node(num_cpus=4)
     assert (0, "complete") == (run.code, run.summary["status"]), run.err
     integrity = run.summary["integrity"]
     (lost,) = integrity["lost_shares"]
@@ -171,7 +174,7 @@ def parent(process: int) -> int:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--nodes", "3"), "2 of its 3 nodes have 1 processors, and 3 are needed"),
+        (("--nodes", "9"), "2 of its 3 nodes have 1 processors, and 9 are needed"),
         (("--workers", "9"), "0 of its 3 nodes have 9 processors, and 1 are needed"),
         (("--node-label", "disk=fast"), "processors and the labels disk=fast"),
     ],
