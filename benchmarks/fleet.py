@@ -193,7 +193,7 @@ def cores(shard: Shard, before: object) -> float:
     """Return the CPU time of a watch since a look at it, in cores."""
     now = use(shard.process.pid)
     spent_s = sum(now.cpu_s.values()) - sum(before.cpu_s.values())  # type: ignore[attr-defined]
-    return round(spent_s / (now.at_s - before.at_s), 3)  # type: ignore[attr-defined]
+    return float(round(spent_s / (now.at_s - before.at_s), 3))  # type: ignore[attr-defined]
 
 
 async def counted(shards: list[Shard], requests: int) -> list[dict[str, float]]:

@@ -1,6 +1,7 @@
 """What `sidelight report` costs on a run of many streamed replies, step by step.
 
     python benchmarks/report.py [--requests 10000] [--events 23] [--rate 20] [--scraped] [--repeat 3] [--keep DIR]
+        [--command-alone]
 
 The run directory is written here: its manifest and events are those of the recording under tests/golden/vllm_plain
 without the warm-up, its requests are made up in the form of vLLM's chat replies, one HTTP chunk an event and a read a
@@ -160,16 +161,16 @@ def cpu_s(work: Callable[[], object], repeat: int) -> float:
     return least
 
 
-def command_s(path: Path, repeat: int) -> float:
-    """CPU-seconds of `sidelight report`, start-up included, the least of several."""
-    least = float("inf")
+def command(path: Path, repeat: int) -> tuple[float, float, float]:
+    """Run `sidelight report` several times: the least CPU-seconds and seconds, and the most MB of a process of it."""
+    cpus_s, took_s = [], []
     for _ in range(repeat):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "sidecar", "report", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        subprocess.run([sys.executable, "-m", "sidecar", "report", str(path)], check=True, stdout=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        least = min(least, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return least
+        cpus_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        took_s.append(time.monotonic() - began_s)
+    return min(cpus_s), min(took_s), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
 
 
 def main() -> None:
@@ -181,24 +182,31 @@ def main() -> None:
     parser.add_argument("--scraped", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="write the run directory here and leave it")
+    parser.add_argument("--command-alone", action="store_true", help="leave out the steps, which hold all in memory")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         path = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         write_run(path, options.requests, options.events, options.rate, scraped=options.scraped)
         raw = path / "raw"
-        plan = list(read_plan(raw / "plan-measure.log"))
-        parts = [record for record in read_log(raw / "requests-0.log") if isinstance(record, RequestPart)]
-        steps: dict[str, Callable[[], object]] = {
-            "read the frames": lambda: sum(1 for _ in read_log(raw / "requests-0.log")),
-            "unpack the parts": lambda: [unpack(part) for part in parts],
-            "assemble the table (unpacking and replies)": lambda: assemble(plan, parts, run_id="r"),
-            "derive everything": lambda: _quietly(lambda: derive.derive(path)),
-        }
-        for name, work in steps.items():
-            print(f"{name:45} {cpu_s(work, options.repeat):6.2f} CPU-s", flush=True)
-        print(f"{'sidelight report':45} {command_s(path, options.repeat):6.2f} CPU-s")
+        if not options.command_alone:
+            _print_steps(path, raw, options.repeat)
+        cpu, took_s, peak_mb = command(path, options.repeat)
+        print(f"{'sidelight report':45} {cpu:6.2f} CPU-s, {took_s:.2f} s, {peak_mb:.0f} MB in its largest process")
         for name in ("summary.json", "timeslices.parquet"):
             print(f"{name:45} {(path / name).stat().st_size / 1e6:6.2f} MB")
+
+
+def _print_steps(path: Path, raw: Path, repeat: int) -> None:
+    plan = list(read_plan(raw / "plan-measure.log"))
+    parts = [record for record in read_log(raw / "requests-0.log") if isinstance(record, RequestPart)]
+    steps: dict[str, Callable[[], object]] = {
+        "read the frames": lambda: sum(1 for _ in read_log(raw / "requests-0.log")),
+        "unpack the parts": lambda: [unpack(part) for part in parts],
+        "assemble the table (unpacking and replies)": lambda: assemble(plan, parts, run_id="r"),
+        "derive everything": lambda: _quietly(lambda: derive.derive(path)),
+    }
+    for name, work in steps.items():
+        print(f"{name:45} {cpu_s(work, repeat):6.2f} CPU-s", flush=True)
 
 
 def _quietly(work: Callable[[], object]) -> None:
