@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,12 +15,12 @@ import msgspec
 from msgspec import UnsetType
 
 from loadgen.driver import is_share
-from loadgen.records import read_plan
+from loadgen.records import PlannedRequest, read_plan
 from loadgen.requests.table.log import RequestLog
 from recorded.directory import RAW
 from recorded.events import PHASE_START, WORKER_LOST, Event
 from rundir.fields import NO_UNIT, UNSET, Count, Reason, doc
-from rundir.framing import Extent, LogEnd
+from rundir.framing import UNREADABLE, Extent, LogEnd
 from rundir.printable.numbers import count_of
 
 PLANNED, PHASE_END, SCRAPED = "planned", "phase_end", "scraped"  # events
@@ -242,14 +241,36 @@ def _of(events: Events, name: str, *stated: str) -> Iterator[Mapping[str, Any]]:
     return (data for each, data in events if each == name and data.keys() >= {*stated})
 
 
+class _WorkerLost(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of the event of a lost worker."""
+
+    phase: str
+    worker: int
+    workers: int
+    seats: int | None
+    reason: str
+
+
+def _planned_share(path: Path, lost: _WorkerLost) -> Iterator[PlannedRequest]:
+    """Yield the planned requests of a lost worker. Raises what UNREADABLE lists, and OSError."""
+    plans = {plan.name: plan for plan in (path / RAW).glob("plan-*.log")}
+    return (
+        each
+        for each in read_plan(plans[f"plan-{lost.phase}.log"])
+        if is_share(each, workers=lost.workers, worker=lost.worker, seats=lost.seats)
+    )
+
+
 def lost_shares(path: Path, events: Sequence[Event], requests: RequestLog) -> Iterator[LostShare]:
     """Yield the shares of lost load workers, from a run directory's plans and its requests."""
-    starts_ns = {str(event.data["phase"]): event.at_ns for event in events if event.name == PHASE_START}
+    starts_ns = {str(event.data.get("phase")): event.at_ns for event in events if event.name == PHASE_START}
     for event in (each for each in events if each.name == WORKER_LOST):
-        phase, worker = str(event.data["phase"]), int(event.data["worker"])
-        start_ns = starts_ns[phase]
-        share = partial(is_share, workers=event.data["workers"], worker=worker, seats=event.data["seats"])
-        planned = [each for each in read_plan(path / RAW / f"plan-{phase}.log") if share(each)]
+        try:
+            lost = msgspec.convert(event.data, _WorkerLost)
+            start_ns, planned = starts_ns[lost.phase], list(_planned_share(path, lost))
+        except (*UNREADABLE, OSError):  # no conductor has written it
+            continue
+        phase, worker = lost.phase, lost.worker
         rows = (requests.phase == phase) & (requests.worker == worker)
         sent = set(requests.index[rows].tolist())
         recorded = int((requests.end_ns[rows] >= 0).sum())
@@ -261,7 +282,7 @@ def lost_shares(path: Path, events: Sequence[Event], requests: RequestLog) -> It
         before = int((submitted_ns <= lost_ns).sum())
         yield LostShare(
             worker=worker,
-            reason=str(event.data["reason"]),
+            reason=lost.reason,
             phase=phase,
             noticed_s=(event.at_ns - start_ns) / 1e9,
             last_s=(last_ns - start_ns) / 1e9 if sent else None,
