@@ -159,7 +159,7 @@ class RequestFold:
 
     def _read(self, ended: EndedRequest, origin: str) -> None:
         self._ended += 1
-        if self._ended == READ_ALONE and self._start_others is not None:
+        if self._ended == READ_ALONE + 1 and self._start_others is not None:
             self._others = self._start_others()
         if self._others is not None:
             self._others.add(ended, origin)
