@@ -12,15 +12,11 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from loadgen.requests.table.log import RequestLog
+from loadgen.requests.table.log import STAMPS, RequestLog
 from rundir.columns import Ints, with_columns
 
 LOG = "clocks-{}.log"  # by the node's number
 EDGE = 60  # exchanges before the load, and as many after it
-STAMPS = (
-    "scheduled_ns", "dispatch_ns", "connected_ns", "submit_ns", "first_read_ns", "first_output_ns", "last_output_ns",
-    "first_token_ns", "last_token_ns", "end_ns",
-)  # fmt: skip
 
 
 class NodeClock(msgspec.Struct, array_like=True, frozen=True, tag="node"):

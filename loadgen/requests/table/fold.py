@@ -20,12 +20,11 @@ from loadgen.protocols.table import PROTOCOLS
 from loadgen.records import PlannedRequest, RequestPart, trace_id
 from loadgen.requests.table.log import RequestLog
 from loadgen.requests.table.plans import Plans
-from loadgen.requests.table.readers import EndedRequest, ReaderProcesses, RequestReader
+from loadgen.requests.table.readers import TABLE_ROWS, EndedRequest, ReaderProcesses, RequestReader
 from loadgen.requests.table.rows import columns, row_of
 from loadgen.requests.table.stored import StoredRequests
 from rundir.columns import concat, take
 
-_TABLE_ROWS = 1024
 READ_ALONE = 20_000  # requests before other processes are worth their start
 # Of requests that have ended; beyond, they are written to a file.
 _ROWS_IN_MEMORY, _CHUNKS_IN_MEMORY = 50_000, 1 << 21
@@ -165,7 +164,7 @@ class RequestFold:
             self._others.add(ended, origin)
         else:
             self._reader.add(ended)
-        if not self._follow and self._ended % min(_TABLE_ROWS, self._rows_in_memory) == 0:
+        if not self._follow and self._ended % min(TABLE_ROWS, self._rows_in_memory) == 0:
             self._take_tables()
             self._store()
 

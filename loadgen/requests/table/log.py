@@ -111,6 +111,14 @@ class RequestLog(OnDemand):
         return len(self.index)
 
 
+# The columns that are a time of a request: one value a row, no duration.
+STAMPS = tuple(
+    column.name
+    for column in fields(RequestLog)
+    if column.name.endswith("_ns") and not column.metadata and column.name not in ("held_ns", "output_span_ns")
+)
+
+
 def unknown_requests(size: int) -> RequestLog:
     """Return a table of `size` unknown requests, without chunks."""
     missing = {"Ints": -1, "Floats": np.nan, "Texts": "", "Bools": False}

@@ -23,7 +23,7 @@ from rundir.framing import UNREADABLE
 
 # Whole replies are read together: at most this number of them, sooner where their bodies have this many bytes.
 _REPLIES, _REPLY_BYTES = 256, 2 * 1024 * 1024
-_TABLE_ROWS = 1024
+TABLE_ROWS = 1024
 # Of requests that one process reads in a row.
 TASK_REQUESTS, _TASK_BYTES = 2048, 8 * 1024 * 1024
 # Tasks that each process has before it: the one that it reads, and the next.
@@ -56,7 +56,7 @@ class RequestReader:
         self._waiting_bytes += row.received_bytes if row.whole is not None else 0
         if len(self._rows) % _REPLIES == 0 or self._waiting_bytes > _REPLY_BYTES:
             self._read_together()
-        if len(self._rows) == _TABLE_ROWS:
+        if len(self._rows) == TABLE_ROWS:
             self._lay_out()
 
     def tables(self) -> list[RequestLog]:

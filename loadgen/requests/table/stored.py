@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.records import request_id, trace_id
-from loadgen.requests.table.log import DTYPES, RequestLog
+from loadgen.requests.table.log import DTYPES, STAMPS, RequestLog
 from rundir.columns import Ints, bounds, on_demand, places, starts_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ _TYPES = {column.name: str(column.type) for column in fields(RequestLog)}
 # Derived from the run's id and the index, so not stored.
 _IDS: dict[str, Callable[[str, int], str]] = {"request_id": request_id, "trace_id": trace_id}
 _STARTS = starts_of(RequestLog)  # by ragged column
-_DURATIONS = ("held_ns", "output_span_ns")
-_STAMPS = frozenset(name for name in _TYPES if name.endswith("_ns")) - {"submit_ns", *_STARTS, *_DURATIONS}
+_STAMPS = frozenset(STAMPS) - {"submit_ns"}
 _ENCODINGS = {
     f"{name}.list.element" if name in _STARTS else name: "DELTA_BINARY_PACKED"
     for name, kind in _TYPES.items()
