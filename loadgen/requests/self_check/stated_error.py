@@ -10,10 +10,10 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from loadgen.records import WorkerStat
-from loadgen.requests.metrics import STRETCH_CHUNKS, request_metrics
+from loadgen.requests.metrics import content_gaps, request_metrics
 from loadgen.requests.self_check.workers import by_worker, counted_between, kernel_stamped, loop_delays_ms, read_counts
 from loadgen.requests.table.log import RequestLog
-from rundir.columns import Floats, Ints, stretches, take
+from rundir.columns import Floats, Ints, take
 from rundir.fields import Missing, doc
 from rundir.stats import known
 
@@ -90,7 +90,8 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
     counts, _ = read_counts(stats)
     submit_ms = 0.0
     if sum(counts) and kernel_stamped(stats):
-        waited = zip(*(_waited_ms(each, stats) for each in stretches(log, STRETCH_CHUNKS)), strict=True)
+        stretches = content_gaps(log, np.ones(len(log), np.bool_))
+        waited = zip(*(_waited_ms(each, gaps_ms, row, stats) for each, gaps_ms, row, _ in stretches), strict=True)
         ttft_ms, itl_ms = (_quantile(np.concatenate(waited_ms), _EACH, method="higher") for waited_ms in waited)
     else:
         ttft_ms = itl_ms = float(np.quantile(delays_ms, _EACH))
@@ -137,7 +138,7 @@ def _median(values: Floats) -> float | None:
     return float(np.median(flat)) if len(flat) else None
 
 
-def _waited_ms(log: RequestLog, stats: Sequence[WorkerStat]) -> tuple[Floats, Floats]:
+def _waited_ms(log: RequestLog, gaps_ms: Floats, of_gap: Ints, stats: Sequence[WorkerStat]) -> tuple[Floats, Floats]:
     """Return each TTFT's and each gap's possible error from joint reads, ms.
 
     Chunks that came apart may have been read together.
@@ -146,11 +147,11 @@ def _waited_ms(log: RequestLog, stats: Sequence[WorkerStat]) -> tuple[Floats, Fl
     the time that led to such a read nor the gaps of 0 in it are off by more than the time that led to it; nor by more
     than the worker's loop was seen not to look around that time.
     """
-    metrics = request_metrics(log, as_read=True)
-    rows = np.flatnonzero(~np.isnan(metrics.ttft_ms))
+    ttft_ms = request_metrics(log).ttft_ms
+    rows = np.flatnonzero(~np.isnan(ttft_ms))
     # Each request's TTFT, and the gaps behind it.
-    times_ms = np.concatenate([metrics.ttft_ms[rows], metrics.itl_ms])
-    of_row = np.concatenate([rows, metrics.itl_request])
+    times_ms = np.concatenate([ttft_ms[rows], gaps_ms])
+    of_row = np.concatenate([rows, of_gap])
     order = np.argsort(of_row, kind="stable")
     ordered_ms, of_row = times_ms[order], of_row[order]
     zero = ordered_ms == 0
