@@ -153,15 +153,12 @@ class RemotePipes:
 
 
 def _append(path: Path, block: bytes) -> None:
-    rest, descriptor = memoryview(block), open_append(path)
     try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        with os.fdopen(open_append(path), "ab") as file:
+            file.write(block)
     except OSError as error:
         error.filename = path
         raise
-    finally:
-        os.close(descriptor)
 
 
 def _share_of(plan: Path, share: Share) -> Iterator[bytes]:
