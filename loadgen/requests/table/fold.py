@@ -90,7 +90,8 @@ class RequestFold:
         processes: int = 1,
         rows_in_memory: int = _ROWS_IN_MEMORY,
     ) -> None:
-        self._run_id, self._follow, self._rows_in_memory = run_id, follow, rows_in_memory
+        self._run_id, self._follow = run_id, follow
+        self._rows_in_memory, self._chunks_in_memory = rows_in_memory, _CHUNKS_IN_MEMORY
         self._protocol = PROTOCOLS[protocol]
         self._reader = RequestReader(protocol, run_id)
         self._others: ReaderProcesses | None = None
@@ -238,12 +239,12 @@ class RequestFold:
     def _store(self) -> None:
         """Write many requests to a file. On a full disk they stay in memory."""
         rows, chunks = sum(map(len, self._tables)), sum(len(table.chunk_ns) for table in self._tables)
-        if rows < self._rows_in_memory and chunks < _CHUNKS_IN_MEMORY:
+        if rows < self._rows_in_memory and chunks < self._chunks_in_memory:
             return
         try:
             self._stored.append(concat(self._tables))
         except OSError:
-            self._rows_in_memory *= 2
+            self._rows_in_memory, self._chunks_in_memory = 2 * self._rows_in_memory, 2 * self._chunks_in_memory
         else:
             self._tables, self._returned = [], 0
 
