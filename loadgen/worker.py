@@ -50,6 +50,7 @@ class _Tally:
     started: int = 0
     finished: int = 0
     overdue: int = 0
+    ordered_ns: int = -1
     first_ns: int = -1
     last_ns: int = -1
 
@@ -225,6 +226,7 @@ async def _obey(lines: asyncio.StreamReader, sender: _Sender) -> str:
 
 async def _run(command: LoadRun, sender: _Sender) -> None:
     spec, workers = sender.spec, shared_among(command, sender.spec.workers)
+    sender.tally.ordered_ns = sender.clock.now_ns()
     order: Order = command
     for name in ("concurrency", "cap"):
         if (width := getattr(command, name)) is not None:

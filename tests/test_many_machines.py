@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from codes import raises
-from processes import QUIET, Ended, ended, engine, refused, sidelight, start, until
+from processes import ANSWER, QUIET, Ended, Script, Server, ended, engine, refused, scripted, sidelight, start, until
 from waiting import BOUND_S
 
 from correlator.opening import open_run
@@ -109,6 +112,47 @@ def test_a_load_from_two_nodes_is_that_of_one_machine(cluster: Any, tmp_path: Pa
     code = "import sys; sys.modules['ray'] = None; from sidecar.__main__ import main; main()"
     again = subprocess.run([sys.executable, "-c", code, "report", there.path], capture_output=True, check=False)
     assert 0 == again.returncode, again.stderr.decode()
+
+
+@contextmanager
+def slow_for_odd_prompts() -> Iterator[tuple[str, list[float]]]:
+    """Serve prompts that are numbers, odd ones ten times as late; yield the URL, and for how many ms each was held."""
+    script, held_ms = Script(), list[float]()
+
+    class Handler(scripted(script)):  # type: ignore[misc]
+        def do_POST(self) -> None:  # noqa: N802  as http.server calls it
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            begun_s, prompt = time.monotonic(), body["messages"][-1]["content"] if "messages" in body else ""
+            if prompt.isdecimal():
+                script.over.wait(1.0 if int(prompt) % 2 else 0.1)
+                held_ms.append(1e3 * (time.monotonic() - begun_s))
+            self.say(200, "text/event-stream", ANSWER)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", held_ms
+        script.over.set()
+        server.shutdown()
+        thread.join()
+
+
+@needs_ray
+def test_percentiles_are_of_all_nodes_and_a_slow_one_is_named(cluster: Any, tmp_path: Path):
+    """The p99 is that of the server's own times; the mean of the nodes' p99 is about half of it."""
+    prompts, path = tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text("".join(f'{{"prompt": "{number}", "max_tokens": 1}}\n' for number in range(60)))
+    with slow_for_odd_prompts() as (url, held_ms):
+        run = from_nodes(url, path, cluster, "--prompts", str(prompts), "--rate", "20", "--warmup", "0", "--nodes", "2")
+    assert 0 == run.code, run.err
+    client = run.summary["client"]
+    truth_ms, (fast, slow) = np.quantile(held_ms, 0.99), client["by_node"]
+    assert (60, 30, 30) == (len(held_ms), fast["ok"], slow["ok"])
+    assert truth_ms <= client["ttft_ms"]["p99"] < 1.4 * truth_ms
+    assert (fast["ttft_ms"]["p99"] + slow["ttft_ms"]["p99"]) / 2 < 0.8 * truth_ms
+    assert any(warning.startswith(f"node {slow['node']} is ") for warning in run.summary["warnings"])
+    assert {0} == {node["late_orders"] for node in client["by_node"] if node["order_ms"] < 0}
+    assert f" {slow['node']} " in (path / "report.txt").read_text().partition("Nodes, ms")[2]
 
 
 def due_ns(path: Path) -> dict[int, int]:

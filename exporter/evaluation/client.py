@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -12,9 +15,11 @@ from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
 from loadgen.host.round_trip import RoundTrip
 from loadgen.requests.self_check.check import SelfCheck, self_check
+from loadgen.requests.self_check.nodes import Node, WorkerEnd, by_node
 from loadgen.requests.slo.objectives import parse_slo
 from loadgen.requests.summary import NO_POWER, ClientSummary, HeldBack, client_summary, held_back
 from loadgen.requests.table.log import RequestLog
+from recorded.events import PHASE_END
 from recorded.run import Run
 from rundir.stats import Missing
 from scraper.hardware.summary import Hardware
@@ -35,7 +40,31 @@ def client_of(measured_run: MeasuredRun, hardware: Hardware) -> ClientSummary:
         stopped=run.status == "interrupted",
         held=_held_back(run, measured),
     )
-    return msgspec.structs.replace(client, steady=steady_throughput(measured, window.start_ns))
+    nodes = _nodes(run)
+    return msgspec.structs.replace(
+        client,
+        steady=steady_throughput(measured, window.start_ns),
+        by_node=by_node(measured, nodes, start_ns=window.start_ns, open_loop=not closed_loop(run)) if nodes else UNSET,
+    )
+
+
+def _nodes(run: Run) -> list[Node]:
+    """Return the nodes of --ray, and the ends of their load workers' measured phase."""
+    stated = msgspec.convert(_measured_end(run).get("workers") or [], list[WorkerEnd | None])
+    ends = dict(enumerate(stated))
+    return [
+        Node(
+            name=node.clock.node,
+            workers=node.clock.workers,
+            ends=tuple(end for worker in node.clock.workers if (end := ends.get(worker)) is not None),
+        )
+        for node in run.nodes
+    ]
+
+
+def _measured_end(run: Run) -> Mapping[str, Any]:
+    ends = (event.data for event in run.events if event.name == PHASE_END and event.data["phase"] == "measure")
+    return next(ends, {})
 
 
 def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
@@ -52,14 +81,15 @@ def _held_back(run: Run, measured: RequestLog) -> HeldBack | UnsetType:
 def self_check_of(run: Run, measured: RequestLog, window: Window) -> SelfCheck:
     """Return the load generator's error in a window, by its own records."""
     stats = [stat for stat in run.worker_stats if window.start_ns <= stat.at_ns <= window.end_ns]
-    ends = (event.data for event in run.events if event.name == "phase_end" and event.data["phase"] == "measure")
     return self_check(
         measured,
         stats,
         open_loop=not closed_loop(run),
         clock=msgspec.convert(run.manifest.get("clock_state"), ClockSummary | None),
         round_trips=msgspec.convert(run.manifest.get("network_rtt_ms", []), list[RoundTrip]),
-        machine=msgspec.convert(next(ends, {}).get("machine"), MachineLoad | None),
+        machine=msgspec.convert(_measured_end(run).get("machine"), MachineLoad | None),
+        nodes=_nodes(run),
+        start_ns=window.start_ns,
     )
 
 

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from correlator.opening import WatchRun
 from exporter.summary.correlation import Correlation
 from loadgen.host.clock_sync import NTP_LIMIT_MS
+from loadgen.requests.self_check.nodes import late_orders, slower_nodes
 from loadgen.requests.summary import ClientSummary
 from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
@@ -113,8 +114,10 @@ def unknown_clocks(run: Run) -> list[tuple[str, float]]:
     return [(name, error_ms) for name, error_ms in errors_ms if error_ms > NTP_LIMIT_MS]
 
 
-def clock_lines(run: Run) -> Iterator[str]:
-    """Yield a warning for each node with a clock beyond the draft's limit."""
+def node_lines(run: Run, client: ClientSummary) -> Iterator[str]:
+    """Yield warnings about nodes: a clock beyond the draft's limit, an order that came late, a much longer TTFT."""
+    yield from slower_nodes(client.by_node or ())
+    yield from late_orders(client.by_node or ())
     for name, error_ms in unknown_clocks(run):
         yield (
             f"the clock of node {name} is known to {error_ms:.1f} ms only: times across machines are off by as much, "

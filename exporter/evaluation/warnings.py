@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from correlator.live.reasons import explain_breaks, explain_split
 from correlator.opening import WatchRun
-from exporter.evaluation.comparability import clock_lines, comparability, probes
+from exporter.evaluation.comparability import comparability, node_lines, probes
 from exporter.evaluation.server import span_gaps_of
 from exporter.report.alerts import damage_lines, gap_line, span_gap_line, torn_lines
 from exporter.summary.correlation import Correlation, ReceivedSpans, RecordsOfRequests
@@ -57,7 +57,7 @@ def warnings(
     yield from _other_models(run)
     yield from damage_lines(run.integrity)
     yield from _ending(run)
-    yield from clock_lines(run)
+    yield from node_lines(run, client)
     yield from _gaps(run, server)
     yield from torn_lines(run.integrity)
     yield from _failures(run.requests, client)

@@ -26,6 +26,7 @@ from loadgen.requests.other_benchmarks.asiai import Asiai, asiai
 from loadgen.requests.other_benchmarks.exo import Exo, exo
 from loadgen.requests.other_benchmarks.siclait import Siclait, siclait
 from loadgen.requests.rates import TOO_MANY_FAILED, Outage, Rates, SteadyThroughput, errors_by_kind, outage, rates
+from loadgen.requests.self_check.nodes import NodeSummary
 from loadgen.requests.slo.objectives import Slo
 from loadgen.requests.slo.results import SloResult, goodput, slo_result
 from loadgen.requests.table.log import STATUSES, RequestLog
@@ -258,6 +259,10 @@ class ClientSummary(msgspec.Struct, frozen=True, kw_only=True):
             source="draft `fairness-measurements`",
         ),
     ]
+    by_node: Annotated[
+        list[NodeSummary] | UnsetType,
+        doc("the requests of each node of `--ray`, and how punctual it was; else absent"),
+    ] = UNSET
     held_back: Annotated[
         HeldBack | UnsetType,
         doc("what `--concurrency` held back of the schedule of `--rate` or `--trace`; else absent"),

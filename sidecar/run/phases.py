@@ -116,12 +116,14 @@ async def run_phase(
     session.live.enter(name, start_ns=start_ns)
     ticks = read_ticks()
     append_event(session.path, Event(at_ns=start_ns, name="phase_start", data={"phase": name}))
-    for worker, there in zip(session.workers, plans, strict=True):
-        await worker.send(msgspec.structs.replace(command, plan=there, start_ns=start_ns, until_ns=until_ns))
-    started, overdue = await _drained(session, name, command)
+    order = msgspec.structs.replace(command, start_ns=start_ns, until_ns=until_ns)
+    orders = (msgspec.structs.replace(order, plan=there) for there in plans)
+    await asyncio.gather(*(worker.send(each) for worker, each in zip(session.workers, orders, strict=True)))
+    tallies = await _drained(session, name, command)
     session.live.leave()
+    started, overdue = (sum(int(tally[count]) for tally in tallies if tally) for count in ("started", "overdue"))
     machine = msgspec.to_builtins(machine_load(ticks, read_ticks()))
-    record(session, "phase_end", phase=name, started=started, overdue=overdue, machine=machine)
+    record(session, "phase_end", phase=name, started=started, overdue=overdue, machine=machine, workers=tallies)
     if overdue > max(1.0, OVERDUE_RATIO * (started + overdue)):
         warn_and_record(
             session,
@@ -137,11 +139,17 @@ async def _delivered(session: Session, plan: Path, order: LoadRun) -> list[str]:
     return await asyncio.gather(*each)
 
 
-async def _tally(session: Session, number: int, phase: str, order: LoadRun) -> Mapping[str, Any]:
-    """Return a worker's counts of the phase. A lost worker has none: its share goes to no other, and is recorded."""
+async def _tally(session: Session, number: int, phase: str, order: LoadRun) -> dict[str, Any] | None:
+    """Return a worker's counts of the phase, and its machine's load.
+
+    A lost worker has none: its share goes to no other, and is recorded.
+    """
     try:
         if number not in session.lost:
-            return await session.workers[number].expect("drained")
+            worker = session.workers[number]
+            ticks = await worker.place.ticks()
+            tally = await worker.expect("drained")
+            return {**tally, "machine": msgspec.to_builtins(machine_load(ticks, await worker.place.ticks()))}
     except WorkerDied as death:
         if not session.may_lose or len(session.lost) + 1 == len(session.workers):
             raise
@@ -150,12 +158,13 @@ async def _tally(session: Session, number: int, phase: str, order: LoadRun) -> M
             session.progress.warn(f"{death}; the load goes on without its share")
     share = {"workers": shared_among(order, len(session.workers)), "seats": order.cap}
     record(session, WORKER_LOST, worker=number, reason=session.lost[number], phase=phase, **share)
-    return {"started": 0, "overdue": 0}
+    return None
 
 
-async def _drained(session: Session, phase: str, order: LoadRun) -> tuple[int, int]:
-    """Wait until all workers are done, or until the user stops them. A worker is done when its requests are sent and
-    recorded. Returns the number of requests that they have sent, and the number that they were too late for.
+async def _drained(session: Session, phase: str, order: LoadRun) -> list[dict[str, Any] | None]:
+    """Wait until all workers are done, or until the user stops them; return their counts.
+
+    A worker is done when its requests are sent and recorded.
     """
     drained = asyncio.gather(*(_tally(session, number, phase, order) for number in range(len(session.workers))))
     stopped = asyncio.ensure_future(session.stop.wait())
@@ -165,8 +174,7 @@ async def _drained(session: Session, phase: str, order: LoadRun) -> tuple[int, i
             session.progress.stage("stopping: requests in flight are cancelled and recorded")
             for worker in session.workers:
                 await worker.send(StopNow())
-        tallies = await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
-        return sum(int(tally["started"]) for tally in tallies), sum(int(tally["overdue"]) for tally in tallies)
+        return await asyncio.wait_for(drained, None if drained.done() else STOP_TIMEOUT_S)
     except TimeoutError:
         raise WorkerDied("process.ended", f"a load worker did not stop within {STOP_TIMEOUT_S:g} s") from None
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -12,6 +12,7 @@ from exporter.report.load import rate_lines
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.result import Summary
 from loadgen.requests.delivery import Delivery
+from loadgen.requests.self_check.nodes import NodeSummary
 from loadgen.requests.summary import NONE_HAS_IT, ClassSummary, ClientSummary
 from rundir.printable.numbers import cell
 from rundir.stats import Statistics
@@ -48,6 +49,7 @@ def client_section(summary: Summary) -> Iterator[Block]:
     yield from _first_tokens(client.delivery)
     yield BLANK
     yield from _classes(client.classes)
+    yield from _nodes(client.by_node or ())
 
 
 def _tokens_a_chunk(client: ClientSummary) -> Iterator[Prose]:
@@ -105,3 +107,17 @@ def _classes(classes: Mapping[str, ClassSummary]) -> Iterator[Block]:
         rows.append((name, group.requests.ok, *times, group.throughput.output_tokens_per_s))
     columns = numbers("TTFT mean", "TTFT p50", "TTFT p99", "TPOT mean", "E2E p50", "E2E p99")
     yield table("Classes", (*numbers("ok", show=cell), *columns, *numbers("tokens/s", show=cell)), rows)
+
+
+def _nodes(nodes: Sequence[NodeSummary]) -> Iterator[Block]:
+    """Yield a row for each node: its requests, its TTFT, how late its first one left, when it had its order."""
+    if len(nodes) < 2:
+        return
+    rows = []
+    for node in nodes:
+        busy = None if node.machine is None else node.machine.busy_ratio
+        times = (node.ttft_ms.p50, node.ttft_ms.p99, node.first_late_ms, node.order_ms)
+        rows.append((node.node, node.sent, node.ok, *times, None if busy is None else 100 * busy))
+    columns = numbers("TTFT p50", "TTFT p99", "first late", "order at")
+    yield table("Nodes, ms", (*numbers("sent", "ok", show=cell), *columns, *numbers("busy, %", show=cell)), rows)
+    yield BLANK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from loadgen.host.cpu_steal import MachineLoad
 from rundir.fields import doc
@@ -28,6 +29,14 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     ]
     text: Annotated[str, doc("What is known, as a clause.")]
     cure: Annotated[str, doc("What helps, as a sentence.")]
+    node: Annotated[str | UnsetType, doc("The node with the latest load workers; absent without nodes.")] = UNSET
+
+
+def cause_on(node: str, busiest_worker: float | None, machine: MachineLoad | None) -> Cause:
+    """Return the cause of lateness on a node."""
+    known = cause(busiest_worker, machine)
+    text = f"on node {node}, {known.text.replace('this machine', 'that machine')}"
+    return msgspec.structs.replace(known, text=text, node=node)
 
 
 def cause(busiest_worker: float | None, machine: MachineLoad | None) -> Cause:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from loadgen.host.clock_sync import ClockSummary
 from loadgen.host.cpu_steal import MachineLoad
@@ -19,6 +20,7 @@ from loadgen.records import WorkerStat
 from loadgen.requests.metrics import schedule_lateness_ms
 from loadgen.requests.self_check.arrivals import Arrivals, arrivals
 from loadgen.requests.self_check.cause import Cause, cause
+from loadgen.requests.self_check.nodes import Node, cause_of
 from loadgen.requests.self_check.sentences import distrust, excesses, statement
 from loadgen.requests.self_check.stated_error import STAMP_MS, StatedError, stated_error
 from loadgen.requests.self_check.workers import (
@@ -34,7 +36,7 @@ from loadgen.requests.self_check.workers import (
     spread,
 )
 from loadgen.requests.table.log import RequestLog
-from rundir.fields import doc
+from rundir.fields import Count, doc
 from rundir.stats import known
 
 __all__ = ["STAMP_MS", "CpuRatio", "SelfCheck", "Spread", "self_check", "stated_error"]
@@ -103,6 +105,10 @@ class SelfCheck(msgspec.Struct, frozen=True, kw_only=True):
         MachineLoad | None,
         doc("what else used this machine's processors"),
     ]
+    late_orders: Annotated[
+        Count | UnsetType,
+        doc("load workers on nodes that had their order after the load's start; absent without nodes", "workers"),
+    ] = UNSET
 
 
 def self_check(
@@ -113,12 +119,14 @@ def self_check(
     clock: ClockSummary | None = None,
     round_trips: Sequence[RoundTrip] = (),
     machine: MachineLoad | None = None,
+    nodes: Sequence[Node] = (),
+    start_ns: int = 0,
 ) -> SelfCheck:
-    """Return the self-check of a measured phase."""
+    """Return the self-check of a measured phase, which began at `start_ns` on `nodes`."""
     error, cpu = stated_error(log, stats), cpu_ratio(stats)
     reasons = excesses(error)
     sent = arrivals(log) if open_loop else None
-    held_up = cause(cpu.max, machine)
+    held_up = cause_of(stats, nodes) if nodes else cause(cpu.max, machine)
     no_schedule = absent("a closed loop has no schedule")
     return SelfCheck(
         verdict=NOT_TRUSTED if reasons else TRUSTED if stats else UNKNOWN,
@@ -141,4 +149,5 @@ def self_check(
         clock=clock,
         network_rtt_ms=list(round_trips),
         machine=machine,
+        late_orders=sum(end.ordered_ns > start_ns for node in nodes for end in node.ends) if nodes else UNSET,
     )

@@ -22,9 +22,11 @@ from typing import Any
 import msgspec
 
 from loadgen.host.clock_sync import clock_state, clock_summary
+from loadgen.host.cpu_steal import CpuTicks, read_ticks
 from loadgen.host.limits import shortage
 from loadgen.host.round_trip import measure_rtt, round_trip
 from rundir.process import descriptor_limit
+from rundir.stats import Missing
 from sidecar.run.processes.places import LOCAL, LocalPipes
 from sidecar.version import VERSION
 
@@ -85,6 +87,10 @@ class Agent:
     async def now_ns(self) -> int:
         """Return the monotonic clock of the node."""
         return time.monotonic_ns()
+
+    async def ticks(self) -> CpuTicks | Missing:
+        """Return the clock ticks of the processors of the node."""
+        return read_ticks()
 
     async def start(self, arguments: Sequence[str]) -> tuple[int, str]:
         """Start a worker; return its number here, and the folder of its files."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from loadgen.host.cpu_steal import CpuTicks, read_ticks
 from loadgen.records import PlannedRequest
 from rundir.clock import AnchoredClock
 from rundir.frames import open_append
 from rundir.printable.masking import secret_variables
+from rundir.stats import Missing
 
 # Whether a planned request is one of a worker's share.
 Share = Callable[[PlannedRequest], bool]
@@ -58,6 +60,9 @@ class Place(Protocol):
 
     async def deliver(self, plan: Path, share: Share) -> str:
         """Return the path there of a plan, or of a share of it."""
+
+    async def ticks(self) -> CpuTicks | Missing:
+        """Return the clock ticks of the processors there."""
 
 
 class LocalPipes:
@@ -116,6 +121,9 @@ class LocalPlace:
 
     async def deliver(self, plan: Path, _: Share) -> str:
         return str(plan)
+
+    async def ticks(self) -> CpuTicks | Missing:
+        return read_ticks()
 
 
 LOCAL = LocalPlace()

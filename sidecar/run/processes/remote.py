@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadgen.host.cpu_steal import CpuTicks
 from loadgen.records import PLAN_END, decode_planned
 from recorded.errors import WorkerDied
 from rundir.clock import AnchoredClock
 from rundir.frames import open_append, read_frames
 from rundir.framing import Framer
+from rundir.stats import Missing
 from sidecar.run.processes.agent import BLOCK_BYTES
 from sidecar.run.processes.places import Share
 
@@ -67,6 +69,13 @@ class RemotePlace:
                 await self.link.call("put", self.number, plan.name, at, block)
                 at += len(block)
         return f"{self.folder}/{plan.name}"
+
+    async def ticks(self) -> CpuTicks | Missing:
+        try:
+            read: CpuTicks | Missing = await self.link.call("ticks")
+        except WorkerDied as lost:
+            return Missing(reason=str(lost))
+        return read
 
 
 class RemotePipes:
