@@ -27,7 +27,7 @@ COPY scraper ./scraper
 COPY sidecar ./sidecar
 COPY sidelight ./sidelight
 COPY simulator ./simulator
-COPY release/healthcheck.py ./release/
+COPY release/healthcheck.py release/identity.toml release/metadata.py ./release/
 # What is compiled bears a hash of its source instead of a moment, so that two builds are the same.
 RUN pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /dist . \
     && pip --python /opt/sidelight/bin/python install --no-compile --no-deps /dist/*.whl \

@@ -35,6 +35,7 @@ lint: $(VENV)/dev ## ruff, mypy, licences, and whether generated files are up to
 	@$(BIN)/python dashboards/generate.py --check
 	@$(BIN)/python docs/generate/pages.py --check
 	@$(BIN)/python release/sbom.py --check
+	@$(BIN)/python release/identity.py --check
 
 faults: $(VENV)/dev ## crashes, damaged logs, fuzz, hostile peers and disks; MINUTES=60 for long, CASE=logs/flip/17 for one
 	@PYTHONPATH=tests $(BIN)/python -m faults $(if $(MINUTES),--minutes $(MINUTES)) $(if $(CASE),--case $(CASE)) $(FAULTS)
@@ -50,10 +51,11 @@ bench: $(VENV)/dev ## what benchmarks/RESULTS.md quotes
 	@$(BIN)/python benchmarks/scrape.py
 
 
-docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard
+docs: $(VENV)/dev ## write the generated files again: command reference, tables of metrics, dashboard, addresses
 	@$(BIN)/python docs/generate/pages.py
 	@$(BIN)/python dashboards/generate.py
 	@$(BIN)/python release/sbom.py
+	@$(BIN)/python release/identity.py
 
 release: $(VENV)/dev ## wheel and sdist, each built twice and compared; RELEASE="--image BASE@sha256:..." the image too
 	@$(BIN)/python release/build.py $(RELEASE)

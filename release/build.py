@@ -2,7 +2,8 @@
 
     python release/build.py [--image BASE@sha256:DIGEST]
 
-In dist/ are then the wheel, the sdist, their bill of materials and SHA256SUMS. With --image the container image is
+A commit that is tagged v* is a release: it must be the version's tag, and release/identity.toml be filled in. In dist/
+are then the wheel, the sdist, their bill of materials and SHA256SUMS. With --image the container image `sidelight` is
 built twice as well (podman): on a base that is named by its digest, since a tag may mean another image tomorrow.
 """
 
@@ -18,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+import identity
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
@@ -48,20 +51,21 @@ def built(source: Path, seed: str) -> dict[str, bytes]:
 def image(source: Path, base: str) -> list[str]:
     """Return the digests of the layers of an image that is built from a copy, without anything kept from before."""
     # Only this format knows health checks.
-    command = [
-        "podman",
-        "build",
-        "--format",
-        "docker",
-        "--quiet",
-        "--no-cache",
-        "--timestamp",
-        "1577836800",
-        "--build-arg",
-    ]
-    name = run([*command, f"PYTHON_IMAGE={base}", "."], cwd=source).splitlines()[-1]
+    options = ["--format", "docker", "--quiet", "--no-cache", "--timestamp", "1577836800", "--tag", "sidelight"]
+    command = ["podman", "build", *options, "--build-arg", f"PYTHON_IMAGE={base}", "."]
+    name = run(command, cwd=source).splitlines()[-1]
     (about,) = json.loads(run(["podman", "image", "inspect", name], cwd=source))
     return list(about["RootFS"]["Layers"])
+
+
+def refusals(tags: Sequence[str], values: dict[str, str]) -> list[str]:
+    """Return reasons not to release a commit that has these tags; one without a tag v* is no release."""
+    if not any(tag.startswith("v") for tag in tags):
+        return []
+    wrong = [f"{name} of release/identity.toml is not filled in" for name in identity.placeholders(values)]
+    if f"v{values['version']}" not in tags:
+        wrong.append(f"the tag is {' '.join(tags)}, the version {values['version']}")
+    return wrong
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,6 +75,9 @@ def main(arguments: Sequence[str]) -> int:
     base: str | None = parser.parse_args(arguments).image
     if base is not None and "@sha256:" not in base:
         parser.error(f"--image {base}: must be named by its digest, NAME@sha256:...")
+    if wrong := refusals(run(["git", "tag", "--points-at", "HEAD"], cwd=ROOT).split(), identity.identity()):
+        print("no release: " + "; ".join(wrong), file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory() as name:
         sources = [checked_out(Path(name) / place) for place in ("one", "another-place")]
         files, again = (built(source, seed) for source, seed in zip(sources, ("1", "2"), strict=True))

@@ -1,9 +1,10 @@
-"""What a release is made with: licences of what users install, and the question whether a container is well."""
+"""What a release is made with: licences, names and addresses, and the question whether a container is well."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ def _script(name: str) -> ModuleType:
     return module
 
 
-sbom, healthcheck = _script("sbom"), _script("healthcheck")
+sys.path.append(str(REPOSITORY / "release"))  # scripts there import each other
+build, healthcheck, identity, metadata, sbom = map(_script, ("build", "healthcheck", "identity", "metadata", "sbom"))
 
 SERVER = """
 import http.server, socket, sys
@@ -149,3 +151,47 @@ def test_each_component_of_the_bill_states_a_licence():
     """NOASSERTION where its package states none: an empty list says that none was looked for."""
     bill = json.loads((sbom.ROOT / "release" / "sbom.cdx.json").read_text(encoding="utf-8"))
     assert [] == [component["name"] for component in bill["components"] if not component["licenses"]]
+
+
+def test_files_that_name_the_publisher_agree():
+    """With release/identity.toml, and with the version of pyproject.toml: `make docs` writes them."""
+    assert 0 == identity.main(["--check"])
+
+
+def test_a_release_names_its_publisher_and_version():
+    """A commit tagged v* with a placeholder or of another version is refused; without a tag it may be built."""
+    named = {"repository": "https://forge.test/us/sidelight", "version": "1.2.3"}
+    unnamed = named | {"image": f"forge.test/{identity.PLACEHOLDER}/sidelight"}
+    assert [] == build.refusals(["v1.2.3"], named)
+    assert [] == build.refusals([], unnamed)
+    assert ["image"] == [line.split()[0] for line in build.refusals(["v1.2.3", "other"], unnamed)]
+    assert 1 == len(build.refusals(["v1.2.4"], named))
+
+
+def test_no_placeholder_is_left_once_the_publisher_is_filled_in():
+    """Neither in a file that is written, nor in one that is not."""
+    values = {name: value.replace(identity.PLACEHOLDER, "us") for name, value in identity.identity().items()}
+    places = {name for name, _, _ in identity.PLACES}
+    assert [] == [name for name in places if identity.PLACEHOLDER in identity.filled_in(name, values)]
+    command = ["git", "grep", "-lE", rf"{identity.PLACEHOLDER}(/sidelight|\.github)"]
+    named = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout.split()
+    assert places | {"release/identity.toml"} >= set(named)
+
+
+def test_a_place_for_a_value_must_be_there():
+    """Each occurrence is written; a file that has none was changed without its row."""
+    assert identity.updated("url: a\nx\nurl: aa", r"^url: (\S+)$", "b") == "url: b\nx\nurl: b"
+    with pytest.raises(LookupError):
+        identity.updated("link: a", r"^url: (\S+)$", "b")
+
+
+def test_the_readme_leads_somewhere_on_a_package_index():
+    """Its links and pictures have addresses, of files of the tag that the repository holds."""
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    published = metadata.absolute(readme, "https://forge.test/us/sidelight", "v1")
+    links = re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", published)
+    assert links
+    for link in (inline or picture for inline, picture in links):
+        kind, _, path = link.removeprefix("https://forge.test/us/sidelight/").partition("/v1/")
+        assert kind == ("raw" if path.endswith(".svg") else "blob"), link
+        assert (REPOSITORY / path.partition("#")[0]).exists(), link
