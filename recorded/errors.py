@@ -54,6 +54,10 @@ class TargetNotMeasured(SidelightError):
     """A target that was loaded without a successful request."""
 
 
+class LoadIncomplete(SidelightError):
+    """A load without the share of a lost load worker."""
+
+
 class CannotWrite(SidelightError):
     """A file of the run directory that cannot be written."""
 

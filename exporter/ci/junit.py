@@ -1,8 +1,8 @@
 """`junit.xml`: a test case for each objective and for the trust in the measurement, for what shows results of tests.
 
 An objective that was missed is a failure, one without a value is skipped; where the load generator cannot be trusted
-its case is skipped, since the run's exit code does not depend on it either. A run that did not end by itself, or whose
-records are damaged, is an error.
+its case is skipped, since the run's exit code does not depend on it either. A run that did not end by itself, that lost
+a share of its load, or whose records are damaged, is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from exporter.document import without_controls
-from exporter.report.alerts import damage_lines, failure_lines
+from exporter.report.alerts import damage_lines, failure_lines, loss_lines
 from exporter.report.conclusion import evidence
 from exporter.summary.result import Summary
 from loadgen.requests.slo.results import ObjectiveResult
@@ -61,8 +61,9 @@ def _trust(summary: Summary) -> ET.Element:
 
 def _ended(summary: Summary) -> ET.Element:
     damage = list(damage_lines(summary.integrity))
-    sound = summary.status == "complete" and not damage
-    return _case(ENDED, "" if sound else "error", _joined([*damage, f"the run is {summary.status}"]))
+    losses = list(loss_lines(summary.integrity))
+    sound = summary.status == "complete" and not damage and not losses
+    return _case(ENDED, "" if sound else "error", _joined([*losses, *damage, f"the run is {summary.status}"]))
 
 
 def _answered(summary: Summary) -> ET.Element:

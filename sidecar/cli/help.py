@@ -28,8 +28,8 @@ EPILOGUE = (
     "Exit codes: 0 done (of report also where the run missed an objective; of watch, and scrape without --duration, "
     "also after Ctrl-C); 1 run missed an objective of --slo, or doctor found something to change between us and the "
     "engine; 2 bad usage or configuration, also a path or a port that cannot be used; 3 the target could not be "
-    "reached or measured, or a file not be written; 130 interrupted (results up to then are written; a second signal "
-    "skips that, and `sidelight report RUN` writes them later)."
+    "reached or measured, a share of the load not be sent, or a file not be written; 130 interrupted (results up to "
+    "then are written; a second signal skips that, and `sidelight report RUN` writes them later)."
 )
 
 

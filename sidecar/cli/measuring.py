@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.text import Text
 
-from recorded.errors import Interrupted, SidelightError, TargetNotMeasured
+from recorded.errors import Interrupted, LoadIncomplete, SidelightError, TargetNotMeasured
 from sidecar.cli.arguments import translate
 from sidecar.options.access import ListenOpen
 from sidecar.options.config import command_as_recorded
@@ -210,6 +210,11 @@ def _measured(
     if summary.workload.name and not requests.ok:
         raise TargetNotMeasured(
             "target.no-success", f"none of {requests.sent} requests succeeded; {path} holds their errors"
+        )
+    if summary.integrity.lost_shares:
+        # Also where an objective was missed: what took a node may have taken the time of others.
+        raise LoadIncomplete(
+            "load.incomplete", f"a share of the load was lost with its node and not sent; {path} holds the others"
         )
     slo = summary.client.slo
     if summary.client.outage and (slo is None or slo.met):
