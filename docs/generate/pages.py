@@ -78,7 +78,8 @@ write.
 - `--header` takes `Name: value`, `Name:value`, `Name=value`, and several values.
 - `--request-rate inf --max-concurrency N` is a closed loop of N, without N all at once; `--request-rate R
   --max-concurrency N` a schedule with at most N in flight.
-- Lists of values (`--concurrency 1,2,4`) are a sweep: `sidelight sweep URL --vary concurrency=1,2,4`.
+- Several levels (`--concurrency 1,2,4` or `--rate 1,2,4`) run `sidelight sweep`, three times each unless `--repeat N`;
+  of other options they are `sidelight sweep URL --vary input-tokens=64,512`.
 - Without a rate or concurrency, a run does what the benchmark does whose options were given, and says so: of
   `vllm bench serve` (`--num-prompts`, ...) `--rate inf` and 1,000 requests; of AIPerf (`--request-count`, ...)
   `--concurrency 1` and 10 requests, or twice the concurrency; else 1 request/s.

@@ -16,7 +16,7 @@ from recorded.errors import ConfigurationError
 from sidecar.cli import draft
 from sidecar.cli.help import ALL, FLAGS
 from sidecar.cli.loads import STREAMS, defaults_of, meant, sweep_note, with_streams
-from sidecar.cli.messages import hint_of, unused
+from sidecar.cli.messages import are_numbers, hint_of, unused
 from sidecar.cli.peers import HINTS, RENAMED
 from sidecar.options.fields import HOST_PORT, SYSTEMS, declarations, flag_of
 from sidecar.options.load import DoctorOptions, RunOptions
@@ -101,6 +101,16 @@ class Translation:
             self.arguments += added
             self.implied = f"as {theirs} does without a rate: {' '.join(added)}"
 
+    def take_levels(self) -> None:
+        """Make a `run` at several rates or concurrencies the `sweep` that it means."""
+        for name in ("--rate", "--concurrency"):
+            at = self.arguments.index(name) + 1 if name in self.arguments else 0
+            values = self.arguments[at : at + 1] if at else []
+            if values and are_numbers(values[0].split(",")):
+                varied = ["--vary", f"{name.removeprefix('--')}={values[0]}"]
+                self.arguments = ["sweep", *self.arguments[1 : at - 1], *varied, *self.arguments[at + 1 :]]
+                self.implied = f"several levels are a sweep: sidelight sweep URL {' '.join(varied)}"
+
     def refuse_unknown(self, options: type) -> None:
         """Add a problem that names all options that a command does not have."""
         names = _names(options)
@@ -161,7 +171,8 @@ def translate(arguments: Sequence[str]) -> Translation:
         translation.add(option, flags)
     if options is RunOptions:
         translation.take_load([option.name for option in typed])
-    translation.refuse_unknown(options)
+        translation.take_levels()
+    translation.refuse_unknown(_options_of(translation.arguments[0]))
     if translation.problems:
         raise ConfigurationError("option.unknown", "; ".join(translation.problems))
     if arguments[0] == "test":

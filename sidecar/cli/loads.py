@@ -54,7 +54,7 @@ def defaults_of(typed: Iterable[str], arguments: list[str]) -> tuple[list[str], 
         at_once = [] if width or ("--duration" in ours and "--requests" not in ours) else ["--rate", "inf"]
         count = [] if ours & _LENGTHS else ["--requests", str(REQUESTS_OF_VLLM)]
         return at_once + count, "vllm bench serve"
-    in_flight = int(width[0]) if width and width[0].isdecimal() else 1
+    in_flight = max((int(level) for level in ",".join(width).split(",") if level.isdecimal()), default=1)
     count = ["--requests", str(max(LEAST_OF_AIPERF, 2 * in_flight))]
     one_by_one = [] if "--concurrency" in ours else ["--concurrency", "1"]
     return one_by_one + ([] if ours & {*_LENGTHS, "--prompts"} else count), "AIPerf"

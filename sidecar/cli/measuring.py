@@ -107,6 +107,8 @@ def run(options: RunOptions = RunOptions()) -> int:  # noqa: B008  frozen, and c
       sidelight run http://127.0.0.1:8000 --rate 4 --duration 30s --input-tokens 512 --output-tokens 128
     500 requests, always 16 in flight (closed loop):
       sidelight run http://127.0.0.1:8000 --concurrency 16 --requests 500
+    At 1, 4 and 16 in flight, three times each (sidelight sweep):
+      sidelight run http://127.0.0.1:8000 --concurrency 1,4,16 --duration 30s
     A schedule with at most 64 requests in flight, lengths around 512 tokens:
       sidelight run http://127.0.0.1:8000 --rate 20 --concurrency 64 --input-tokens normal:512,64
     A gate for CI, with an API key:

@@ -156,7 +156,7 @@ def _unusable_value(error: cyclopts.CoercionError) -> str:
 
 def _reason(error: cyclopts.CoercionError, value: str) -> str:
     is_load = (error.command_chain or ("",))[0] in LOADING
-    if is_load and _are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
+    if is_load and are_numbers(value.split(",")) and get_origin(error.target_type) is not tuple:
         name = _name(error.argument, None)
         if name in map(flag_of, RunOptions.__dataclass_fields__):
             return f"give one number; several are a sweep: sidelight sweep URL --vary {name.removeprefix('--')}={value}"
@@ -171,7 +171,8 @@ def _reason(error: cyclopts.CoercionError, value: str) -> str:
     return _MUST_BE.get(hint, "cannot be read")
 
 
-def _are_numbers(texts: Sequence[str]) -> bool:
+def are_numbers(texts: Sequence[str]) -> bool:
+    """Return whether these are several numbers."""
     return len(texts) > 1 and all(text.strip().replace(".", "", 1).isdecimal() for text in texts)
 
 

@@ -37,7 +37,7 @@ Sidelight = Callable[..., Ended]
         (f"{RUN} --rate 0", "--rate 0: must be greater than 0"),
         (f"{RUN} --rate fast", "--rate fast: must be a number"),
         (f"{RUN} --concurrency 1.5", "--concurrency 1.5: must be a whole number"),
-        (f"{RUN} --concurrency 1,2,4", "several are a sweep: sidelight sweep URL --vary concurrency=1,2,4"),
+        (f"{RUN} --requests 10,20", "several are a sweep: sidelight sweep URL --vary requests=10,20"),
         (f"{RUN} --barrier", "--barrier: sidelight run has no such option; with --concurrency each request that ends"),
         (f"{RUN} --rat 1", "--rat: sidelight run has no such option; did you mean --rate?"),
         (f"{RUN} --xyz=secret", "--xyz: sidelight run has no such option; `sidelight run --help-all` lists them"),

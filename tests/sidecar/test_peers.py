@@ -168,6 +168,27 @@ def test_every_command_names_all_options_that_it_does_not_have(sidelight: Sideli
 
 
 @pytest.mark.parametrize(
+    ("typed", "sweep"),
+    [
+        ("--concurrency 1,2,4 --duration 9s", "--vary concurrency=1,2,4 --duration 9s"),
+        ("--request-rate=1,2 --concurrency 8", "--vary rate=1,2 --concurrency 8"),
+        ("--isl 64 --concurrency 1,32", "--input-tokens 64 --vary concurrency=1,32 --requests 64"),
+        ("--profile concurrent --rate 1,2 --max-seconds 9", "--duration 9 --vary concurrency=1,2"),
+    ],
+)
+def test_a_run_at_several_levels_is_a_sweep(typed: str, sweep: str):
+    """Under other benchmarks' names too; as many requests as AIPerf sends at the widest."""
+    assert ["sweep", *sweep.split(), "--url", UNUSED] == translate(["run", UNUSED, *typed.split()]).arguments
+
+
+def test_a_run_at_several_levels_has_the_options_of_a_sweep(sidelight: Sidelight):
+    """Its plan has a step a level and repeat; what a sweep lacks is refused in its name."""
+    planned = sidelight("run", UNUSED, "--concurrency", "1,4", "--requests", "8", "--plan", "--repeat", "2")
+    assert (0, 4) == (planned.code, len(re.findall(r" (?:1|4) in flight ", planned.out)))
+    assert "--nowhere: sidelight sweep has no such option" in sidelight("run", UNUSED, "--rate", "1,4", "--nowhere").err
+
+
+@pytest.mark.parametrize(
     ("typed", "load"),
     [
         ("--num-prompts 1000 --dataset-path f", "--requests 1000 --prompts f --rate inf"),
