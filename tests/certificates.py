@@ -64,7 +64,7 @@ def established(directory: Path) -> Authority:
         "-addext",
         "basicConstraints=CA:FALSE",
     )
-    authority.sign("ca")
+    authority.sign("ca", "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # Python 3.13 and newer want it
     authority.sign("server", *signed, *LOOPBACK)
     authority.sign("client", *signed)
     authority.sign("solo", *LOOPBACK)
