@@ -127,7 +127,7 @@ REPLIES: Mapping[str, Hostile] = {
     ),
     "nested-100000": Hostile((events(b'{"a":' * 100_000, PIECE + b"}"),), EVENT + "maximum recursion"),
     "nested-timings": Hostile(
-        (events(PIECE + b',"timings":' + b"[" * 5_000 + b"]" * 5_000 + b"}"),), EVENT + "maximum recursion"
+        (events(PIECE + b',"timings":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),), EVENT + "maximum recursion"
     ),
     "count-of-5000-digits": Hostile(
         (events(PIECE + b',"usage":{"completion_tokens":' + b"9" * 5_000 + b"}}"),),
