@@ -27,11 +27,12 @@ COPY scraper ./scraper
 COPY sidecar ./sidecar
 COPY sidelight ./sidelight
 COPY simulator ./simulator
-COPY release/healthcheck.py release/identity.toml release/metadata.py ./release/
-# What is compiled bears a hash of its source instead of a moment, so that two builds are the same.
+COPY release/healthcheck.py release/identity.toml release/manual.py release/metadata.py ./release/
+# Packages' tests, 56 MB, are left out. What is compiled bears a hash of its source instead of a moment, so that two builds are the same.
 RUN pip --python /opt/build/bin/python wheel --no-deps --no-build-isolation --wheel-dir /dist . \
     && pip --python /opt/sidelight/bin/python install --no-compile --no-deps /dist/*.whl \
     && cp release/healthcheck.py /opt/sidelight/bin/ \
+    && find /opt/sidelight/lib -type d -name tests -prune -exec rm -rf {} + \
     && /opt/sidelight/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/sidelight/lib
 
 

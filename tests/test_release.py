@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 from certificates import Authority
+from documents import options
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -29,7 +30,8 @@ def _script(name: str) -> ModuleType:
 
 
 sys.path.append(str(REPOSITORY / "release"))  # scripts there import each other
-build, healthcheck, identity, metadata, sbom = map(_script, ("build", "healthcheck", "identity", "metadata", "sbom"))
+build, healthcheck, identity, sbom = map(_script, ("build", "healthcheck", "identity", "sbom"))
+manual, metadata = map(_script, ("manual", "metadata"))
 
 SERVER = """
 import http.server, socket, sys
@@ -195,3 +197,12 @@ def test_the_readme_leads_somewhere_on_a_package_index():
         kind, _, path = link.removeprefix("https://forge.test/us/sidelight/").partition("/v1/")
         assert kind == ("raw" if path.endswith(".svg") else "blob"), link
         assert (REPOSITORY / path.partition("#")[0]).exists(), link
+
+
+def test_the_manual_page_has_every_command():
+    """In roff: its lines of requests are those of a manual page, and nothing of Markdown is left."""
+    page = manual.manual((REPOSITORY / manual.REFERENCE).read_text(encoding="utf-8"), "1.2.3")
+    assert {"TH", "SH", "SS", "TP", "PP", "IP", "nf", "fi"} == set(re.findall(r"^\.(\w*)", page, re.MULTILINE))
+    assert {f"sidelight {name}" for name in options() if name} <= set(re.findall(r"^\.SH (.+)$", page, re.MULTILINE))
+    prose = re.sub(r"^\.nf\n.*?^\.fi\n", "", page, flags=re.MULTILINE | re.DOTALL)  # without what was code
+    assert not re.search(r"`|\]\(|^#|^- ", prose, re.MULTILINE)

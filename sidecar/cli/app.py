@@ -63,6 +63,7 @@ app.command(inspecting.simulate, group=INSPECT, help_flags=[])
 app.command(inspecting.report, group=INSPECT, usage="Usage: sidelight report [OPTIONS] RUN [RUN ...]")
 app.command(inspecting.doctor, group=INSPECT, usage="Usage: sidelight doctor [OPTIONS] URL")
 app.command(inspecting.schema, group=INSPECT)
+app.register_install_completion_command(help="Complete commands, options and choices in bash, zsh or fish.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -333,3 +334,29 @@ def test_too_little_memory_is_said_before_a_library_asks_for_it(tmp_path: Path, 
     assert code == ended.returncode, ended.stderr
     assert bool(code) == (ended.stdout == "") == ended.stderr.endswith("(ulimit -v), and needs 512: raise the limit\n")
     assert ended.stderr.count("\n") <= 1
+
+
+COMPLETED = """
+source "$1"; shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_LINE="$*" COMP_POINT=${#COMP_LINE}
+_sidelight; echo "${COMPREPLY[*]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not here to complete")
+def test_a_shell_completes_commands_options_and_choices(
+    sidelight: Sidelight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of the draft's commands too, which are imported by name; the installed script alone is asked."""
+    path = tmp_path / "completion"
+    monkeypatch.setenv("HOME", str(tmp_path))  # its .bashrc gets a line
+    assert 0 == sidelight("--install-completion", "--shell", "bash", "--output", str(path)).code
+    for typed, completed in (
+        ("sw", "sweep"),
+        ("run --conc", "--concurrency"),
+        ("sweep --var", "--variant --vary"),
+        ("run --endpoint chat", "chat"),
+    ):
+        command = ["bash", "-c", COMPLETED, "_", path, "sidelight", *typed.split()]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
+        assert completed == shown.stdout.strip(), shown.stderr
