@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -350,9 +351,15 @@ def _listed(names: Sequence[str]) -> str:
 def _reasons(exact: Bools, known: Bools, joined: Joined, attribution: Attribution) -> Texts:
     """Return each request's reason: the gaps of an exact source, the basis of an estimate, or why both are missing."""
     both = zip(attribution.reason.tolist(), joined.reason.tolist(), strict=True)
-    neither = np.array([why if guess == NO_FIRST else f"{guess}; {why}" for guess, why in both], dtype=np.object_)
+    neither = np.array([_neither(*pair) for pair in both], dtype=np.object_)
     estimated = np.where(attribution.reason != "", attribution.reason, joined.reason)
     return texts_of(np.where(exact, joined.reason, np.where(known, estimated, neither)))
+
+
+@lru_cache(maxsize=1024)
+def _neither(estimated: str, exact: str) -> str:
+    """Return the reason why a request has no times; of equal pairs of reasons one object."""
+    return exact if estimated == NO_FIRST else f"{estimated}; {exact}"
 
 
 def _cleared(left_s: Floats, whole_s: Floats) -> Floats:

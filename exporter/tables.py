@@ -23,6 +23,7 @@ from exporter.summary.result import Summary
 from loadgen.requests.metrics import request_metrics
 from loadgen.requests.table.log import RequestLog
 from recorded.clocks import NodeTime, clock_errors_ns
+from rundir.columns import take
 from scraper.window.quantities import GatewayPage, quantities_of
 from scraper.window.summary import Endpoint, Server
 
@@ -61,6 +62,7 @@ SLICE_COLUMNS: dict[str, pa.DataType] = {
     "endpoint": pa.string(),
 }
 _BATCH = 10_000
+_ROW_GROUP = 1 << 17
 
 
 def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()) -> pa.Table:
@@ -120,6 +122,17 @@ def requests_table(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime] = ()
     }
     bound = {"clock_error_ms": _real(clock_errors_ns(log, nodes) / 1e6)} if nodes else {}
     return pa.table({**columns, **bound})
+
+
+def write_requests(log: RequestLog, parts: Parts, nodes: Sequence[NodeTime], file: IO[bytes]) -> None:
+    """Write `requests_table` compressed, in row groups of up to 131,072 requests."""
+    begins = range(0, max(len(log), 1), _ROW_GROUP)
+    stretches = (slice(begin, min(begin + _ROW_GROUP, len(log))) for begin in begins)
+    groups = (requests_table(take(log, rows), take(parts, rows), nodes) for rows in stretches)
+    first = next(groups)
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        for group in chain([first], groups):
+            writer.write_table(group)
 
 
 def timeslices_table(summary: Summary) -> pa.Table:

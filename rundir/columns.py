@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Texts = NDArray[np.object_]  # of str
 Indices = NDArray[np.intp]
+Rows = Indices | Ints | Bools | slice  # positions, a mask, or one stretch
 
 _STARTS, _LOAD, _HOLDS = "starts", "_load", "_holds"
 Load = Callable[[str], Any]  # from a column's name to its values
@@ -33,6 +34,13 @@ Table = TypeVar("Table", bound="DataclassInstance")
 def texts_of(values: Texts | NDArray[np.str_]) -> Texts:
     """Return texts as objects, equal ones as one object."""
     return np.fromiter(map(sys.intern, values.tolist()), np.object_, len(values))
+
+
+def same_text(text: str, size: int) -> Texts:
+    """Return a column of one text, as one object; `np.full` makes one a row."""
+    column = np.empty(size, np.object_)
+    column.fill(text)
+    return column
 
 
 def ragged(starts: str) -> dict[str, str]:
@@ -87,7 +95,7 @@ def stretches(table: Table, values: int) -> Iterator[Table]:
     cuts = np.unique(np.searchsorted(ends, [*range(values, int(ends[-1]), values)])).tolist()
     for begin, end in pairwise([0, *cuts, rows]):
         if begin < end:
-            yield take(table, np.arange(begin, end))
+            yield take(table, slice(begin, end))
 
 
 def with_columns(table: Table, columns: Mapping[str, Any]) -> Table:
@@ -97,18 +105,29 @@ def with_columns(table: Table, columns: Mapping[str, Any]) -> Table:
     return on_demand(type(table), lambda name: columns[name] if name in columns else getattr(table, name))
 
 
-def take(table: Table, rows: Indices | Ints | Bools) -> Table:
-    """Return rows of a table, by position or mask; the table itself for a full mask."""
-    if rows.dtype == np.bool_ and rows.all():
-        return table
+def take(table: Table, rows: Rows) -> Table:
+    """Return rows of a table, by position or mask; the table itself for a full mask.
+
+    Columns of rows that are one stretch are views of the table's, not copies.
+    """
+    if not isinstance(rows, slice) and rows.dtype == np.bool_:
+        count = int(np.count_nonzero(rows))
+        if count == len(rows):
+            return table
+        first = int(rows.argmax()) if count else 0
+        if rows[first : first + count].all():
+            rows = slice(first, first + count)
     starts = starts_of(table)
     if getattr(table, _LOAD, None) is not None:
         return on_demand(type(table), lambda name: _taken(table, name, rows, starts))
     return type(table)(**{column.name: _taken(table, column.name, rows, starts) for column in fields(table)})
 
 
-def _taken(table: DataclassInstance, name: str, rows: Indices | Ints | Bools, starts: Mapping[str, str]) -> Any:
+def _taken(table: DataclassInstance, name: str, rows: Rows, starts: Mapping[str, str]) -> Any:
     """Return a column of some rows."""
+    if isinstance(rows, slice) and (name in starts or name in starts.values()):
+        of_rows = getattr(table, starts.get(name, name))[rows.start : rows.stop + 1]
+        return getattr(table, name)[of_rows[0] : of_rows[-1]] if name in starts else of_rows - of_rows[0]
     if name in starts.values():
         return bounds(np.diff(getattr(table, name))[rows])
     if name in starts:
@@ -132,7 +151,7 @@ def starts_of(table: DataclassInstance | type[DataclassInstance]) -> dict[str, s
     return {column.name: column.metadata[_STARTS] for column in fields(table) if _STARTS in column.metadata}
 
 
-def places(starts: Ints, rows: Indices | Ints | Bools) -> Ints:
+def places(starts: Ints, rows: Rows) -> Ints:
     """Return the places of some rows' values in a ragged column."""
     begins, counts = starts[:-1][rows], np.diff(starts)[rows]
     # The place of each value within the result, moved to where its row began.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rundir.columns import Floats, Indices, Ints, Texts, texts_of
+from rundir.columns import Floats, Indices, Ints, Texts, same_text
 
 BY_TIME = "by_time"  # of no estimate: times of the engine's, joined by time alone
 QUALITIES = ("exact", BY_TIME, "tight", "shared", "mixed_traffic", "prior", "none")
@@ -49,8 +49,8 @@ def nothing(size: int, reason: str) -> Attribution:
     unknown = {column.name: np.full(size, np.nan) for column in fields(Attribution) if column.name.endswith("_s")}
     return Attribution(
         **unknown,
-        quality=texts_of(np.full(size, "none")),
-        reason=texts_of(np.full(size, reason)),
+        quality=same_text("none", size),
+        reason=same_text(reason, size),
         interval=np.full(size, -1, dtype=np.int64),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadgen.requests.metrics import OTHER_UNIT
-from rundir.columns import Bools, Floats, Ints, Texts, texts_of
+from rundir.columns import Bools, Floats, Ints, Texts, same_text
 from scraper.engines.catalogue import INNER_TIMES
 from scraper.spans.request_times import InnerTimes
 
@@ -93,7 +93,7 @@ def unjoined(size: int, reason: str = "") -> Joined:
     """Return a table in which nothing is known of any request, and why."""
 
     def texts(text: str) -> Texts:
-        return texts_of(np.full(size, text))
+        return same_text(text, size)
 
     return Joined(
         source=texts("none"),

@@ -31,6 +31,7 @@ MSER_BATCH = 5
 LEAST_BATCHES = 10  # of five completions each, that MSER-5 can judge
 BATCHES, LEAST_EVENTS = 10, 20  # of a rate
 _ONE_SIDED_95 = 1.645
+_AT_ONCE = 2**20  # stamps in memory
 
 
 class SteadyWindow(Struct, frozen=True, kw_only=True):
@@ -149,11 +150,15 @@ def von_neumann_ratio(values: npt.ArrayLike) -> float | None:
 def _batches(at_ns: npt.ArrayLike, weights: npt.ArrayLike, window: SteadyWindow) -> tuple[Floats, int]:
     """Return the amount in each tenth of a window, and its total number of events."""
     stamps_ns = np.asarray(at_ns, np.int64).ravel()
-    inside = (stamps_ns > window.start_ns) & (stamps_ns <= window.end_ns)
-    amounts = np.broadcast_to(np.asarray(weights, np.float64), stamps_ns.shape)[inside]
-    share = (stamps_ns[inside] - window.start_ns) / (window.end_ns - window.start_ns)
-    batch = np.minimum((share * BATCHES).astype(np.int64), BATCHES - 1)
-    return np.bincount(batch, amounts, BATCHES).astype(np.float64), int(inside.sum())
+    amounts = np.broadcast_to(np.asarray(weights, np.float64), stamps_ns.shape)
+    sums, events = np.zeros(BATCHES), 0
+    for part in (slice(begin, begin + _AT_ONCE) for begin in range(0, len(stamps_ns), _AT_ONCE)):
+        inside = (stamps_ns[part] > window.start_ns) & (stamps_ns[part] <= window.end_ns)
+        share = (stamps_ns[part][inside] - window.start_ns) / (window.end_ns - window.start_ns)
+        batch = np.minimum((share * BATCHES).astype(np.int64), BATCHES - 1)
+        sums += np.bincount(batch, amounts[part][inside], BATCHES)
+        events += int(inside.sum())
+    return sums, events
 
 
 def in_flight(begun_ns: npt.ArrayLike, ended_ns: npt.ArrayLike, window: SteadyWindow) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 from rundir.columns import Floats, Indices
 
 RESAMPLES = 1000
-_AT_ONCE = 100
+_AT_ONCE, _MOST_AT_ONCE = 100, 1 << 22  # resamples, and their rows
 
 
 def block_length(values: Floats) -> int:
@@ -55,8 +55,9 @@ def resampled_sums(columns: Floats, block: int, *, resamples: int = RESAMPLES, s
     few = draws * columns.shape[1] <= 2 * size  # then picking rows costs less than counting how often each is drawn
     random = np.random.default_rng(np.random.SeedSequence(seed))
     parts = []
-    for first in range(0, resamples, _AT_ONCE):
-        count = min(_AT_ONCE, resamples - first)
+    at_once = max(1, min(_AT_ONCE, _MOST_AT_ONCE // max(size, 1)))
+    for first in range(0, resamples, at_once):
+        count = min(at_once, resamples - first)
         starts = random.integers(size, size=(count, draws))
         if few:
             parts.append(sums[starts].sum(axis=1))

@@ -16,7 +16,8 @@ all, and 76 % at 95 % load.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -30,6 +31,7 @@ from rundir.stats import OF_VALUES
 LEAST_TAIL = 20.0  # effective values beyond a quantile; with fewer, intervals cover the truth in as little as half
 _ONE_SIDED_95 = 1.645
 _MOST_POINTS = 2**16  # of a series whose autocorrelation is taken
+_AT_ONCE = 2**20  # values of a series in memory
 
 
 # An estimate and the ends of its interval, None of one that is not known.
@@ -99,13 +101,13 @@ def quantiles(
             for count in needed
         ]
     ascending = np.sort(values)
-    of_all = (values <= np.median(ascending), _ranked(values)) if not of_itself else ()
-    least = np.max([np.ones(2), *map(_taus, of_all)], axis=0)
+    of_all = [partial(np.greater_equal, _quantile(ascending, 0.5)), partial(_ranked, ascending)]
+    least = np.max([np.ones(2), *(_taus(values, of) for of in of_all if not of_itself)], axis=0)
     return [_interval(values, ascending, q, level, least) for q in qs]
 
 
 def _interval(values: Floats, ascending: Floats, q: float, level: float, least: Floats) -> QuantileInterval:
-    tau, most = np.maximum(least, _taus(values <= float(np.quantile(ascending, q)))).tolist()
+    tau, most = np.maximum(least, _taus(values, partial(np.greater_equal, _quantile(ascending, q)))).tolist()
     whole = of_sorted(ascending, q, most, level)
     if whole.is_known or (whole.low, whole.high) == (None, None) or q == 0.5:
         return whole
@@ -120,7 +122,7 @@ def of_sorted(ascending: Floats, q: float, tau: float, level: float = 0.95) -> Q
     `tau` of the values say as much as an independent one.
     """
     size, thin = len(ascending), min(q, 1 - q)
-    estimate = float(np.quantile(ascending, q))
+    estimate = _quantile(ascending, q)
     needed = _needed(tau, thin)
     low, high = ascending[_ranks(size, size / tau, q, level)].tolist()
     # Nor is the least or the greatest value an end, where all values lie beyond the quantile more often than `level`.
@@ -133,6 +135,13 @@ def of_sorted(ascending: Floats, q: float, tau: float, level: float = 0.95) -> Q
         effective_tail=size / tau * thin,
         needed_n=needed,
     )
+
+
+def _quantile(ascending: Floats, q: float) -> float:
+    """Return the q-quantile of ascending values [n > 0]. `np.quantile` gives the same, and copies them all."""
+    place = (len(ascending) - 1) * q
+    below = math.floor(place)
+    return float(np.quantile(ascending[below : below + 2], place - below))
 
 
 def _needed(tau: float, thin: float) -> int:
@@ -175,28 +184,38 @@ def autocorrelation_time(values: npt.ArrayLike) -> float:
     return float(np.clip(tau, 1.0, np.size(values)))
 
 
-def _taus(values: npt.ArrayLike) -> Floats:
-    """Return the autocorrelation time of values [n > 0], and its upper bound: one-sided, at 95 %."""
-    tau, error = _autocorrelation(values)
+def _taus(values: npt.ArrayLike, of: Callable[[Floats], npt.ArrayLike]) -> Floats:
+    """Return the autocorrelation time of `of(values)`, and its upper bound: one-sided, at 95 %."""
+    tau, error = _autocorrelation(values, of)
     return np.clip([tau, tau * (1 + _ONE_SIDED_95 * error)], 1.0, np.size(values))
 
 
-def _ranked(values: Floats) -> Floats:
-    """Return the rank of each value, the mean one of equal values."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - counts / 2)[place]
+def _ranked(ascending: Floats, values: Floats) -> Floats:
+    """Return the rank of each value among ascending ones. Equal values share their mean rank."""
+    some, place = np.unique(values, return_inverse=True)
+    ranks: Floats = (np.searchsorted(ascending, some, "left") + np.searchsorted(ascending, some, "right"))[place] / 2
     return ranks
 
 
-def _autocorrelation(values: npt.ArrayLike) -> tuple[float, float]:
-    """Return the autocorrelation time of values [n > 0] and its relative standard error."""
-    series: Floats = np.asarray(values, np.float64)
-    variance = float(series.var())
+def _autocorrelation(values: npt.ArrayLike, of: Callable[[Floats], npt.ArrayLike] = np.positive) -> tuple[float, float]:
+    """Return the autocorrelation time of a series [n > 0], and its relative standard error.
+
+    The series is `of(values)`, made of some of the values at a time.
+    """
+    everything: Floats = np.asarray(values, np.float64)
+    # Of a long series, means over equal stretches: the variance of the mean of all follows from theirs alike.
+    stretch = math.ceil(len(everything) / _MOST_POINTS)
+    at_once = _AT_ONCE // stretch * stretch or stretch
+    by_part = []
+    for begin in range(0, len(everything), at_once):
+        series: Floats = np.asarray(of(everything[begin : begin + at_once]), np.float64)
+        whole = series[: len(series) // stretch * stretch].reshape(-1, stretch)
+        by_part.append((len(series) / len(everything), series.mean(), series.var(), whole.mean(axis=1)))
+    share, middle, within, part_means = zip(*by_part, strict=True)
+    variance = float(np.dot(share, within) + np.dot(share, (np.array(middle) - np.dot(share, middle)) ** 2))
     if variance == 0:
         return 1.0, 0.0
-    # Of a long series, means over equal stretches: the variance of the mean of all follows from theirs alike.
-    stretch = math.ceil(len(series) / _MOST_POINTS)
-    means = series[: len(series) // stretch * stretch].reshape(-1, stretch).mean(axis=1)
+    means = np.concatenate(part_means)
     centred = means - means.mean()
     spectrum = np.fft.rfft(centred, 2 ** math.ceil(math.log2(2 * len(means))))
     covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: len(means) // 2 * 2] / len(means)

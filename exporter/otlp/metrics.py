@@ -153,7 +153,8 @@ def _samples(log: RequestLog, parts: Parts, *, streams: bool) -> Iterator[_Instr
         first_s = np.where(output_ns >= 0, (output_ns - log.submit_ns) / 1e9, np.nan)
         yield _InstrumentValues(instrument=_FIRST_CHUNK, values=first_s, at_ns=output_ns, rows=rows)
         gaps_s, gap_ns = metrics.itl_ms / 1e3, metrics.itl_end_ns
-        yield _InstrumentValues(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=metrics.itl_request)
+        of_gaps = np.repeat(rows, metrics.gap_count)
+        yield _InstrumentValues(instrument=_PER_CHUNK, values=gaps_s, at_ns=gap_ns, rows=of_gaps)
     stated = np.isin(parts.source, ["trace", "response"])
     inside_s = sum(np.nan_to_num(parts.seconds(part)) for part in (ENGINE_FRONTEND, *STATED_PARTS))
     first_s = np.where(stated, parts.queue_s + parts.prefill_s + inside_s, np.nan)

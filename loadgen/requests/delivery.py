@@ -278,15 +278,20 @@ def contradicted_usage(ok: RequestLog, start_ns: int | None, end_ns: int | None)
     doubted = take(ok, ok.usage_contradiction != "")
     if not len(doubted):
         return UNSET
-    pairs = [part.partition(": ") for text in doubted.usage_contradiction for part in str(text).split("; ")]
+    kinds: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for text in doubted.usage_contradiction:
+        for kind, _, numbers in (part.partition(": ") for part in str(text).split("; ")):
+            kinds[kind] += 1
+            examples.setdefault(kind, numbers)
     sizes, duration_s = np.diff(ok.chunk_start), 0.0
     if start_ns is not None and end_ns is not None:
         duration_s = (end_ns - start_ns) / 1e9
         sizes = sizes[(ok.end_ns >= start_ns) & (ok.end_ns <= end_ns)]
     return ContradictedUsage(
         replies=len(doubted),
-        kinds=dict(Counter(kind for kind, _, _ in pairs)),
-        examples={kind: numbers for kind, _, numbers in reversed(pairs)},
+        kinds=dict(kinds),
+        examples=examples,
         without_output_tokens=int((doubted.output_tokens_source == "contradicted").sum()),
         without_input_tokens=int((doubted.input_tokens < 0).sum()),
         stated_output_tokens=describe(counts(doubted.usage_output_tokens), "none was stated"),

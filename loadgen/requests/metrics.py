@@ -42,8 +42,8 @@ _BY_FILTER = re.compile(r"content[ _-]?(filter|management|moderation|policy)|gua
 class RequestMetrics:
     """Metrics of a log's requests as columns float64[n], NaN where missing; each is computed when it is first read.
 
-    A row is a request of the log; `itl_ms`, `itl_request` and `itl_end_ns` have one for each gap, [m] in order of rows.
-    `as_read` keeps the zero gaps of replies that came in one read.
+    A row is a request of the log, and has `gap_count` gaps; `itl_ms` and `itl_end_ns` have one value for each gap,
+    [m] in order of rows. `as_read` keeps the zero gaps of replies that came in one read.
     """
 
     log: RequestLog
@@ -82,41 +82,38 @@ class RequestMetrics:
         return self._gaps[2]
 
     @property
-    def itl_ms(self) -> Floats:
+    def gap_count(self) -> Ints:
+        """Return the number of gaps of each request, int64[n]."""
         return self._gaps[3]
 
     @property
-    def itl_request(self) -> Ints:
-        """Return the row of the log that each gap belongs to, int64[m], ascending."""
-        return self._rows_and_ends[0]
+    def itl_ms(self) -> Floats:
+        return self._gaps[4]
 
     @property
     def itl_end_ns(self) -> Ints:
-        """Return the time at which each gap ended, int64[m]."""
-        return self._rows_and_ends[1]
+        """Return the time at which each gap ended, int64[m]. It is computed anew whenever it is read."""
+        ends_ns, done = np.empty(len(self.itl_ms), np.int64), 0
+        for _, _, _, end_ns in content_gaps(self.log, self._has_gaps):
+            ends_ns[done : done + len(end_ns)] = end_ns
+            done += len(end_ns)
+        return ends_ns
 
     @cached_property
     def _has_gaps(self) -> Bools:
         return ~in_one_read(self.log) | self.as_read
 
     @cached_property
-    def _gaps(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return mean, deviation and maximum of each request's gaps [n], and all gaps [m]."""
-        by_stretch = [
-            (*_by_request(gaps_ms, row, len(stretch)), gaps_ms)
-            for stretch, gaps_ms, row, _ in content_gaps(self.log, self._has_gaps)
-        ]
-        mean_ms, jitter_ms, pause_ms, gaps_ms = map(np.concatenate, zip(*by_stretch, strict=True))
-        return mean_ms, jitter_ms, pause_ms, gaps_ms
-
-    @cached_property
-    def _rows_and_ends(self) -> tuple[Ints, Ints]:
-        rows, ends_ns, begin = [], [], 0
-        for stretch, _, row, end_ns in content_gaps(self.log, self._has_gaps):
-            rows.append(begin + row)
-            ends_ns.append(end_ns)
-            begin += len(stretch)
-        return np.concatenate(rows), np.concatenate(ends_ns)
+    def _gaps(self) -> tuple[Floats, Floats, Floats, Ints, Floats]:
+        """Return mean, deviation, maximum and number of each request's gaps [n], and all gaps [m]."""
+        by_stretch, done = [], 0
+        gaps_ms = np.empty(int(self.log.chunk_start[-1]))  # what no gap is written to takes no memory
+        for stretch, of_stretch, row, _ in content_gaps(self.log, self._has_gaps):
+            gaps_ms[done : done + len(of_stretch)] = of_stretch
+            done += len(of_stretch)
+            by_stretch.append(_by_request(of_stretch, row, len(stretch)))
+        mean_ms, jitter_ms, pause_ms, count = map(np.concatenate, zip(*by_stretch, strict=True))
+        return mean_ms, jitter_ms, pause_ms, count, gaps_ms[:done]
 
 
 def refused_by_filter(log: RequestLog) -> Bools:
@@ -260,8 +257,8 @@ def _gaps_of(log: RequestLog, of_requests: Bools) -> tuple[Floats, Ints, Ints]:
     return gaps_ms, row[1:][same].astype(np.int64), chunk_ns[1:][same]
 
 
-def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats]:
-    """Return mean, deviation and maximum of each request's gaps, float64[requests].
+def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floats, Floats, Ints]:
+    """Return mean, deviation, maximum and number of each request's gaps, [requests].
 
     NaN where there are too few gaps.
     """
@@ -274,4 +271,4 @@ def _by_request(gaps_ms: Floats, row: Ints, requests: int) -> tuple[Floats, Floa
     some = count > 0
     if some.any():
         pause_ms[some] = np.maximum.reduceat(gaps_ms, (np.cumsum(count) - count)[some])
-    return mean_ms, jitter_ms, pause_ms
+    return mean_ms, jitter_ms, pause_ms, count

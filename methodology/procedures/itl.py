@@ -86,19 +86,20 @@ def _level(finished: Finished, read: Reader) -> _Level:
     ok = take(log, log.status == "ok")
     enough = ok.output_tokens >= LEAST_TOKENS
     metrics = request_metrics(take(ok, enough))
-    begin_ns = metrics.itl_end_ns - np.rint(1e6 * metrics.itl_ms).astype(np.int64)
-    order = np.argsort(metrics.itl_end_ns, kind="stable")
+    end_ns = metrics.itl_end_ns
+    begin_ns = end_ns - np.rint(1e6 * metrics.itl_ms).astype(np.int64)
+    order = np.argsort(end_ns, kind="stable")
     if window:
-        order = order[metrics.itl_end_ns[order] <= window.end_ns]
+        order = order[end_ns[order] <= window.end_ns]
     gaps_ms = metrics.itl_ms[order]
-    prefill = with_prefill(begin_ns[order], metrics.itl_end_ns[order], data.requests.first_token_ns)
+    prefill = with_prefill(begin_ns[order], end_ns[order], data.requests.first_token_ns)
     known = [values[np.isfinite(values)] for values in (metrics.jitter_ms, metrics.max_pause_ms)]
     option = itl_option(ok)
     return _Level(
         finished=finished,
         gaps_ms=gaps_ms,
         prefill=prefill,
-        unknown=~prefill & foreign_prefill(data, begin_ns[order], metrics.itl_end_ns[order]),
+        unknown=~prefill & foreign_prefill(data, begin_ns[order], end_ns[order]),
         jitter_ms=known[0],
         pause_ms=known[1],
         shorter=int((~enough).sum()),

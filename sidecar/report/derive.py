@@ -95,8 +95,9 @@ def _write(derived: Evaluated, wanted: Sequence[str], *, trace_url: str) -> None
     write_json(path / SUMMARY, msgspec.to_builtins(as_written(summary)))
     for name, write in server_metrics_files(_server_metrics(derived), wanted):
         write_whole(path / name, write)
-    requests = tables.requests_table(run.requests, derived.parts, run.nodes)
-    write_whole(path / "requests.parquet", lambda file: tables.write_parquet(requests, file))
+    write_whole(
+        path / "requests.parquet", lambda file: tables.write_requests(run.requests, derived.parts, run.nodes, file)
+    )
     slices = tables.timeslices_table(summary)
     write_whole(path / "timeslices.parquet", lambda file: tables.write_parquet(slices, file))
     for output in OUTPUT_FORMATS:

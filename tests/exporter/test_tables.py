@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 import summaries
 from recordings import log_of
 
+from exporter import tables
 from exporter.tables import requests_table, timeslices_table
 
 
@@ -36,6 +39,17 @@ def test_a_requests_parts_are_columns_and_null_where_they_are_unknown(source: st
     parts = summaries.parts(source, reason="it failed" if source == "none" else "")
     row = requests_table(log_of(100), parts).to_pylist()[7]
     assert {"breakdown_source": source, **shown} == {name: row[name] for name in ("breakdown_source", *shown)}
+
+
+def test_requests_are_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of 100 requests in groups of 30 four, with the rows of one table."""
+    log, parts = log_of(100), summaries.parts("trace")
+    monkeypatch.setattr(tables, "_ROW_GROUP", 30)
+    with (tmp_path / "requests.parquet").open("wb") as file:
+        tables.write_requests(log, parts, (), file)
+    written = pq.ParquetFile(tmp_path / "requests.parquet")
+    assert 4 == written.num_row_groups
+    assert tables.requests_table(log, parts).equals(written.read())
 
 
 def test_a_slices_means_are_rows_with_their_coverage_and_quality():

@@ -82,8 +82,7 @@ def stated_error(log: RequestLog, stats: Sequence[WorkerStat]) -> StatedError:
              last byte left somewhere between dispatch, or connection, and then. Over plain TCP it is stamped before the
              call, and what comes before that does not belong to a TTFT
     """
-    metrics = request_metrics(take(log, log.status == "ok"), as_read=True)
-    ttft_median, itl_median = _median(metrics.ttft_ms), _median(metrics.itl_ms)
+    ttft_median, itl_median = _medians(log)
     delays_ms = loop_delays_ms(stats)
     if not len(delays_ms):
         return StatedError(ttft=_unknown(ttft_median), itl=_unknown(itl_median))
@@ -131,6 +130,12 @@ def _unknown(median_ms: float | None) -> ErrorBound:
 
 def _limit_ms(median_ms: float | None) -> float | None:
     return None if median_ms is None else max(LIMIT_MS, LIMIT_RATIO * median_ms)
+
+
+def _medians(log: RequestLog) -> tuple[float | None, float | None]:
+    """Return the median TTFT and gap, ms."""
+    metrics = request_metrics(take(log, log.status == "ok"), as_read=True)
+    return _median(metrics.ttft_ms), _median(metrics.itl_ms)
 
 
 def _median(values: Floats) -> float | None:

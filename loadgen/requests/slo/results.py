@@ -200,7 +200,7 @@ class SloTally:
             sample.valued += int((~np.isnan(values_ms)).sum())
             sample.lost += int(((~ok & ~cut_short) | (cut_short & _overdue(objective, log))).sum())
             if objective.metric == "itl":
-                values_ms = metrics.itl_ms[ok[metrics.itl_request]]
+                values_ms = metrics.itl_ms[np.repeat(ok, metrics.gap_count)]
             sample.values_ms.frombytes(known(values_ms).tobytes())
 
     def result(self, rates: Mapping[str, float | Missing]) -> SloResult:

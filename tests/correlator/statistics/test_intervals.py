@@ -7,9 +7,11 @@ import pytest
 from autoregressive import autoregressive
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 from queues import served, took
 from scipy.special import ndtri
 
+from correlator.statistics import intervals
 from correlator.statistics.intervals import (
     LEAST_TAIL,
     QuantileInterval,
@@ -17,6 +19,7 @@ from correlator.statistics.intervals import (
     mean,
     of_sorted,
     quantile,
+    quantiles,
 )
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200)
@@ -160,6 +163,15 @@ def test_the_autocorrelation_time_of_a_long_series_is_taken_from_stretches_of_it
     random = np.random.default_rng(2)
     assert autocorrelation_time(autoregressive(random, 20_000, 0.8)) == pytest.approx(9, rel=0.2)
     assert autocorrelation_time(autoregressive(random, 500_000, 0.8)) == pytest.approx(9, rel=0.1)
+
+
+def test_a_long_series_is_looked_at_part_by_part(monkeypatch: pytest.MonkeyPatch):
+    """With the same intervals as at once: of 300,000 values, many of them equal, in parts of 10,000 and the rest."""
+    values = np.round(autoregressive(np.random.default_rng(3), 300_007, 0.9), 1)
+    whole = quantiles(values, [0.5, 0.9, 0.99])
+    monkeypatch.setattr(intervals, "_AT_ONCE", 10_000)
+    for at_once, in_parts in zip(whole, quantiles(values, [0.5, 0.9, 0.99]), strict=True):
+        assert asdict(in_parts) == pytest.approx(asdict(at_once), rel=1e-9)
 
 
 def test_the_interval_of_a_mean_holds_it_as_often_as_it_says():

@@ -39,7 +39,7 @@ METRICS = (
     "jitter_ms",
     "max_pause_ms",
     "itl_ms",
-    "itl_request",
+    "gap_count",
     "itl_end_ns",
 )
 
