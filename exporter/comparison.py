@@ -12,11 +12,12 @@ from msgspec import UnsetType
 
 from correlator.parts import TTFT_PARTS
 from exporter.document import BLANK, Block, Cell, Prose, Table, numbers, table, words
-from exporter.report.alerts import alerts, severe_lines
+from exporter.report.alerts import alerts
 from exporter.report.load import served_in_load, sustained
 from exporter.report.method import generator_verdict, slowed_engine
 from exporter.report.tables.client import time_labels
 from exporter.report.tables.server import GAUGE_ROWS, gauge_cell
+from exporter.report.verdict import TONES, verdict_of
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary
 from rundir.printable.numbers import cell, setting
@@ -52,8 +53,8 @@ def doubts(runs: Sequence[Compared]) -> Iterator[Block]:
     """Yield each run's warnings and verdicts, and whether the runs are comparable."""
     for run in runs:
         summary = run.summary
-        severe = list(severe_lines(summary))
-        yield from (Prose(f"! {run.label}: {line}", "alarm") for line in severe)
+        verdict = verdict_of(summary)
+        yield Prose(f"{run.label}: {verdict.headline}", TONES[verdict.state])
         yield from (Prose(f"! {run.label}: {line}", "warning") for line in alerts(summary))
     yield Prose(f"{same_requests(runs)} {CAUTION}")
     for run in runs:

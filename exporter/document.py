@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from rundir.printable.numbers import ms
+from rundir.printable.numbers import ms, percent
 from rundir.printable.text import printable_all
 
 SUMMARY = "summary.json"
@@ -65,6 +65,53 @@ class Sparklines:
     rows: tuple[tuple[str, Sequence[float | None], str], ...]
     end: str
     axis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A few numbers of one size, each a label, a text and its tone; between two of them a line may break."""
+
+    cells: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a bar: its name, label, size, share of the whole, and source. A part without a share is pale."""
+
+    name: str
+    label: str
+    size: float
+    share: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsBar:
+    """A stacked bar of parts, with a legend; parts that are not above 0 have no piece."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def drawn(self) -> tuple[tuple[Piece, float], ...]:
+        """Return the drawn pieces, each with its share of the bar."""
+        drawn = [piece for piece in self.pieces if piece.size > 0]
+        whole = sum(piece.size for piece in drawn)
+        return tuple((piece, piece.size / whole) for piece in drawn)
+
+    @property
+    def legend(self) -> tuple[tuple[Piece, str], ...]:
+        """Return the pieces with their words; a source that all have stands once, behind the last."""
+        pieces = [piece for piece, _ in self.drawn]
+        single = len({piece.source for piece in pieces}) == 1
+        return tuple(
+            (piece, _legend(piece, with_source=not single or piece is pieces[-1], of_all=single)) for piece in pieces
+        )
+
+
+def _legend(piece: Piece, *, with_source: bool, of_all: bool) -> str:
+    share = "within its own error" if piece.share is None else percent(piece.share)
+    source = f" ({'all: ' if of_all else ''}{piece.source})" if with_source else ""
+    return f"{piece.label} {share}{source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +189,7 @@ def table(
 
 
 Heading = tuple[Line, *tuple[Prose, ...]]  # the title, then what was measured where and when
-Block = Prose | Line | Sparklines | Table
+Block = Prose | Line | Figures | PartsBar | Sparklines | Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,19 +14,22 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from correlator.parts import TTFT_PARTS
-from exporter.document import Block, Column, Line, Prose, Sparklines, Table
+from correlator.parts import E2E_PARTS
+from exporter.document import Block, Column, Figures, Line, PartsBar, Piece, Prose, Sparklines, Table
 from rundir.printable.text import sparkline
 
 WIDTH = 100
 LONG_WORD, SHORT_LABEL = 24, 14  # characters: longer words break, shorter labels do not
 PADDING = 1  # blanks behind each column
 LABEL = 9  # of a sparkline
+GAP = 3  # blanks between figures
+MOST_BAR = 80  # columns
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 STYLES = {
     "alarm": "red", "warning": "yellow", "met": "green", "note": "dim", "inner": "dim", "strong": "bold",
-    "label": "bold cyan", **{part.name: part.colour for part in TTFT_PARTS},
+    "label": "bold cyan", **{part.name: part.colour for part in E2E_PARTS},
 }  # fmt: skip
+GLYPHS = {part.name: part.glyph for part in E2E_PARTS}
 
 
 def without_padding(content: Iterable[Block]) -> str:
@@ -68,6 +71,10 @@ class Rendered:
                     yield from wrapped(block, options.max_width)
                 case Line():
                     yield _line(block, options.max_width)
+                case Figures(cells):
+                    yield from _packed([_cell(*each) for each in cells], options.max_width)
+                case PartsBar():
+                    yield from _bar(block, options.max_width)
                 case Sparklines():
                     yield from _sparklines(block, options.max_width)
                 case Table():
@@ -91,6 +98,39 @@ def _line(line: Line, width: int) -> Text:
         ends = [gap.start() for gap in _GAPS.finditer(shown.plain) if gap.start() < width]
         shown = Text.assemble(shown[: max(ends, default=width - 1)], ("…", "dim"))
     return shown
+
+
+def _cell(label: str, text: str, tone: str) -> Text:
+    return Text.assemble((f"{label} ", "dim"), (text, _style(f"{tone} strong".strip())))
+
+
+def _packed(cells: Iterable[Text], width: int) -> Iterator[Text]:
+    """Yield lines of as many cells as have room."""
+    line = Text()
+    for cell in cells:
+        if line and line.cell_len + GAP + cell.cell_len > width:
+            yield line
+            line = Text()
+        line = Text.assemble(line, " " * GAP if line else "", cell)
+    yield line
+
+
+def _bar(bar: PartsBar, width: int) -> Iterator[Text]:
+    """Yield the bar and its legend, in glyphs that need no colours."""
+    drawn, room, end, whole = Text(), min(width, MOST_BAR), 0, 0.0
+    for piece, share in bar.drawn:
+        whole += share
+        length = round(room * whole) - end
+        drawn.append(glyph(piece) * length, _style("note" if piece.share is None else piece.name))
+        end += length
+    yield drawn
+    yield from _packed((Text.assemble((glyph(piece), _style(piece.name)), f" {words}")
+                        for piece, words in bar.legend), width)  # fmt: skip
+
+
+def glyph(piece: Piece) -> str:
+    """Return the glyph of a part; dots of one that is within its own error."""
+    return "·" if piece.share is None else GLYPHS[piece.name]
 
 
 def _sparklines(lines: Sparklines, width: int) -> Iterator[Text]:

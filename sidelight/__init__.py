@@ -3,6 +3,7 @@
     import sidelight
 
     run = sidelight.open_run("runs/today")
+    run.verdict.do                                  # what the report begins with; a notebook shows it for `run`
     run.arrow("requests").to_pandas()               # one row a request, as in requests.parquet
     sidelight.summary("runs/today").status
     sidelight.attribute(run.requests, run.scrapes)  # queue and prefill time of each request, from scrapes alone

@@ -13,8 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from exporter import tables
+from exporter.ci.markdown import verdict_markdown
+from exporter.document import without_controls
 from exporter.evaluation.evaluate import Evaluated, evaluate
+from exporter.html.markup import blocks
+from exporter.report.verdict import verdict_blocks, verdict_of
 from exporter.summary.result import Summary
+from exporter.summary.verdict import RunVerdict
 from loadgen.requests.table.log import RequestLog
 from rundir.printable.numbers import count_of
 from scraper.series.table import EndpointSeries
@@ -46,7 +51,7 @@ class Run:
     _recorded: Recorded
 
     def __repr__(self) -> str:
-        """Return one line with the run's status, requests and endpoints, as a notebook shows it."""
+        """Return one line with the run's status, requests and endpoints."""
         requests, pages = len(self.requests.index), len(self.scrapes)
         return f"<Run {self.status}: {count_of(requests, 'request')}, {count_of(pages, 'metrics page')}>"
 
@@ -69,6 +74,18 @@ class Run:
     def scrapes(self) -> tuple[EndpointSeries, ...]:
         """Return the scrapes of each URL, as `attribute` takes them."""
         return self._recorded.endpoints
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """Return the verdict: the state, four figures, the parts of the TTFT, why, and what to do."""
+        return verdict_of(self._evaluated.summary)
+
+    def _repr_html_(self) -> str:
+        """Return the verdict as a notebook shows it."""
+        return blocks(verdict_blocks(without_controls(self.verdict)))
+
+    def _repr_markdown_(self) -> str:
+        return verdict_markdown(without_controls(self.verdict))
 
     def arrow(self, name: TableName) -> pa.Table:
         """Return a table: stamps are int64 ns, durations float64 ms, null where missing.

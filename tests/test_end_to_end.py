@@ -317,8 +317,8 @@ def test_damage_to_a_complete_run_is_said_before_anything_else(complete: Ended, 
     report = sidelight("report", tmp_path / "run", path=tmp_path / "run")
     lost = complete.manifest["logs"]["requests-0.log"]["frames"]
     assert 3 == report.code
-    first, *_ = report.out.replace("\n", " ").partition("sidelight 0")
-    assert f"! Recorded data of this run are missing or damaged: raw/requests-0.log: {lost} of {lost} records" in first
+    verdict = report.out.replace("\n", " ").partition("Not to be trusted: recorded data are missing or damaged")[2]
+    assert f"Why: raw/requests-0.log: {lost} of {lost} records are lost" in verdict
     assert report.err.startswith(f"sidelight: {tmp_path}/run: recorded data are damaged")
     assert "damaged" == report.summary["integrity"]["state"]
     assert report.summary["server"]["requests_running"]["stats"]["count"] > 1

@@ -127,12 +127,13 @@ def hostile_page(began_ns: int) -> Iterator[bytes]:
 def test_a_run_of_an_attacker_is_reported_and_obeyed_in_nothing(
     attackers: Path, victim: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Its damage is the first line; links are replaced by our files, the file that they lead to stays; and so it is
+    """Its damage is the verdict; links are replaced by our files, the file that they lead to stays; and so it is
     where it is compared.
     """
     assert 3 == ran("report", attackers)
     said = capsys.readouterr()
-    assert said.out.startswith("! Recorded data of this run are missing or damaged: raw/hardware-1.log: it is damaged")
+    assert "Not to be trusted: recorded data are missing or damaged" in said.out
+    assert "Why: raw/hardware-1.log: it is damaged" in said.out
     for reason in ("is a link", "unpacks to more than", "is not a regular file"):
         assert reason in " ".join(said.out.split())
     assert (1, set()) == (said.err.count("\n"), OBEYED & set(said.out + said.err))

@@ -1,4 +1,4 @@
-"""Write docs/generate/report.svg, the picture of the README, from a run: its command, conclusion and breakdown.
+"""Write docs/generate/report.svg, the picture of the README, from a run: its command, verdict and breakdown.
 
 python docs/generate/picture.py RUN
 """
@@ -21,7 +21,7 @@ from sidecar.report.derive import evaluated
 
 PICTURE = Path(__file__).with_name("report.svg")
 WIDTH = 104
-SHOWN = ("severe", "heading", "alerts", "objectives", "conclusion", "timeline", "parts")  # of the report
+SHOWN = ("heading", "verdict", "alerts", "objectives", "timeline", "parts")  # of the report
 FONTS = "ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace"
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from exporter.document import without_controls
-from exporter.report.alerts import damage_lines, failure_lines, loss_lines
+from exporter.report.alerts import damage_lines, failed_line, loss_lines
 from exporter.report.conclusion import evidence
+from exporter.report.verdict import verdict_of
 from exporter.summary.result import Summary
 from loadgen.requests.slo.results import ObjectiveResult
 
@@ -67,7 +70,8 @@ def _ended(summary: Summary) -> ET.Element:
 
 
 def _answered(summary: Summary) -> ET.Element:
-    requests, lines = summary.client.requests, list(failure_lines(summary))
+    requests, outage = summary.client.requests, summary.client.outage
+    lines = [verdict_of(summary).headline, failed_line(summary)] if outage is not UNSET else []
     ended = f"{requests.ok:,} of {requests.sent:,} requests ended ok"
     return _case(ANSWERED, "error" if lines else "", _joined([*lines, ended]))
 

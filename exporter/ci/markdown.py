@@ -1,4 +1,4 @@
-"""`report.md`: conclusion, objectives and the main tables in Markdown, short enough for a pull request's comment.
+"""`report.md`: verdict, objectives and the main tables in Markdown, short enough for a pull request's comment.
 
 Paragraphs and tables are those of the report for terminals. What servers said is read as text: it marks nothing up,
 links to nothing, and mentions neither people nor issues.
@@ -18,22 +18,26 @@ from exporter.comparison import (
     same_requests,
     times_table,
 )
-from exporter.document import Table, without_controls
-from exporter.report.alerts import alerts, severe_lines
+from exporter.document import Figures, PartsBar, Prose, Table, without_controls
+from exporter.report.alerts import alerts
 from exporter.report.conclusion import conclusion, evidence
 from exporter.report.heading import heading
 from exporter.report.load import rate_lines
 from exporter.report.tables.breakdown import breakdown_table
 from exporter.report.tables.client import client_table
 from exporter.report.tables.shards import shards_section
+from exporter.report.verdict import verdict_blocks, verdict_of
 from exporter.summary.breakdown import json_name
 from exporter.summary.result import Summary, as_written
+from exporter.summary.verdict import RunVerdict
+from exporter.text import glyph
 from loadgen.requests.slo.results import ObjectiveResult
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>|~#&]|:(?=//)|(?<=www)\.)")
 # GitHub and GitLab look for these in the text that is shown, where no backslash stands any more.
 _MENTION = re.compile(r"([@#!]|\bGH-)(?=\w)", re.IGNORECASE)
 _APART = "\N{ZERO WIDTH SPACE}"
+BAR = 40  # characters
 _LONGEST = 1000  # characters of a text: GitHub refuses a comment of over 65,536
 # Beside a base: all that is gated on, its parts, and the speed of a reply.
 BESIDE = {
@@ -51,7 +55,8 @@ def as_markdown(summary: Summary, *, against_base: tuple[Compared, Compared] | N
 
 def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) -> Iterator[str]:
     loaded = bool(summary.client.requests.sent)
-    yield from (f"**{_escaped(line)}**" for line in severe_lines(summary))
+    if loaded or summary.integrity.state == "damaged":
+        yield from _verdict(verdict_of(summary))
     if summary.client.slo:
         yield from _objectives(summary.client.slo.objectives)
     yield "\n".join(f"- ! {_escaped(alert)}" for alert in alerts(summary))
@@ -68,6 +73,26 @@ def _blocks(summary: Summary, against_base: tuple[Compared, Compared] | None) ->
     yield " · ".join(_escaped(line.text) for line in heading(summary))  # a line of its own could begin a list
 
 
+def verdict_markdown(verdict: RunVerdict) -> str:
+    """Return the verdict as Markdown."""
+    return "\n\n".join(_verdict(verdict))
+
+
+def _verdict(verdict: RunVerdict) -> Iterator[str]:
+    """Yield the verdict: its state, a table of its figures, the bar, why, and what to do."""
+    for block in verdict_blocks(verdict):
+        match block:
+            case Prose(text, tone) if text:
+                yield f"**{_escaped(text)}**" if "strong" in tone else _escaped(text)
+            case Figures(cells):
+                rows = ([_escaped(each[at]) for each in cells] for at in (0, 1))
+                yield _rows([next(rows), ["--:"] * len(cells), next(rows)])
+            case PartsBar():
+                drawn = "".join(glyph(piece) * round(BAR * share) for piece, share in block.drawn)
+                legend = (f"`{glyph(piece)}` {_escaped(words)}" for piece, words in block.legend)
+                yield f"`{drawn}`\n\n{' · '.join(legend)}"
+
+
 def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
     """Yield the verdict, and a table with a row for each objective."""
     met = sum(objective.met is True for objective in objectives)
@@ -79,8 +104,8 @@ def _objectives(objectives: Sequence[ObjectiveResult]) -> Iterator[str]:
 def _beside(base: Compared, run: Compared) -> Iterator[str]:
     """Yield the run's times beside those of another, and the differences in their configuration."""
     yield f"**Beside run {_escaped(base.summary.run_id)}**"
-    doubts = (*severe_lines(base.summary), *alerts(base.summary))
-    yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in doubts)
+    yield f"In {base.label}: {_escaped(verdict_of(base.summary).headline)}"
+    yield "\n".join(f"- ! In {base.label}: {_escaped(line)}" for line in alerts(base.summary))
     yield _escaped(f"{same_requests((base, run))} {CAUTION}")
     yield _table(times_table((base, run), BESIDE))
     yield _table(configuration_table((base, run)))

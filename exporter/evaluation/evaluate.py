@@ -16,6 +16,7 @@ from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here, 
 from exporter.evaluation.methodology import methodology_of
 from exporter.evaluation.server import server_of
 from exporter.evaluation.warnings import warnings
+from exporter.report.verdict import verdict_of
 from exporter.summary.gateways import beside_pages
 from exporter.summary.result import MeasuredWindow, Status, Summary, Tool
 from exporter.summary.watched import watched_traffic
@@ -68,7 +69,7 @@ def summarise(measured: MeasuredRun) -> Summary:
         correlation = msgspec.structs.replace(correlation, gateways=by_page)
     sent = workload(run)
     check = self_check_of(run, measured.requests, window)
-    return Summary(
+    whole = Summary(
         run_id=manifest["run_id"],
         tool=Tool(**manifest["tool"]),
         status=msgspec.convert(run.status, Status),
@@ -93,6 +94,7 @@ def summarise(measured: MeasuredRun) -> Summary:
         methodology=methodology_of(measured, stability, client.ttft_ms),
         watch=watched_traffic(run, run.watched, window) if isinstance(run, WatchRun) else UNSET,
     )
+    return msgspec.structs.replace(whole, verdict=verdict_of(whole))
 
 
 def _hardware(measured: MeasuredRun) -> Hardware:

@@ -11,8 +11,7 @@ from correlator.opening import WatchRun
 from correlator.statistics.percentiles import percentile_intervals
 from exporter.evaluation.comparability import unknown_clocks
 from exporter.evaluation.measured import MeasuredRun, closed_loop, engine_here
-from exporter.summary.compliance import DRAFT, RunStatement
-from exporter.summary.result import Methodology
+from exporter.summary.result import DRAFT, Methodology, RunStatement
 from loadgen.requests.warmup import WarmupStatement
 from recorded.run import Run
 from rundir.stats import Statistics

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 from html import escape as without_markup
 
-from exporter.document import Block, Heading, Line, Prose, Section, Table
+from correlator.parts import E2E_PARTS
+from exporter.document import Block, Figures, Heading, Line, PartsBar, Prose, Section, Table
 from rundir.printable.text import printable_lines
 
 TITLES = {
@@ -19,6 +20,8 @@ TITLES = {
     "blank output": "tokens without visible text, before the first that shows",
 }
 
+UNSURE = 0.35  # opacity of a part within its own error
+_LIGHT = {part.name: part.light for part in E2E_PARTS}  # where no page states the colours
 # What a terminal shows in backticks; and options, in which a browser would break a line.
 _CODE = re.compile(r"`([^`<]+)`|(?<![\w-])(--[a-z][\w-]*)")
 
@@ -56,9 +59,35 @@ def _block(block: Block) -> str:
             return _table(block)
         case Prose(text, tone) if text.strip():
             return f"<p{_class(tone)}>{_prose(block)}</p>"
+        case Figures(cells):
+            pairs = (
+                f"<div><dt>{escape(label)}</dt><dd{_class(tone)}>{_prose(Prose(text))}</dd></div>"
+                for label, text, tone in cells
+            )
+            return f'<dl class="figures">{"".join(pairs)}</dl>'
+        case PartsBar():
+            return _bar(block)
         case Line(tone=tone):
             return f"<p{_class(tone)}>{_spans(block)}</p>"
     return ""
+
+
+def _bar(bar: PartsBar) -> str:
+    """Return a bar of parts with its legend; a part within its own error is pale."""
+    left, pieces, words = 0.0, [], []
+    legend = dict(bar.legend)
+    for piece, share in bar.drawn:
+        pale = f' opacity="{UNSURE}"' if piece.share is None else ""
+        fill = f'height="100%" fill="var(--{piece.name}, {_LIGHT[piece.name]})"{pale}'
+        text = escape(Prose(legend[piece]).unbroken())
+        pieces.append(f'<rect x="{100 * left:.2f}%" width="{100 * share:.2f}%" {fill}><title>{text}</title></rect>')
+        swatch = f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>'
+        words.append(f"<li{_title(piece.label)}>{swatch} {text}</li>")
+        left += share
+    picture = (
+        f'<svg class="parts" width="100%" height="20" role="img" aria-label="Parts of the mean">{"".join(pieces)}</svg>'
+    )
+    return f'{picture}\n<ul class="legend">{"".join(words)}</ul>'
 
 
 def _prose(prose: Prose) -> str:

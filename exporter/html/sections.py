@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from correlator.parts import TTFT_PARTS
 from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
 from exporter.document import Block, Line, Prose, Section, Table, table, words
-from exporter.html.markup import blocks, escape, page_header, section
+from exporter.html.markup import blocks, page_header, section
 from exporter.html.tables import generator_table, slices_table
 from exporter.report.heading import heading
-from exporter.report.load import rate_lines, served_in_load
 from exporter.report.method import generator_verdict, method
 from exporter.report.sections import prose
 from exporter.report.sections import sections as report_sections
 from exporter.report.tables.percentiles import percentiles_table
 from exporter.report.tables.server import association_line
-from exporter.summary.breakdown import is_certain, json_name, label_of
 from exporter.summary.result import Summary
-from loadgen.requests.summary import too_many_failed
-from rundir.printable.numbers import cell, percent, setting, spoken_together
+from rundir.printable.numbers import setting
 
-UNSURE = 0.35  # opacity of a part within its own error
 NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 
 
@@ -29,24 +24,23 @@ def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     report = report_sections(summary)
     engine = *report["server"], *report["gateways"]
-    state = *report["severe"], *report["alerts"], *report["objectives"]
+    answer = *report["verdict"], *report["objectives"], *report["alerts"]
     yield page_header(heading(summary)) + NO_SCRIPT
     if summary.client.requests.sent:
-        answer = blocks([*report["conclusion"], *prose(rate_lines(summary))])
-        yield section(Section(name="answer", content=(*state, figures(summary))), f"{bar(summary)}\n{answer}")
+        yield section(Section(name="answer", content=answer))
+        yield section(Section(name="time", title="Over time", behind=("By time", (slices_table(summary),))))
+        yield section(Section(name="requests", title="Every request", behind=("The slowest", report["slowest"])))
+        if report["parts"]:
+            yield section(Section(name="parts", content=(*report["conclusion"], *report["parts"])))
         trust = blocks([*prose(how_sure(summary)), *prose(method(summary))])
         trust += "" if summary.watch else f"\n{blocks([generator_table(summary.self_check)])}"
         yield f'<details id="method"><summary>How far these numbers can be trusted</summary>\n{trust}\n</details>'
-        if report["parts"]:
-            yield section(Section(name="parts", content=report["parts"]))
-        yield section(Section(name="time", title="Over time", behind=("By time", (slices_table(summary),))))
-        yield section(Section(name="requests", title="Every request", behind=("The slowest", report["slowest"])))
         percentiles = *report["client"], percentiles_table(summary), *engine
         yield section(Section(name="spread", title="How times are spread", behind=("Percentiles", percentiles)))
         related = prose(association_line(summary.correlation.association))
         yield section(Section(name="causes", title="What a long wait went with", content=tuple(related)))
     else:
-        yield section(Section(name="answer", content=state))
+        yield section(Section(name="answer", content=answer))
         yield section(Section(name="spread", title="The engine", content=engine))
     if report["shards"]:
         yield section(Section(name="shards", title="Shards", content=report["shards"]))
@@ -96,47 +90,6 @@ def _configuration(summary: Summary) -> Table:
         if value not in (None, "", [], {}, False)
     )
     return table("", [words("value")], rows)
-
-
-def figures(summary: Summary) -> Prose:
-    """Return a line of the offered and served rates, the TTFT and the failures; a missing value is a dash."""
-    client = summary.client
-    rates, requests, ttft = client.rates, client.requests, client.ttft_ms
-    offered = rates.offered_requests_per_s or rates.realised_requests_per_s
-    growing = summary.methodology.stability.verdict == "growing"
-    served = summary.methodology.stability.capacity_per_s if growing else served_in_load(summary)
-    if summary.watch or offered is None:
-        flow = f"{cell(client.throughput.requests_per_s)} requests/s"
-    else:
-        word = "sent" if rates.offered_requests_per_s is None else "offered"
-        flow = f"{cell(offered)} requests/s {word}" + ("" if served is None else f", {cell(served)} served")
-    p50, p99 = spoken_together(ttft.p50, ttft.p99)
-    failed = f"{requests.sent - requests.ok:,} of {requests.sent:,} without success"
-    return Prose(f"{flow} · TTFT p50 {p50} · TTFT p99 {p99} · {failed}", "strong")
-
-
-def bar(summary: Summary) -> str:
-    """Return the parts of the mean TTFT beside each other, pale within their own error.
-
-    "" without a breakdown, and where too many requests failed to say where the wait of the others went.
-    """
-    correlation = summary.correlation
-    if correlation.missing or too_many_failed(summary.client.requests):
-        return ""
-    parts = [(part, getattr(correlation.breakdown, json_name(part))) for part in TTFT_PARTS]
-    known = [(part, described) for part, described in parts if (described.mean or 0.0) > 0]
-    whole, left, pieces, words = sum(described.mean for _, described in known), 0.0, [], []
-    for part, described in known:
-        ratio, sure = described.mean / whole, is_certain(described)
-        text = f"{escape(label_of(part, correlation.breakdown))} {percent(ratio) if sure else '(within its own error)'}"
-        fill = f'height="100%" fill="var(--{part.name})"' + ("" if sure else f' opacity="{UNSURE}"')
-        pieces.append(f'<rect x="{100 * left:.2f}%" width="{100 * ratio:.2f}%" {fill}><title>{text}</title></rect>')
-        swatch = f'<svg width="11" height="11" aria-hidden="true"><rect width="100%" {fill}/></svg>'
-        shown = text.replace(" %", "&nbsp;%")
-        words.append(f'<span class="number">{swatch} {shown}</span>')
-        left += ratio
-    picture = f'<svg class="parts" role="img" aria-label="Mean TTFT by part">{"".join(pieces)}</svg>'
-    return f"{picture}\n<p>Mean TTFT: {', '.join(words)}</p>" if known else ""
 
 
 def how_sure(summary: Summary) -> Iterator[str]:

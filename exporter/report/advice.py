@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -22,10 +21,6 @@ AT_MOST = 0.5  # of the scrapes with a waiting request: in as many an engine ran
 LEAST_REQUESTS = 20
 STRONG_RHO = 0.7
 RARELY_CACHED = 0.05
-MEASURE_AGAIN = (
-    "measure again before changing the system: the load generator was held up, and the line that begins with "
-    "`! TTFT may be wrong` says what helps"
-)
 # What requests failed of, by the kind of error's beginning, and what to do about it.
 FAILED_OF = {
     "connect": "find out why the server refuses connections: its log says whether it still runs",
@@ -49,54 +44,66 @@ CACHEABLE = 128  # prompt tokens: engines cache whole blocks, of 16 to 128 token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Evidence and the advice that follows from it, each as words of a sentence."""
+    """Evidence and the advice that follows from it, each as words of a sentence; `seen` is "" without evidence."""
 
     seen: str
     cure: str
 
 
-def advice(summary: Summary) -> Iterator[str]:
-    """Yield the evidence that explains the wait, if any, and one line of advice.
+def advised(summary: Summary) -> Advice:
+    """Return the evidence that explains the wait, if any, and one piece of advice.
 
     A change of the system is advised only where something was seen that explains the largest part of slow requests'
-    TTFT, and where the numbers can be trusted. Else the line says what would tell more, or that nothing stands out.
+    TTFT, and where the numbers can be trusted. Else the cure is what would tell more, or that nothing stands out.
     """
-    first = _before_any_change(summary)
-    if too_many_failed(summary.client.requests):
-        yield f"What to do: {first}."
-        return
-    parts = [] if first not in ("", MEASURE_AGAIN) or summary.correlation.missing else _large_parts(summary)
+    first, held_up = _before_any_change(summary), generator_held_up(summary)
+    is_known = not summary.correlation.missing and not too_many_failed(summary.client.requests)
+    parts = large_parts(summary) if is_known and (held_up or not first) else []
     if first:  # What pages and spans of the engine say stands, however late the client was.
         parts = [part for part in parts if part != "network"]
-    advised = next(filter(None, (ADVISERS[part](summary) for part in parts if part in ADVISERS)), None)
-    if advised is not None and first:
-        yield f"{advised.seen}."
-    if advised is None or first:
-        yield f"What to do: {first or _without_evidence(summary)}."
-    else:
-        yield f"{advised.seen}."
-        yield f"What to do: {advised.cure}{_less_load(summary)}."
+    explained = next(filter(None, (ADVISERS[part](summary) for part in parts if part in ADVISERS)), None)
+    if explained is None or first:
+        return Advice(seen=explained.seen if explained else "", cure=first or _without_evidence(summary))
+    return Advice(seen=explained.seen, cure=f"{explained.cure}{_less_load(summary)}")
+
+
+def generator_held_up(summary: Summary) -> bool:
+    """Return whether the load generator's error is too large beside the TTFT for any decision.
+
+    Where every objective of a latency is met, or missed, by more than that error, their decision stands.
+    """
+    error_ms, slo = summary.self_check.error_ms, summary.client.slo
+    if summary.watch or not error_ms.ttft.unusable:
+        return False
+    most_ms = max(error_ms.ttft.p99 or 0.0, error_ms.itl.p99 or 0.0)
+    timed = [each for each in (slo.objectives if slo else ()) if each.bound_ms is not None]
+    return not timed or any(
+        each.value_ms is None or abs(each.value_ms - (each.bound_ms or 0.0)) <= most_ms for each in timed
+    )
 
 
 def _before_any_change(summary: Summary) -> str:
     """Return advice that precedes any change of the system, "" if none is needed. It is given where the numbers mean
     too little to change the system, or are good enough.
     """
-    client, slo = summary.client, summary.client.slo
+    client, slo, cause = summary.client, summary.client.slo, summary.self_check.cause
     if summary.integrity.state == "damaged":
-        return "restore the recorded data, or measure again, before acting on what is left of them"
+        return "restore raw/ and manifest.json from a copy, or measure again, before acting on what is left of them"
+    if summary.integrity.lost_shares:
+        return "measure again: what was sent is not the load that was asked for"
     if not client.requests.ok and not summary.correlation.requests:
         often = "".join(f"; most often: {error}" for error in list(client.errors)[:1])
         return _of_failures(client) or (
             f"find out why no request succeeded (`sidelight doctor` looks at an endpoint{often})"
         )
-    if too_many_failed(summary.client.requests):
+    if too_many_failed(client.requests):
         often = next(iter(client.errors), "unknown")
         return (
             _of_failures(client) or f"find out why requests failed, most often: {often} (`error` in requests.parquet)"
         )
-    if summary.self_check.error_ms.ttft.unusable and not summary.watch:
-        return MEASURE_AGAIN
+    if generator_held_up(summary):
+        cure = f": {cause.cure[:1].lower()}{cause.cure[1:].rstrip('.')}" if cause else ""
+        return f"measure again before changing the system{cure}"
     good_enough = slo is not None and slo.met and summary.methodology.stability.verdict != "growing"
     return "nothing, every objective was met" if good_enough else ""
 
@@ -116,12 +123,12 @@ def _without_evidence(summary: Summary) -> str:
         return f"add a replica{_less_load(summary) or '; or send fewer requests/s'}"
     if summary.correlation.missing:
         return _sources(summary)
-    large, slo = _large_parts(summary), summary.client.slo
+    large, slo = large_parts(summary), summary.client.slo
     if waits := [part for part in large if part in UNEXPLAINED]:
         return UNEXPLAINED[waits[0]]
     if slo is None:
-        goal = "" if summary.watch else "; --slo says what is good enough"
-        return f"nothing, if these times are good enough: no wait stands out{goal}"
+        goal = "" if summary.watch else " (--slo says what is)"
+        return f"nothing, if these times are good enough{goal}"
     if large and any(objective.metric == "ttft" for objective in slo.objectives if not objective.met):
         return MORE_PREFILL
     return "look at what the objective that was not met is about: in the TTFT no wait stands out"
@@ -148,7 +155,7 @@ def _less_load(summary: Summary) -> str:
     return "" if capacity is None else f"; or send less than {cell(capacity)} requests/s"
 
 
-def _large_parts(summary: Summary) -> list[str]:
+def large_parts(summary: Summary) -> list[str]:
     """Return the parts to work on, the largest first: of slow requests' TTFT where that is known, else of the mean."""
     correlation = summary.correlation
     shares = {part.name: getattr(correlation.breakdown, json_name(part)).share_of_ttft or 0.0 for part in TTFT_PARTS}
@@ -173,9 +180,10 @@ def _queue(summary: Summary) -> Advice | None:
     usage, most = waited.kv_cache_p50, waited.kv_cache_max
     if waited.scrapes < LEAST_SCRAPES or usage is None or most is None:
         return None
-    if usage >= FULL:
+    if usage >= FULL or (usage >= ROOM and most >= FULL):
+        at_most = "" if usage >= FULL else f", {percent(most)} at most"
         return Advice(
-            seen=f"While requests waited, the KV cache was {percent(usage)} full (median)",
+            seen=f"While requests waited, the KV cache was {percent(usage)} full (median{at_most})",
             cure=f"give {cache}, shorten prompts or outputs, or add a replica; more running requests would not fit",
         )
     if most < ROOM and (waited.at_most_ratio or 0.0) >= AT_MOST:

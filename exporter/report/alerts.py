@@ -1,4 +1,4 @@
-"""Alerts that change how the rest is read, each once: overload, failures, an early end, damage, distrust."""
+"""Alerts beside the verdict, each once: an early end, losses, distrust. They change how the rest is read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
-from exporter.report.load import overload
+from exporter.report.advice import generator_held_up
 from exporter.summary.result import Summary
 from recorded.integrity import Integrity, LogIntegrity
 from rundir.printable.numbers import agree, count_of
-from rundir.printable.text import first_of
+from rundir.printable.text import as_sentence, first_of
 from scraper.window.summary import Gap
 
-_ENDED_AS = {"connect": "could not connect", "reset": "broke off", "timeout": "timed out"}
+FAILING_IN_PART = 0.01  # of the requests: with more failures than that a run is not called healthy
 
 
 def alerts(summary: Summary) -> Iterator[str]:
@@ -22,21 +22,12 @@ def alerts(summary: Summary) -> Iterator[str]:
     """
     contradictions = [each for test in summary.methodology.tests.values() for each in test.contradictions or ()]
     first_line, counts = summary.self_check.first_line, summary.client.requests
-    damage = set(damage_lines(summary.integrity))  # stands above the heading
-    warnings = [warning for warning in summary.warnings if warning not in damage]
-    distrust = [first_line] if first_line else []
+    said = {*damage_lines(summary.integrity), failed_line(summary).rstrip(".") if is_failing(summary) else ""}
+    warnings = [warning for warning in summary.warnings if warning.rstrip(".") not in said]
+    distrust = [first_line] if first_line and not generator_held_up(summary) else []
     failures_first = summary.status != "complete" or counts.ok < counts.sent
     for text in contradictions + (warnings + distrust if failures_first else distrust + warnings):
-        begins = text[:1] if text.startswith("http") else text[:1].upper()
-        yield f"{begins}{text[1:]}{'' if text.endswith('.') else '.'}"
-
-
-def severe_lines(summary: Summary) -> Iterator[str]:
-    """Yield the alerts to read before any number: missing data, a server that stopped answering, overload."""
-    yield from loss_lines(summary.integrity)
-    yield from damage_lines(summary.integrity)
-    yield from failure_lines(summary)
-    yield from overload(summary)
+        yield as_sentence(text)
 
 
 def loss_lines(integrity: Integrity) -> Iterator[str]:
@@ -52,15 +43,21 @@ def loss_lines(integrity: Integrity) -> Iterator[str]:
         )
 
 
-def failure_lines(summary: Summary) -> Iterator[str]:
-    """Yield the start of the server's outage, and the errors of requests since then."""
-    outage = summary.client.outage
-    if outage is UNSET:
-        return
-    how = ", ".join(f"{count:,} {_ENDED_AS.get(kind, f'failed ({kind})')}" for kind, count in outage.errors.items())
-    never = f"The server answered none of {summary.client.requests.sent:,} requests"
-    begin = never if outage.at_s is None else f"The server stopped answering {outage.at_s:.1f} s into the load"
-    yield f"{begin}: {how}; look at its log."
+def is_failing(summary: Summary) -> bool:
+    """Return whether the verdict is about failures: the server stopped answering, or many requests failed."""
+    requests = summary.client.requests
+    failed = requests.failed + requests.refused
+    return summary.client.outage is not UNSET or failed >= FAILING_IN_PART * requests.sent > 0
+
+
+def failed_line(summary: Summary) -> str:
+    """Return the warning on requests that did not succeed; "" without failures."""
+    client = summary.client
+    failed = client.requests.failed + client.requests.refused
+    begin = f"{failed} of {client.requests.sent} requests did not succeed"
+    kinds = ", ".join(f"{kind} ({count})" for kind, count in client.errors.items())
+    lines = (warning for warning in summary.warnings if warning.startswith(begin))
+    return f"{next(lines, f'{begin}: {kinds}').rstrip('.')}." if failed else ""
 
 
 def torn_lines(integrity: Integrity) -> Iterator[str]:

@@ -1,23 +1,21 @@
-"""Conclusion of a run in plain sentences: objectives, events, the mean wait, and slow requests. All come from typed
-facts.
-"""
+"""Sentences below the verdict: objectives, single gateways, and slow requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, SPENT, TTFT_PARTS
+from correlator.parts import CAUSES, INNER_PARTS, SPENT, TTFT_PARTS
 from exporter.document import Prose
-from exporter.report.advice import LARGE, UNEXPLAINED, advice
-from exporter.summary.breakdown import Breakdown, E2ePart, TtftPart, is_certain, json_name
+from exporter.report.advice import LARGE, UNEXPLAINED, generator_held_up, large_parts
+from exporter.report.verdict import objective_beside, where_it_went
+from exporter.summary.breakdown import Breakdown, TtftPart, is_certain, json_name
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from exporter.summary.tail import TailAttribution, places, ranked
 from loadgen.requests.slo.results import ObjectiveResult
-from loadgen.requests.summary import ClientSummary, too_many_failed
+from loadgen.requests.summary import too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from rundir.printable.numbers import cell, count_of, ms, percent, spoken, spoken_together
-from rundir.stats import Statistics
 from scraper.gateways.catalogue import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
@@ -27,9 +25,12 @@ HARDLY_RATIO = 0.2  # standard deviation over mean: of less it does not matter w
 
 
 def objectives(summary: Summary) -> Iterator[Prose]:
-    """Yield a line for each objective; none where none was given."""
+    """Yield a line for each objective that stands beside no figure of the verdict."""
     slo = summary.client.slo
+    beside = [objective_beside(summary, name) for name in ("ttft_p50", "ttft_p99")]
     for objective in slo.objectives if slo else ():
+        if objective in beside:
+            continue
         verdict = {True: "met", False: "MISSED", None: "not known"}[objective.met]
         tone = "met" if objective.met else "alarm strong"
         yield Prose(f"Objective {objective.text}: {verdict}, {evidence(objective)}", tone)
@@ -53,68 +54,18 @@ def _measured(value: float, unit: str) -> str:
 
 
 def conclusion(summary: Summary) -> Iterator[str]:
-    """Yield a few sentences, each paragraph a string: what happened, where the wait went, why, and what to do.
+    """Yield the details of a verdict, each paragraph a string: single gateways, and slow requests.
 
-    Where too many requests failed, only what became of them and what to do about it: the others are not the service.
+    Nothing where too many requests failed: the others are not the service.
     """
     correlation = summary.correlation
-    yield _what_happened(summary.client)
     if too_many_failed(summary.client.requests):
-        yield from advice(summary)
         return
-    if summary.client.requests.ok or correlation.requests:
-        yield where_it_went(summary)
     yield from _gateways(correlation.gateways, correlation.requests)
     if not correlation.missing and not correlation.breakdown.means_only:
         yield from _why_slow(summary)
-    yield from advice(summary)
-
-
-def _what_happened(client: ClientSummary) -> str:
-    requests = client.requests
-    whose = "" if requests.ok == requests.sent else f" of {_the(requests.ok)} that succeeded"
-    if client.ttft_ms.mean is not None:
-        over = "" if whose else f", over {count_of(client.ttft_ms.count, 'request')}"
-        return f"TTFT{whose} was {_distribution(client.ttft_ms, over)}."
-    if client.e2e_ms.mean is not None:
-        times = _distribution(client.e2e_ms, "")
-        had = "text that shows" if client.delivery.replies_in_chunks else "a first token that came before its end"
-        return f"No reply had {had}, so there is no TTFT. The end-to-end time{whose} was {times}."
-    return f"No TTFT: {client.ttft_ms.missing}."
-
-
-def _distribution(times: Statistics, over: str) -> str:
-    """Return mean and percentiles in words; of few requests the largest, and `over` how many."""
-    if times.count == 1:
-        return f"{spoken(times.mean)}{', of one request' if over else ''}"
-    if times.count < FEW_REQUESTS:
-        mean, most = spoken_together(times.mean, times.max)
-        return f"{mean} in the mean and {most} at most{over}"
-    mean, median, tail = spoken_together(times.mean, times.p50, times.p95)
-    return f"{mean} in the mean, {median} at p50 and {tail} at p95"
-
-
-def where_it_went(summary: Summary) -> str:
-    """Return where the mean TTFT went, in a sentence; or why that cannot be said.
-
-    Of replies in one piece, which have no TTFT, where the mean end-to-end time went.
-    """
-    correlation, server = summary.correlation, summary.server
-    breakdown = correlation.breakdown
-    if not correlation.missing:
-        parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
-        shares = {name: part.share_of_ttft for name, part in parts.items()}
-        is_the_same_mean = breakdown.ttft_ms.count >= correlation.requests and not correlation.not_ok
-        subject = "Of the mean" if is_the_same_mean else _subject(breakdown.ttft_ms)
-        return _shared_out(subject, parts, shares, breakdown, correlation.requests)
-    if not correlation.requests and breakdown.e2e.other_ms.mean is not None:
-        e2e_parts = {part.name: getattr(breakdown.e2e, json_name(part)) for part in E2E_PARTS}
-        shares = {name: part.share_of_e2e for name, part in e2e_parts.items()}
-        return _shared_out("Of the mean", e2e_parts, shares, breakdown, correlation.requests)
-    if server.engine is None and not server.endpoints and not correlation.refused_reasons:
-        why = f" ({server.reason})" if server.reason else ""
-        return f"No breakdown: no metrics page of this server could be read{why}."
-    return f"No breakdown: {correlation.missing}."
+    if generator_held_up(summary):  # of which the verdict is
+        yield where_it_went(summary)
 
 
 def where_it_goes(breakdown: Breakdown) -> str:
@@ -142,17 +93,9 @@ def largest_part(breakdown: Breakdown) -> dict[str, float]:
     return {largest: shares[largest]} if is_known else {}
 
 
-def _subject(covered: Statistics) -> str:
-    return f"Of {_the(covered.count)} with a breakdown ({spoken(covered.mean)} in the mean)"
-
-
-def _the(requests: int) -> str:
-    return "the one request" if requests == 1 else f"the {requests:,} requests"
-
-
 def _shared_out(
     subject: str,
-    parts: Mapping[str, TtftPart | E2ePart],
+    parts: Mapping[str, TtftPart],
     shares: Mapping[str, float | None],
     breakdown: Breakdown,
     requests: int,
@@ -238,7 +181,10 @@ def _why_slow(summary: Summary) -> Iterator[str]:
     if tail.missing or (largest and not is_certain(largest)):
         return
     growing = summary.methodology.stability.verdict == "growing"
-    yield " ".join([tail.sentence, *(() if growing else _from_which_queue(tail)), *_differences(tail)])
+    is_said = tail.largest and [tail.largest] == large_parts(summary)  # the bar shows it
+    sentences = [*(() if is_said else [tail.sentence]), *(() if growing else _from_which_queue(tail))]
+    if shown := [*sentences, *_differences(tail)]:
+        yield " ".join(shown)
 
 
 def _from_which_queue(tail: TailAttribution) -> Iterator[str]:

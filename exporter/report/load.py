@@ -16,29 +16,22 @@ DRAWN_OFF = 0.1  # of --rate: arrivals drawn at random that are further off are 
 
 
 def overload(summary: Summary) -> Iterator[str]:
-    """Yield a warning on an overloaded run, to read before any latency; nothing for another run."""
+    """Yield a sentence on an overloaded run, to read before any latency; nothing for another run."""
     stability, rates = summary.methodology.stability, summary.client.rates
     if summary.watch or stability.verdict != "growing":
         return
-    offered = rates.offered_requests_per_s or rates.realised_requests_per_s
-    capacity = cell(stability.capacity_per_s)
-    served = capacity
-    if not rates.ended_in_load:
-        served = "none meanwhile" + (f" ({capacity} in the drain)" if capacity != "-" else "")
-    head = f"Overloaded: {cell(offered)} requests/s were offered, and the system served {served}"
     held = summary.client.held_back
     if isinstance(held, HeldBack):
         unsent = f", and {held.not_sent} were not sent" if held.not_sent else ""
         yield (
-            f"{head} with at most {held.cap} in flight. Requests were held back ever longer, up to "
+            f"Overloaded: with at most {held.cap} in flight, requests were held back ever longer, up to "
             f"{spoken(held.held_ms.max)}{unsent}; TTFT does not include that wait."
         )
         return
     still = f"{agree(rates.open_at_end, 'was', 'were')} still"
     yield (
-        f"{head}; {rates.open_at_end} of {summary.client.requests.sent} requests {still} open when the load ended, "
-        f"after {cell(rates.load_s)} s. Latencies grew for as long as it lasted: their percentiles depend on the "
-        "length of the run and are not the service's."
+        f"Overloaded: {rates.open_at_end} of {summary.client.requests.sent} requests {still} open when the load ended, "
+        f"after {cell(rates.load_s)} s; the longer a run, the longer its latencies."
     )
 
 

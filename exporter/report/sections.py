@@ -1,4 +1,4 @@
-"""Content of a run's report: read in ten seconds down to the conclusion, in a minute to the end.
+"""Content of a run's report: the verdict is read in ten seconds, all of it in a minute.
 
 It reads `summary.json` and nothing else; each topic has a module, which yields its prose or tables from the typed
 summary.
@@ -12,7 +12,7 @@ from itertools import chain
 from msgspec import UnsetType
 
 from exporter.document import BLANK, Block, Prose, Sparklines, without_controls
-from exporter.report.alerts import alerts, severe_lines
+from exporter.report.alerts import alerts
 from exporter.report.conclusion import conclusion, objectives
 from exporter.report.heading import heading
 from exporter.report.method import method
@@ -23,6 +23,7 @@ from exporter.report.tables.gateways import gateway_lines
 from exporter.report.tables.server import association_line, server_section
 from exporter.report.tables.shards import shards_section
 from exporter.report.tables.slowest import slowest_section
+from exporter.report.verdict import verdict_blocks, verdict_of
 from exporter.summary.result import Summary, as_written
 from exporter.summary.timeline import Timeline
 from exporter.text import without_padding
@@ -43,13 +44,13 @@ def as_text(summary: Summary) -> str:
 
 def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
     """Return the parts of the report by name, in their order; those of a load are empty without one."""
-    correlation = summary.correlation
+    correlation, loaded = summary.correlation, bool(summary.client.requests.sent)
     parts: dict[str, Iterable[Block]] = {
-        "severe": (Prose(f"! {line}", "alarm strong") for line in severe_lines(summary)),
-        "heading": heading(summary),
-        "alerts": (*(Prose(f"! {alert}", "warning") for alert in alerts(summary)), BLANK),
-        "objectives": objectives(summary),
-        "conclusion": chain(prose(conclusion(summary), "strong"), [BLANK]),
+        "heading": (*heading(summary), BLANK),
+        "verdict": verdict_blocks(verdict) if (verdict := verdict_of(summary)).cause != "none" or loaded else (),
+        "objectives": _apart(objectives(summary)),
+        "alerts": _apart(Prose(f"! {alert}", "warning") for alert in alerts(summary)),
+        "conclusion": _apart(prose(conclusion(summary))),
         "timeline": timeline_lines(correlation.timeline),
         "client": client_section(summary),
         "parts": () if correlation.missing else breakdown_tables(correlation),
@@ -61,8 +62,13 @@ def sections(summary: Summary) -> dict[str, tuple[Block, ...]]:
         "energy": energy_section(summary.hardware),
         "method": prose(method(summary), "note"),
     }
-    loaded = bool(summary.client.requests.sent)
     return {name: tuple(blocks) if loaded or name not in OF_A_LOAD else () for name, blocks in parts.items()}
+
+
+def _apart(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return blocks with an empty line below; nothing without any."""
+    shown = tuple(blocks)
+    return (*shown, BLANK) if shown else ()
 
 
 def prose(lines: Iterable[str], tone: str = "") -> Iterator[Prose]:

@@ -13,8 +13,8 @@ from msgspec import UnsetType, structs
 
 from correlator.load.stability import Stability
 from correlator.statistics.percentiles import NAMES, PercentileIntervals
-from exporter.summary.compliance import RunStatement
 from exporter.summary.correlation import Correlation
+from exporter.summary.verdict import RunVerdict
 from exporter.summary.watched import WatchedTraffic
 from loadgen.requests.self_check.check import SelfCheck
 from loadgen.requests.summary import ClientSummary
@@ -28,6 +28,9 @@ from scraper.window.summary import Server
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Status = Literal["complete", "interrupted", "crashed"]
+DRAFT = "draft-gaikwad-llm-benchmarking-methodology-00"
+Verdict = Literal["unconditional", "conditional", "not compliant", "not judged"]
+State = Literal["met", "not met", "not judged", "not applicable", "declared"]
 Page = TypeVar("Page", bound=msgspec.Struct)
 Moment = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}Z$")]
 
@@ -122,6 +125,20 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     warmup_requests: Annotated[Count, doc("Requests sent before the measurement.", "requests")]
 
 
+class RunStatement(msgspec.Struct, frozen=True, kw_only=True):
+    """Requirements that a run lacks to be a test of the draft."""
+
+    verdict: Annotated[Verdict, doc("unconditional, conditional or not compliant: docs/reference/compliance.md")]
+    sentence: Annotated[str, doc("the verdict in words, with the requirements that are not met")]
+    contradictions: Annotated[
+        list[str] | UnsetType, doc("what the server shows that was declared otherwise; absent where there is nothing")
+    ] = UNSET
+    requirements: Annotated[
+        dict[str, State],
+        doc("met, not met, not applicable, or declared: met by what was declared alone; by requirement"),
+    ]
+
+
 class Methodology(msgspec.Struct, frozen=True, kw_only=True):
     """Compliance with the benchmarking draft, and whether there was a steady state to measure."""
 
@@ -153,6 +170,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Annotated[Moment, doc("When the run began.")]
     ended_at: Annotated[Moment | None, doc("When it ended; null where it was killed.")]
     window: Annotated[MeasuredWindow, doc("The measured window, of client, server and correlation.")]
+    verdict: Annotated[
+        RunVerdict | UnsetType,
+        doc(
+            "What to know in ten seconds, in the words and digits of every output; absent in files of earlier versions."
+        ),
+    ] = UNSET
     warnings: Annotated[list[str], doc("What to know before any number, worst first.")]
     integrity: Annotated[Integrity, doc("Whether all that was recorded could be read.")]
     config: Annotated[

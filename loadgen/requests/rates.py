@@ -103,6 +103,7 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
     """An outage: a server without any answer until the load's end."""
 
     at_s: Annotated[float | None, doc("its last answer, from the first dispatch; null where it never gave one", "s")]
+    at_ns: Annotated[StampNs | None, doc("the same by the clock", "ns")]
     errors: Annotated[
         dict[str, Count], doc("requests that ended without an answer from then on, by the kind of error", "requests")
     ]
@@ -130,8 +131,9 @@ def outage(log: RequestLog) -> Outage | None:
     fresh = int((after & (log.dispatch_ns > last_ns)).sum())  # what was sent before may only have been slower
     if fresh < LEAST_UNANSWERED or chance**silent > BY_CHANCE:
         return None
-    at_s = (last_ns - int(log.dispatch_ns[log.dispatch_ns >= 0].min())) / 1e9 if answered.any() else None
-    return Outage(at_s=at_s, errors=errors_by_kind(take(log, after)))
+    at_ns = last_ns if answered.any() else None
+    at_s = None if at_ns is None else (at_ns - int(log.dispatch_ns[log.dispatch_ns >= 0].min())) / 1e9
+    return Outage(at_s=at_s, at_ns=at_ns, errors=errors_by_kind(take(log, after)))
 
 
 def failed_share(log: RequestLog) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from exporter.summary.compliance import State
+from exporter.summary.result import State
 from loadgen.requests.warmup import AFTER
 from methodology.compliance.facts import StepFacts
 from methodology.compliance.requirements import Requirement, Rule, When

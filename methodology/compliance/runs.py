@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from exporter.summary.compliance import RunStatement
+from exporter.summary.result import RunStatement
 from loadgen.plan.rates import pace_of
 from methodology.compliance.facts import StepFacts, facts_of
 from methodology.compliance.statement import comply

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from exporter.summary.compliance import DRAFT, State, Verdict
+from exporter.summary.result import DRAFT, State, Verdict
 from methodology.compliance.case import Case, CheckResult, by_rules
 from methodology.compliance.checks import CHECKS
 from methodology.compliance.facts import StepFacts

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from exporter.document import BLANK, Block, Heading, Line, Prose, Section
-from exporter.summary.compliance import DRAFT
+from exporter.summary.result import DRAFT
 from methodology.compliance.requirements import Level
 from methodology.compliance.statement import Compliance
 from methodology.report.system import system_in_words, system_rows

@@ -115,3 +115,9 @@ def printable_all(value: Any, shown: Callable[[str], str] = printable) -> Any:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def as_sentence(text: str) -> str:
+    """Return words as a sentence: from a capital letter, but of an address, to a full stop."""
+    begin = text[:1] if text.startswith("http") else text[:1].upper()
+    return f"{begin}{text[1:]}{'' if text.endswith('.') else '.'}"

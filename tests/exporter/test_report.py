@@ -15,8 +15,8 @@ from logs import request_log
 from rich.console import Console
 
 from exporter.document import Prose
-from exporter.report.conclusion import where_it_went
 from exporter.report.sections import as_text
+from exporter.report.verdict import where_it_went
 from exporter.summary.correlation import Correlation
 from exporter.summary.slowest import SlowRequest
 from exporter.summary.timeline import COLUMNS, Timeline

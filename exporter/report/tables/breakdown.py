@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS
+from correlator.parts import ENGINE_FRONTEND, INNER_PARTS, TTFT_PARTS, Part
 from exporter.document import BARS, SUMMARY, Cell, Row, Table, numbers, table, words
 from exporter.summary.breakdown import (
     NOT_SEEN,
     Breakdown,
+    E2ePart,
     TtftPart,
     is_certain,
     json_name,
@@ -101,6 +102,14 @@ def _share(part: TtftPart) -> float | None:
     share = part.share_of_ttft
     is_sure = is_certain(part) or (part.error_ms or 0.0) * abs(share or 0.0) <= HARDLY * abs(part.mean or 0.0)
     return share if is_sure else None
+
+
+def source_words(part: Part, described: TtftPart | E2ePart, breakdown: Breakdown) -> str:
+    """Return where a part is known from, in a word or two."""
+    if breakdown.means_only:
+        return "engine's sums"
+    is_gateways = part.name == "gateway" and described.source == "trace"
+    return GATEWAY_SPANS if is_gateways else SOURCES[described.source or "client"]
 
 
 def _known_from(part: TtftPart, sources: Mapping[str, str]) -> str:

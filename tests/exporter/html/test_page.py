@@ -24,9 +24,8 @@ from exporter.evaluation.evaluate import Evaluated
 from exporter.html.data import PageInputs
 from exporter.html.markup import blocks
 from exporter.html.page import LIVE_SCRIPTS, SCRIPTS, STYLES, as_html
-from exporter.html.sections import bar
-from exporter.html.sections import figures as figures_of
 from exporter.report.sections import as_text
+from exporter.report.verdict import verdict_blocks, verdict_of
 from exporter.summary.result import Summary
 from rundir.printable.numbers import ms, spoken
 from sidecar.report.derive import derive_run
@@ -135,7 +134,7 @@ def test_the_page_says_how_sure_its_answer_is(tmp_path: Path):
     run = derived("vllm_spans", tmp_path)
     check, page = run.summary.self_check, page_of(run)
     paragraphs = page.contents["p"]
-    answer = next(at for at, text in enumerate(paragraphs) if text.startswith("TTFT was"))
+    answer = next(at for at, text in enumerate(paragraphs) if text.startswith("Why: "))
     end = next(at for at, text in enumerate(paragraphs) if text.startswith("Latencies are as the client saw them"))
     between = " ".join(paragraphs[answer:end])
     assert 1 == " ".join(paragraphs).count("matched to engine spans") == between.count("matched to engine spans")
@@ -195,25 +194,21 @@ def test_the_kv_cache_is_in_percent_in_every_table(tmp_path: Path):
 
 
 def test_the_first_screen_is_figures_and_a_bar(tmp_path: Path):
-    """Before any sentence; the parts of the bar make up the whole, and one within its own error has no share."""
+    """Then why, and what to do; the parts of the bar make up the whole, and one within its own error is pale."""
     run = derived("vllm_spans", tmp_path)
     whole = (run.run.path / "report.html").read_text(encoding="utf-8")
-    figures, picture, answer = (whole.index(text) for text in (" · TTFT p50 ", '<svg class="parts"', "TTFT was "))
-    assert figures < picture < answer
+    places = [whole.index(text) for text in ("<dt>TTFT p50</dt>", '<svg class="parts"', "Why: ", "Do this: ", "! ")]
+    assert places == sorted(places)
     widths = re.findall(r'<rect x="[\d.]+%" width="([\d.]+)%"', whole)
     assert sum(map(float, widths)) == pytest.approx(100, abs=0.1)
     queue = run.summary.correlation.breakdown.queue_ms
     unsure = msgspec.structs.replace(queue, error_ms=2 * (queue.mean or 0.0))
     breakdown = msgspec.structs.replace(run.summary.correlation.breakdown, queue_ms=unsure)
-    replace, client = msgspec.structs.replace, run.summary.client
-    shown = bar(replace(run.summary, correlation=replace(run.summary.correlation, breakdown=breakdown)))
-    assert "queue (within its own error)" in shown
+    replace = msgspec.structs.replace
+    verdict = verdict_of(replace(run.summary, correlation=replace(run.summary.correlation, breakdown=breakdown)))
+    shown = blocks(verdict_blocks(verdict))
+    assert 2 == shown.count("within its own error")
     assert shown.count("opacity") == 2
-    closed = replace(client, rates=replace(client.rates, offered_requests_per_s=None))
-    texts = [figures_of(each).text for each in (run.summary, replace(run.summary, client=closed))]
-    assert [("offered" in text, "sent" in text) for text in texts] == [(True, False), (False, True)]
-    counts = replace(client.requests, failed=client.requests.sent)
-    assert "" == bar(replace(run.summary, client=replace(client, requests=counts)))
 
 
 def test_words_of_a_table_are_explained_and_backticks_are_code(tmp_path: Path):

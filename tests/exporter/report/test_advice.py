@@ -10,7 +10,7 @@ import summaries
 
 from correlator.parts import TTFT_PARTS
 from correlator.statistics.queueing import NEVER_WAITED, WhileWaiting
-from exporter.report.advice import MORE_PREFILL, UNEXPLAINED, advice
+from exporter.report.advice import MORE_PREFILL, UNEXPLAINED, Advice, advised
 from exporter.summary.breakdown import json_name
 from exporter.summary.correlation import Evidence
 from exporter.summary.gateways import GatewaySummary
@@ -72,7 +72,7 @@ BOUNDED = GatewaySummary(
     name="envoy",
     of_whole_ms=5.0,
 )
-FINE = "nothing, if these times are good enough: no wait stands out; --slo says what is good enough"
+FINE = "nothing, if these times are good enough (--slo says what is)"
 SOURCES = (
     "name the engine's metrics page (--metrics URL), or have the engine send its spans here (--otlp-listen HOST:PORT), "
     "to see where the time goes"
@@ -95,6 +95,11 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
         (
             made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.97, kv_cache_max=1.0)),
             "the KV cache was 97 % full",
+            "give more memory to the KV cache (--gpu-memory-utilization)",
+        ),
+        (
+            made_of("queue", waiting=replace(SEATS, kv_cache_p50=0.88, kv_cache_max=0.99)),
+            "the KV cache was 88 % full (median, 99 % at most)",
             "give more memory to the KV cache (--gpu-memory-utilization)",
         ),
         (
@@ -151,6 +156,7 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
     ids=[
         "seats",
         "cache",
+        "cache full at times",
         "preempted",
         "long prompts",
         "not cached",
@@ -164,10 +170,9 @@ SHORT = replace(summaries.BLOCK, p50=127.0)  # no whole block of 128 tokens to c
     ],
 )
 def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, seen: str, cure: str):
-    evidence, action = advice(summary)
-    assert seen in evidence
-    assert action.startswith("What to do: ")
-    assert cure in action
+    advice = advised(summary)
+    assert seen in advice.seen
+    assert cure in advice.cure
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_advice_follows_from_evidence_that_stands_before_it(summary: Summary, se
 )
 def test_without_evidence_the_action_claims_no_cause(summary: Summary, action: str):
     """One line all the same: what would tell more, or that nothing stands out."""
-    assert [f"What to do: {action}."] == list(advice(summary))
+    assert Advice(seen="", cure=action) == advised(summary)
 
 
 def test_numbers_that_mean_nothing_are_measured_again_first():
@@ -224,11 +229,12 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
     counts = replace(failed.client.requests, ok=0, failed=failed.client.requests.sent)
     errors = {"HTTP 401": 9, "timeout": 1}
     failed = replace(failed, client=replace(failed.client, requests=counts, errors=errors))
-    seen, *actions = [action for run in (slow, damaged, failed) for action in advice(run)]
-    assert "the limit on running requests is the likely reason" in seen
-    assert 3 == len(actions)
+    advices = [advised(run) for run in (slow, damaged, failed)]
+    assert "the limit on running requests is the likely reason" in advices[0].seen
+    assert ["", ""] == [each.seen for each in advices[1:]]
+    actions = [each.cure for each in advices]
     assert "measure again before changing the system" in actions[0]
-    assert "restore the recorded data" in actions[1]
+    assert "restore raw/ and manifest.json" in actions[1]
     assert (
         "find out why no request succeeded (`sidelight doctor` looks at an endpoint; most often: HTTP 401)"
         in (actions[2])
@@ -238,23 +244,22 @@ def test_numbers_that_mean_nothing_are_measured_again_first():
 def test_the_second_part_is_worked_on_where_nothing_explains_the_largest():
     """As queueing beside prefill that is a little larger: a wait stands out."""
     shares = {"prefill_ms": known("prefill_ms", 90.0, 0.45), "queue_ms": known("queue_ms", 88.0, 0.44)}
-    assert [f"What to do: {UNEXPLAINED['queue']}."] == list(advice(made_of("none", breakdown=shares)))
-    assert "raise that limit" in list(advice(made_of("none", waiting=SEATS, breakdown=shares)))[1]
+    assert UNEXPLAINED["queue"] == advised(made_of("none", breakdown=shares)).cure
+    assert "raise that limit" in advised(made_of("none", waiting=SEATS, breakdown=shares)).cure
 
 
 def test_an_overloaded_system_is_to_be_sent_less_than_it_served():
     wanted = made_of("queue", waiting=SEATS)
     stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
-    *_, action = advice(replace(wanted, methodology=replace(wanted.methodology, stability=stability)))
-    assert action.endswith("add a replica; or send less than 3.08 requests/s.")
+    action = advised(replace(wanted, methodology=replace(wanted.methodology, stability=stability))).cure
+    assert action.endswith("add a replica; or send less than 3.08 requests/s")
 
 
 def test_an_overloaded_system_without_evidence_needs_more_capacity_or_less_load():
     wanted = made_of("prefill")
     stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
-    assert ["What to do: add a replica; or send less than 3.08 requests/s."] == list(
-        advice(replace(wanted, methodology=replace(wanted.methodology, stability=stability)))
-    )
+    overloaded = replace(wanted, methodology=replace(wanted.methodology, stability=stability))
+    assert "add a replica; or send less than 3.08 requests/s" == advised(overloaded).cure
 
 
 def test_objectives_decide_what_is_good_enough():
@@ -262,9 +267,9 @@ def test_objectives_decide_what_is_good_enough():
     wanted = made_of("queue", waiting=SEATS)
     met = SloResult(text="ttft_p99<1s", met=True, good_requests=100, undetermined_requests=0, objectives=[])
     good = replace(wanted, client=replace(wanted.client, slo=met))
-    assert ["What to do: nothing, every objective was met."] == list(advice(good))
+    assert "nothing, every objective was met" == advised(good).cure
     stability = replace(wanted.methodology.stability, verdict="growing", capacity_per_s=3.08)
-    assert 2 == len(list(advice(replace(good, methodology=replace(good.methodology, stability=stability)))))
+    assert advised(replace(good, methodology=replace(good.methodology, stability=stability))).seen
     missed = replace(met, met=False, objectives=[OBJECTIVE])
     client = replace(wanted.client, slo=missed)
-    assert [f"What to do: {MORE_PREFILL}."] == list(advice(made_of("prefill", client=client)))
+    assert MORE_PREFILL == advised(made_of("prefill", client=client)).cure

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 import summaries
 
-from exporter.report.alerts import alerts, severe_lines
-from exporter.report.conclusion import conclusion
-from loadgen.requests.rates import Outage
+from exporter.report.alerts import alerts
+from exporter.report.verdict import verdict_of
 from methodology.compliance.runs import RunStatement
 
 replace = msgspec.structs.replace
@@ -66,30 +65,15 @@ def test_nothing_is_concluded_where_too_many_failed(failed: int, kind: str, conc
     whole = summaries.summary(summaries.correlated())
     requests = replace(whole.client.requests, sent=100, ok=100 - failed, failed=failed)
     client = replace(whole.client, requests=requests, errors={kind: failed})
-    whole_text = " ".join(conclusion(replace(whole, client=client)))
-    assert concluded == ("was spent" in whole_text)
-    assert concluded == ("find out" not in whole_text and "send less" not in whole_text)
+    verdict = verdict_of(replace(whole, client=client))
+    assert ("failing", "server") == (verdict.state, verdict.cause)
+    assert concluded == bool(verdict.parts)
+    assert concluded == ("find out" not in verdict.do.lower() and "send less" not in verdict.do.lower())
 
 
 def test_the_advice_on_resets_holds_for_those_before_any_response():
     """Connections may be closed in the middle of a reply, or before its first byte."""
     whole = summaries.summary(summaries.correlated())
     requests = replace(whole.client.requests, sent=3, ok=0, failed=3)
-    sentences = " ".join(
-        conclusion(replace(whole, client=replace(whole.client, requests=requests, errors={"reset": 3})))
-    )
-    assert "find out what closes connections before replies have ended" in sentences
-
-
-def test_a_server_that_stopped_answering_comes_first():
-    """When, and how requests ended from then on; before damage nothing stands but what is damaged."""
-    whole = summaries.summary(summaries.correlated())
-    outage = Outage(at_s=12.04, errors={"connect": 48, "reset": 1})
-    (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
-    assert line == (
-        "The server stopped answering 12.0 s into the load: 48 could not connect, 1 broke off; look at its log."
-    )
-    outage = Outage(at_s=None, errors={"timeout": 8})
-    (line,) = severe_lines(replace(whole, client=replace(whole.client, outage=outage)))
-    assert line.endswith("requests: 8 timed out; look at its log.")
-    assert [] == list(severe_lines(whole))
+    verdict = verdict_of(replace(whole, client=replace(whole.client, requests=requests, errors={"reset": 3})))
+    assert verdict.do.startswith("Find out what closes connections before replies have ended")

@@ -17,6 +17,7 @@ from correlator.load.sustained import stability_of
 from exporter.comparison import runs_table
 from exporter.report.load import overload, rate_lines, served_in_load, sustained
 from exporter.report.sections import as_text
+from exporter.report.verdict import verdict_of
 from exporter.summary.result import Summary
 from loadgen.requests.summary import HeldBack, client_summary
 from rundir.printable.numbers import cell
@@ -44,22 +45,21 @@ def words(text: str) -> str:
 
 
 def test_an_overloaded_run_says_so_before_anything_else():
-    """What was offered, what was served meanwhile, what was left open, and what that makes of latencies."""
-    text = as_text(loaded_run(2.0, seconds=60))
-    assert words(text).startswith(
-        "! Overloaded: 12.4 requests/s were offered, and the system served 5.81; 407 of 743 requests were still open "
-        "when the load ended, after 59.9 s. Latencies grew for as long as it lasted: their percentiles depend on the "
-        "length of the run and are not the service's. sidelight"
+    """What was left open, what that makes of latencies, what was offered, and what was served meanwhile."""
+    verdict = verdict_of(loaded_run(2.0, seconds=60))
+    assert verdict.state == "overloaded"
+    assert verdict.headline == (
+        "Overloaded: 407 of 743 requests were still open when the load ended, after 59.9 s; the longer a run, the "
+        "longer its latencies."
     )
+    assert verdict.figures[0].text == "5.81 of 12.4 requests/s"
 
 
 def test_an_overload_in_which_nothing_ended_gives_the_rate_of_the_drain():
     """As of a real engine that was offered seven times what it could serve, for ten seconds."""
-    (line,) = overload(loaded_run(4.8 / 0.7, seconds=10, per_s=0.7, servers=16))
-    assert re.match(
-        r"Overloaded: 4\.\d+ requests/s were offered, and the system served none meanwhile \(0\.\d+ in the dr", line
-    )
-    assert "; 46 of 46 requests were still open" in line
+    verdict = verdict_of(loaded_run(4.8 / 0.7, seconds=10, per_s=0.7, servers=16))
+    assert re.match(r"0 of 4\.\d+ requests/s, 0\.\d+ once it ended", verdict.figures[0].text)
+    assert "46 of 46 requests were still open" in verdict.headline
 
 
 def test_an_overload_that_a_cap_held_back_is_no_matter_of_latencies():
@@ -69,8 +69,8 @@ def test_an_overload_that_a_cap_held_back_is_no_matter_of_latencies():
     held_back = HeldBack(cap=16, requests=350, held_ms=held_ms, not_sent=40)
     (line,) = overload(msgspec.structs.replace(run, client=msgspec.structs.replace(run.client, held_back=held_back)))
     assert line == (
-        "Overloaded: 12.4 requests/s were offered, and the system served 5.81 with at most 16 in flight. Requests were "
-        "held back ever longer, up to 31.0 s, and 40 were not sent; TTFT does not include that wait."
+        "Overloaded: with at most 16 in flight, requests were held back ever longer, up to 31.0 s, and 40 were not "
+        "sent; TTFT does not include that wait."
     )
 
 

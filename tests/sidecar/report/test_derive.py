@@ -13,8 +13,8 @@ from series import PREFILL, QUEUE, WAITING, gauge, histogram, scraped
 from exporter.evaluation.correlation import ONLY_GREW, correlation_of
 from exporter.evaluation.evaluate import evaluate
 from exporter.evaluation.measured import measured_run, window_of
-from exporter.report.conclusion import where_it_went
 from exporter.report.sections import as_text
+from exporter.report.verdict import where_it_went
 from recorded.events import Event
 from recorded.run import Run
 from scraper.series.log import rows
@@ -186,7 +186,7 @@ def test_no_length_of_a_queue_that_only_grew_is_a_threshold():
     assert threshold
     assert (None, ONLY_GREW.reason) == (threshold.waiting, threshold.missing)
     text = as_text(msgspec.structs.replace(summary, config=summary.config | {"duration": 40.0, "requests": None}))
-    assert text.startswith("! Overloaded: 5 requests/s were offered, and the system served 0.98; ")
+    assert "served 0.98 of 5 requests/s" in text
     assert "Queueing takes over" not in text
 
 

@@ -1,0 +1,155 @@
+"""The verdict on a run: the same words and digits in every output, and a state that follows from the summary."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import summaries
+from golden_files import GOLDEN, names
+from rich.console import Console
+
+import sidelight
+from correlator.opening import open_run
+from exporter.report.verdict import verdict_blocks, verdict_of
+from exporter.summary.result import Summary
+from exporter.summary.verdict import RunVerdict
+from exporter.text import render
+from loadgen.requests.rates import Outage
+from loadgen.requests.slo.results import ObjectiveResult, SloResult
+from sidecar.report.derive import derive_run
+
+replace = msgspec.structs.replace
+OBJECTIVE = ObjectiveResult(
+    text="ttft_p99<500ms", metric="ttft", statistic="p99", unit="ms", bound=500.0, value=summaries.BLOCK.p99,
+    bound_ms=500.0, value_ms=summaries.BLOCK.p99, count=100, requests=100, failed_requests=0, left_out_requests=0,
+    met=True,
+)  # fmt: skip
+
+
+def words_of(verdict: RunVerdict) -> list[str]:
+    """Return the sentences, figures and shares that an output has to show."""
+    shares = [part for part in verdict.parts if part.share is not None and part.share >= 0.005]
+    return [
+        verdict.headline,
+        verdict.why,
+        verdict.do,
+        *(text for figure in verdict.figures for text in (figure.label, figure.text)),
+        *(f"{part.label} {100 * (part.share or 0.0):.0f} %" for part in shares),
+    ]
+
+
+def plain(text: str) -> str:
+    """Return the words of an output, without markup and line breaks."""
+    return " ".join(text.replace("\N{NO-BREAK SPACE}", " ").replace("`", "").split())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_output_has_the_same_words_and_digits(name: str, tmp_path: Path):
+    """Text, page, Markdown, JSON and the library, to the digit."""
+    path = tmp_path / name
+    shutil.copytree(GOLDEN / name, path, ignore=shutil.ignore_patterns("expected"))
+    derived = derive_run(open_run(path), ["text", "html", "markdown"])
+    verdict = verdict_of(derived.summary)
+    written = msgspec.json.decode((path / "summary.json").read_bytes(), type=Summary)
+    run = sidelight.open_run(path)
+    assert verdict == written.verdict == run.verdict
+    report, page, comment = ((path / f"report.{kind}").read_text(encoding="utf-8") for kind in ("txt", "html", "md"))
+    tags = re.compile(r"<(?!main|section)[^>]*>")
+    outputs = {
+        "text": plain(report),
+        "page": plain(html.unescape(tags.sub("", page))),
+        "markdown": plain(re.sub(r"\\(.)", r"\1", comment)),
+        "notebook": plain(html.unescape(tags.sub("", run._repr_html_()))),
+        "notebook's markdown": plain(re.sub(r"\\(.)", r"\1", run._repr_markdown_())),
+    }
+    assert [] == [(kind, text) for kind, whole in outputs.items() for text in words_of(verdict) if text not in whole]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_it_fits_a_terminal_and_says_all_of_it_without_colours(width: int):
+    """No line is wider, the bar neither, and no word is lost."""
+    verdict = verdict_of(summaries.summary(summaries.correlated()))
+    console = Console(width=width, color_system=None, file=StringIO())
+    console.print(render(verdict_blocks(verdict)))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert [] == [each for each in words_of(verdict) if each not in plain(text)]
+
+
+def run_with(**sections: Any) -> Summary:
+    """Return a run whose TTFT is mostly queueing."""
+    return replace(summaries.summary(summaries.correlated()), **sections)
+
+
+def client(**changes: Any) -> Any:
+    counts = changes.pop("requests", {})
+    whole = summaries.client()
+    return replace(whole, requests=replace(whole.requests, **counts), **changes)
+
+
+def slo(met: bool | None) -> SloResult:
+    objective = replace(OBJECTIVE, met=met, missing="nothing was measured" if met is None else msgspec.UNSET)
+    return SloResult(text="", met=met, good_requests=100, undetermined_requests=0, objectives=[objective])
+
+
+BLOCKED = summaries.summary(summaries.correlated())
+HELD_UP = replace(
+    BLOCKED.self_check,
+    error_ms=replace(
+        BLOCKED.self_check.error_ms, ttft=replace(BLOCKED.self_check.error_ms.ttft, p99=90.0, median=200.0, limit=4.0)
+    ),
+)
+GROWING = replace(
+    BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="growing", capacity_per_s=3.0)
+)
+UNDECIDED = replace(BLOCKED.methodology, stability=replace(BLOCKED.methodology.stability, verdict="undecided"))
+LOST = Outage(at_s=12.0, at_ns=1_764_338_551_000_000_000, errors={"connect": 48})
+
+
+@pytest.mark.parametrize(
+    ("summary", "state", "cause"),
+    [
+        (run_with(), "not_judged", "queue"),
+        (run_with(client=client(slo=slo(True))), "healthy", "queue"),
+        (run_with(client=client(slo=slo(False))), "missed", "queue"),
+        (run_with(client=client(slo=slo(None))), "not_judged", "queue"),
+        (run_with(methodology=UNDECIDED), "not_judged", "queue"),
+        (run_with(methodology=GROWING, client=client(slo=slo(True))), "overloaded", "queue"),
+        (run_with(self_check=HELD_UP, methodology=GROWING), "untrusted", "generator"),
+        (run_with(self_check=HELD_UP, client=client(slo=slo(True))), "healthy", "queue"),
+        (run_with(client=client(requests={"ok": 98, "failed": 2})), "failing", "server"),
+        (run_with(client=client(requests={"ok": 199, "sent": 200, "failed": 1})), "not_judged", "queue"),
+        (run_with(client=client(outage=LOST), self_check=HELD_UP), "failing", "server"),
+        (run_with(integrity=replace(BLOCKED.integrity, disagreements=["x"]), methodology=GROWING), "untrusted", "data"),
+        (run_with(client=client(requests={"ok": 0, "sent": 0})), "not_judged", "none"),
+        (summaries.summary(summaries.uncorrelated("no page")), "healthy", "none"),
+    ],
+    ids=[
+        "a wait without an objective", "met", "missed", "unknown", "too short", "overloaded", "held up",
+        "held up by less than matters", "two in a hundred", "one in two hundred", "no answer",
+        "damaged", "nothing sent", "no page",
+    ],
+)  # fmt: skip
+def test_the_state_follows_from_the_summary(summary: Summary, state: str, cause: str):
+    """Records before failures, failures before the load generator, that before the load and its objectives."""
+    verdict = verdict_of(summary)
+    assert (state, cause) == (verdict.state, verdict.cause)
+
+
+def test_an_objective_of_a_percentile_stands_beside_its_figure():
+    """With its bound and whether it was met; one of another number has a line of its own."""
+    shown = {figure.name: figure for figure in verdict_of(run_with(client=client(slo=slo(False)))).figures}
+    assert ("1,234 ms (< 500 ms: MISSED)", True) == (shown["ttft_p99"].text, shown["ttft_p99"].bad)
+    assert ("180 ms", False) == (shown["ttft_p50"].text, shown["ttft_p50"].bad)
+
+
+def test_since_when_a_server_fails_is_a_time_of_day_and_an_offset():
+    verdict = verdict_of(run_with(client=client(outage=LOST)))
+    assert "since 14:02:31 UTC, 12.0 s into the load" in verdict.headline
