@@ -18,6 +18,16 @@ TITLES = {
     "phase": "measure: the load that counts; what came before it warmed the engine up",
     "seats": "requests that the engine runs at once",
     "blank output": "tokens without visible text, before the first that shows",
+    "served": "requests that ended ok a second, of those that the schedule offered",
+    "failed": "requests that failed or were refused, of those that were sent",
+    "TTFT p50": "time to first token of the median request",
+    "TTFT p99": "time to first token that 99 of 100 requests kept",
+    "outside the engine": "between client and engine: network, proxies, and the HTTP front end of the server",
+    "network": "outside the engine and the gateways that are known by their spans",
+    "gateway": "in gateways before the engine, by their own spans",
+    "queue": "waiting in the engine's queue",
+    "prefill": "from the first scheduling to the first token",
+    "decode": "from the first token to the last",
 }
 
 UNSURE = 0.35  # opacity of a part within its own error
@@ -61,7 +71,7 @@ def _block(block: Block) -> str:
             return f"<p{_class(tone)}>{_prose(block)}</p>"
         case Figures(cells):
             pairs = (
-                f"<div><dt>{escape(label)}</dt><dd{_class(tone)}>{_prose(Prose(text))}</dd></div>"
+                f"<div><dt{_title(label)}>{escape(label)}</dt><dd{_class(tone)}>{_prose(Prose(text))}</dd></div>"
                 for label, text, tone in cells
             )
             return f'<dl class="figures">{"".join(pairs)}</dl>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from exporter.comparison import Compared, configuration_table, doubts, runs_table, times_table
 from exporter.document import Block, Line, Prose, Section, Table, table, words
@@ -15,7 +15,7 @@ from exporter.report.sections import sections as report_sections
 from exporter.report.tables.percentiles import percentiles_table
 from exporter.report.tables.server import association_line
 from exporter.summary.result import Summary
-from rundir.printable.numbers import setting
+from rundir.printable.numbers import count_of, setting
 
 NO_SCRIPT = "<noscript><p>The charts need JavaScript. The tables are complete without it.</p></noscript>"
 
@@ -24,28 +24,36 @@ def sections(summary: Summary) -> Iterator[str]:
     """Yield the sections of a summary. The script finds the place for its charts by a section's name."""
     report = report_sections(summary)
     engine = *report["server"], *report["gateways"]
-    answer = *report["verdict"], *report["objectives"], *report["alerts"]
+    answer = *report["verdict"], *report["objectives"]
     yield page_header(heading(summary)) + NO_SCRIPT
+    yield section(Section(name="answer", content=answer))
     if summary.client.requests.sent:
-        yield section(Section(name="answer", content=answer))
+        yield _trust(summary, report)
         yield section(Section(name="time", title="Over time", behind=("By time", (slices_table(summary),))))
         yield section(Section(name="requests", title="Every request", behind=("The slowest", report["slowest"])))
-        if report["parts"]:
-            yield section(Section(name="parts", content=(*report["conclusion"], *report["parts"])))
-        trust = blocks([*prose(how_sure(summary)), *prose(method(summary))])
-        trust += "" if summary.watch else f"\n{blocks([generator_table(summary.self_check)])}"
-        yield f'<details id="method"><summary>How far these numbers can be trusted</summary>\n{trust}\n</details>'
         percentiles = *report["client"], percentiles_table(summary), *engine
         yield section(Section(name="spread", title="How times are spread", behind=("Percentiles", percentiles)))
         related = prose(association_line(summary.correlation.association))
         yield section(Section(name="causes", title="What a long wait went with", content=tuple(related)))
+        if report["parts"]:
+            yield section(Section(name="parts", content=(*report["conclusion"], *report["parts"])))
     else:
-        yield section(Section(name="answer", content=answer))
+        yield blocks(report["alerts"])
         yield section(Section(name="spread", title="The engine", content=engine))
     if report["shards"]:
         yield section(Section(name="shards", title="Shards", content=report["shards"]))
     about = _configuration(summary), *report["energy"]
     yield section(Section(name="about", title="Configuration", content=about))
+
+
+def _trust(summary: Summary, report: Mapping[str, Sequence[Block]]) -> str:
+    """Return the folded alerts, with their number, and all that the numbers rest on."""
+    alerts = sum(isinstance(block, Prose) and bool(block.text) for block in report["alerts"])
+    warned = f" ({count_of(alerts, 'warning')})" if alerts else ""
+    content = blocks([*report["alerts"], *prose(how_sure(summary)), *prose(method(summary))])
+    table = "" if summary.watch else f"\n{blocks([generator_table(summary.self_check)])}"
+    head = f"<summary>How far these numbers can be trusted{warned}</summary>"
+    return f'<details id="method">{head}\n{content}{table}\n</details>'
 
 
 def comparison_sections(runs: Sequence[Compared]) -> Iterator[str]:

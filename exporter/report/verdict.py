@@ -112,9 +112,8 @@ def _of_requests(summary: Summary) -> JudgedState | None:
     if outage is not UNSET:
         head = f"Failing: the server answered none of {requests.sent:,} requests."
         if outage.at_ns is not None:
-            head = (
-                f"Failing since {iso_ms(outage.at_ns)[11:19]} UTC, {outage.at_s:.1f} s into the load: no answer came."
-            )
+            since = f"{iso_ms(outage.at_ns)[11:19]} UTC, {outage.at_s:.1f} s into the load"
+            head = f"Failing since {since}: the server stopped answering."
     return JudgedState("failing", head, "server", failed_line(summary))
 
 

@@ -71,5 +71,5 @@ def cause(busiest_worker: float | None, machine: MachineLoad | None) -> Cause:
     return Cause(
         kind="unknown",
         text=f"the load generator was held up on this machine for a reason that is not known ({known}, {use})",
-        cure="Run it on a machine with nothing else to do.",
+        cure="Run the load generator on a machine with nothing else to do.",
     )

@@ -197,7 +197,10 @@ def test_the_first_screen_is_figures_and_a_bar(tmp_path: Path):
     """Then why, and what to do; the parts of the bar make up the whole, and one within its own error is pale."""
     run = derived("vllm_spans", tmp_path)
     whole = (run.run.path / "report.html").read_text(encoding="utf-8")
-    places = [whole.index(text) for text in ("<dt>TTFT p50</dt>", '<svg class="parts"', "Why: ", "Do this: ", "! ")]
+    block = (">TTFT p50</dt>", '<svg class="parts"', "Why: ", "Do this: ")
+    folded = ("How far these numbers can be trusted", "Latencies are as the client saw them")
+    charts = (f'<section id="{name}">' for name in ("time", "requests", "spread", "parts"))
+    places = [whole.index(text) for text in (*block, *folded, *charts)]
     assert places == sorted(places)
     widths = re.findall(r'<rect x="[\d.]+%" width="([\d.]+)%"', whole)
     assert sum(map(float, widths)) == pytest.approx(100, abs=0.1)
