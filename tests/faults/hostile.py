@@ -54,7 +54,7 @@ GOOD = chunk(ANSWER) + LAST
 INCOMPLETE = "failed incomplete: the reply ended without a finish reason or [DONE]"
 IN_HEAD = "failed reset: closed by the peer in the middle of the response head"
 EVENT = "failed protocol: event 0 is not a completion chunk: "
-DEEP = "malformed page: not JSON: maximum recursion depth exceeded"
+DEEP = "malformed page: not JSON: "
 LONG_LINE = "malformed page: a line of more than 65536 characters"
 NO_EXPORT = "400...it is not an ExportTraceServiceRequest"
 # Where more than the table is lost over TLS: the event loop forgets what came right before a reset.
@@ -125,10 +125,8 @@ REPLIES: Mapping[str, Hostile] = {
         (SSE, *(b"".join(b"X-%d: y\r\n" % n for n in range(9_000)),) * 11),
         "failed protocol: a response head longer than 64 KiB",
     ),
-    "nested-100000": Hostile((events(b'{"a":' * 100_000, PIECE + b"}"),), EVENT + "maximum recursion"),
-    "nested-timings": Hostile(
-        (events(PIECE + b',"timings":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),), EVENT + "maximum recursion"
-    ),
+    "nested-100000": Hostile((events(b'{"a":' * 100_000, PIECE + b"}"),), EVENT),
+    "nested-timings": Hostile((events(PIECE + b',"timings":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),), EVENT),
     "count-of-5000-digits": Hostile(
         (events(PIECE + b',"usage":{"completion_tokens":' + b"9" * 5_000 + b"}}"),),
         EVENT + "Integer value out of range",
@@ -172,8 +170,8 @@ def page(body: bytes, kind: bytes = PLAIN, head: bytes = b"") -> tuple[bytes, ..
 # What a server answers to a scrape: the error of the scrape begins so; "a page" is none.
 PAGES: Mapping[str, Hostile] = {
     "honest": Hostile(page(PAGE), "a page"),
-    "json-nested": Hostile(page(b'[{"a":' * 3_000 + b"1" + b"}]" * 3_000, JSON), DEEP),
-    "brackets": Hostile(page(b"[" * 200_000, JSON), DEEP),
+    "json-nested": Hostile(page(b'[{"a":' * 100_000 + b"1" + b"}]" * 100_000, JSON), DEEP),
+    "brackets": Hostile(page(b"[" * 100_000, JSON), DEEP),
     "brackets-as-text": Hostile(page(b"[" * 100_000), "speaks something else: JSON"),
     "json-5000-digits": Hostile(
         page(b'[{"iter":' + b"9" * 5_000 + b"}]", JSON), "malformed page: not JSON: Integer value out of range"

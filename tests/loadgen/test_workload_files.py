@@ -213,7 +213,7 @@ def test_both_formats_give_the_same_requests(tmp_path: Path):
     [
         ("conversation", "a.json", "{}", r"a\.json: no ShareGPT JSON: Expected `array`.*it must be a list of"),
         ("conversation", "a.json", "[", "no ShareGPT JSON: Input data was truncated"),
-        ("conversation", "a.json", '[{"id":' + "[" * 200_000, "no ShareGPT JSON: maximum recursion depth exceeded"),
+        ("conversation", "a.json", '[{"id":' + "[" * 200_000, "no ShareGPT JSON: "),
         ("conversation", "a.json", "[{}]", "none of 1 conversations has a human message with a gpt reply"),
         ("code-completion", "a.jsonl", '{"content": "x"}\n{', r"a\.jsonl, line 2: no JSON object"),
         (

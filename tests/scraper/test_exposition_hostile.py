@@ -82,7 +82,7 @@ def test_what_only_an_attack_sends_is_refused(page: str, reason: str):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("[" * 100_000, "not JSON: maximum recursion depth"),
+        ("[" * 100_000, "not JSON: "),
         ("[" + '{"a":' * 400 + "1" + "}" * 400 + "]", "more than 16 levels"),
         ('[{"a":' + "9" * 5000 + "}]", "not JSON: Integer value out of range"),
     ],

@@ -452,7 +452,7 @@ def test_a_record_that_no_process_writes_is_left_out(
         ('{"run_id": "r", "config": {"endpoint": "zzz"}}', "holds what is never written there"),
         ('{"run_id": "r", "config": {"slice_duration": NaN}}', "NaN is no JSON"),
         ('{"run_id": "r", "logs": {"a.log": {}}}', "logs: Object missing required field"),
-        ("[" * 200_000, "cannot be read: maximum recursion depth"),
+        ("[" * 200_000, "cannot be read: "),
         ("\0", "cannot be read"),
         ("[]", "not the manifest of a run"),
     ],
