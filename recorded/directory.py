@@ -7,6 +7,7 @@ whose manifest has no end was cut short, and is read all the same up to the tear
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from rundir.printable.text import printable_json
 MANIFEST = "manifest.json"
 RAW = "raw"
 LOGS = "*.log"
+FORMAT = "1.0"  # of a run directory: another first number is not read by earlier versions
 SCRAPES = "scrapes-{}.log"  # by how many scrapers died before
 SCARCE_BYTES = 256 * 10**6  # free, before anything is recorded
 
@@ -106,7 +108,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             "run.none", f"{path / MANIFEST}: not the manifest of a run; give the directory of a run (its --out)"
         )
+    require_format(path / MANIFEST, manifest, FORMAT)
     return manifest
+
+
+def require_format(path: Path, content: Mapping[str, Any], newest: str) -> None:
+    """Raise ConfigurationError for a file of a format newer than the newest readable."""
+    version = re.match(r"\d{1,9}", str(content.get("schema_version", "")))
+    if version is not None and int(version[0]) > int(newest.partition(".")[0]):
+        raise ConfigurationError(
+            "run.newer-format",
+            f"{path}: of format {version[0]}, written by a newer Sidelight; this one reads up to {newest}: update it",
+        )
 
 
 def _refuse_constant(name: str) -> float:

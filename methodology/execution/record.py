@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from methodology.options import StudyOptions
 from methodology.study.model import Finished, Outcome, Step, StudySettings
-from recorded.directory import MANIFEST, RAW, write_json
+from recorded.directory import MANIFEST, RAW, require_format, write_json
 from recorded.errors import ConfigurationError, unusable_place, unwritten
 from recorded.logs import one_line
 from rundir.clock import utc_now
@@ -238,7 +238,9 @@ def open_study(path: Path) -> Study:
     """Read a study's record and every step with a verdict. Raises ConfigurationError where there is no study."""
     frames: list[Frame] = []
     try:
-        record = msgspec.json.decode(read_regular(path / STUDY), type=StudyRecord)
+        text = read_regular(path / STUDY)
+        require_format(path / STUDY, msgspec.json.decode(text, type=dict[str, Any]), "1")
+        record = msgspec.json.decode(text, type=StudyRecord)
         extent = Extent()
         with suppress(FileNotFoundError), FrameTail(path / LOG) as tail:
             while payloads := tail.read_block() or tail.read_rest():

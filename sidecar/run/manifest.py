@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins as builtins
 
-from recorded.directory import MANIFEST, RAW, create, log_ends, write_json
+from recorded.directory import FORMAT, MANIFEST, RAW, create, log_ends, write_json
 from recorded.errors import CannotWrite, Interrupted, SidelightError, unwritten
 from recorded.syncing import LogSync
 from rundir.clock import AnchoredClock, iso_ms, utc_now
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sidecar.options.load import RunOptions
     from sidecar.options.watch import ScrapeOptions, WatchOptions
 
-SCHEMA_VERSION = "1.0"
 PACKAGES = ("aiohttp", "msgspec", "numpy", "prometheus-client", "pyarrow", "tiktoken")
 
 
@@ -51,7 +50,7 @@ async def recorded(
     path = out or Path("runs") / run_id
     now_ns = clock.now_ns()
     manifest = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": FORMAT,
         "run_id": run_id,
         "tool": {"name": "sidelight", "version": VERSION},
         "command": list(command),
