@@ -215,9 +215,7 @@ def _measured(
         )
     if summary.integrity.lost_shares:
         # Also where an objective was missed: what took a node may have taken the time of others.
-        raise LoadIncomplete(
-            "load.incomplete", f"a share of the load was lost with its node and not sent; {path} holds the others"
-        )
+        raise LoadIncomplete("load.incomplete", f"a share of the load was not sent; {path} holds what was recorded")
     slo = summary.client.slo
     if summary.client.outage and (slo is None or slo.met):
         raise TargetNotMeasured(

@@ -116,7 +116,7 @@ class Child:
         line = await self._pipes.readline()
         if not line:
             end = await self._pipes.wait()
-            raise WorkerDied("process.ended", f"{self.name} {end}: {self._last_error()}")
+            raise WorkerDied("process.ended", f"{self.name} {end}{self._last_error()}")
         message = json.loads(line)
         if not isinstance(message, dict):
             return {}
@@ -127,8 +127,8 @@ class Child:
 
     def _last_error(self) -> str:
         if self._stderr is None or not self._stderr.exists():
-            return "it printed nothing"
+            return ""
         lines = [line.strip(" |") for line in self._stderr.read_text(errors="replace").splitlines()]
         # The last line of a traceback names the error, but not that of an exception group.
         errors = [line for line in lines if ERROR_LINE.match(line)] or [line for line in lines if line]
-        return f"{errors[-1]} (full output in {self._stderr})" if errors else f"it printed nothing to {self._stderr}"
+        return f": {errors[-1]} (full output in {self._stderr})" if errors else ""

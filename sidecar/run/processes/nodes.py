@@ -25,19 +25,28 @@ from sidecar.version import VERSION
 CONNECT_TIMEOUT_S = 5.0
 PLACED_TIMEOUT_S = 20.0
 AGENT_TIMEOUT_S = 60.0
-ASKED_AGAIN_S = 2.0  # an agent that is not reached, before it counts as lost
+ASKED_AGAIN_S = 5.0  # an agent that is not reached, before it counts as lost
+SILENT_S = 10.0  # an agent that does not answer; a network that is back after 3 s is used again after 6
 PAUSE_S = 0.2
 BLOCKS_UNDER_WAY = 4
+REASONS = {
+    "ActorDiedError": "its agent died",
+    "ActorUnavailableError": "its agent is not reached",
+    "TimeoutError": f"its agent has not answered for {SILENT_S:g} s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """The nodes of a command: links to their agents, and what each says of itself. `workers` run on each."""
+    """The nodes of a command: links to their agents, and what each says of itself. `workers` run on each.
+
+    Of nodes that were `lost` the reason.
+    """
 
     links: tuple[Link, ...]
     facts: tuple[Mapping[str, Any], ...]
     workers: int
-    lost: set[str] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
 
     def places(self) -> list[RemotePlace]:
         """Return new places for load workers, on the nodes that are not lost."""
@@ -51,7 +60,7 @@ def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
     """Open the nodes of --ray while the context is open. Raises SidelightError, in one line."""
     ray = _connected(str(options.ray))
     try:
-        agents = _placed(ray, options)
+        agents, addresses = _placed(ray, options)
         facts = _facts(ray, agents, options)
         names = [f"{each['host']}-{number}" for number, each in enumerate(facts)]
         progress.stage(f"{len(agents)} nodes of Ray, with {options.workers} load workers on each: {', '.join(names)}")
@@ -61,11 +70,15 @@ def opened(options: RunOptions, progress: Progress) -> Iterator[Nodes]:
                     f"load workers on {each['host']} have niceness {each['niceness']}, and are late wherever others "
                     "run; start Ray there with RAY_worker_niceness=0"
                 )
-        lost: set[str] = set()
-        links = tuple(_link(ray, agent, name, lost) for agent, name in zip(agents, names, strict=True))
+        lost: dict[str, str] = {}
+        links = tuple(
+            _link(ray, agent, name, address, lost)
+            for agent, name, address in zip(agents, names, addresses, strict=True)
+        )
         yield Nodes(links=links, facts=facts, workers=options.workers, lost=lost)
         with suppress(ray.exceptions.RayError):
-            ray.get([agent.leave.remote() for agent in agents], timeout=PLACED_TIMEOUT_S)
+            there = [agent for agent, name in zip(agents, names, strict=True) if name not in lost]
+            ray.get([agent.leave.remote() for agent in there], timeout=PLACED_TIMEOUT_S)
     finally:
         ray.shutdown()
 
@@ -81,13 +94,14 @@ def _connected(address: str) -> Any:
             "ray.absent", f"--ray {address}: {error}; install it with: pip install 'sidelight[ray]'"
         ) from error
     if address != "auto":
-        host, _, port = address.rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+            socket.create_connection(_address(address), CONNECT_TIMEOUT_S).close()
         except OSError as error:
             raise TargetUnreachable(
                 "ray.unreachable", f"--ray {address}: {error.strerror or error}; give the address of a cluster's head"
             ) from error
+    # Without its head Ray would end this process after 60 s, with all that is to be reported; nodes end by then.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except ConnectionError as error:
@@ -99,9 +113,12 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _placed(ray: Any, options: RunOptions) -> list[Any]:
-    """Return an agent on each node, with a processor for each of its workers. Raises ConfigurationError."""
-    from ray.util.placement_group import placement_group  # noqa: PLC0415  as above
+def _placed(ray: Any, options: RunOptions) -> tuple[list[Any], list[tuple[str, int]]]:
+    """Return an agent on each node, and the address of Ray there.
+
+    An agent has a processor for each of its workers. Raises ConfigurationError.
+    """
+    from ray.util.placement_group import placement_group, placement_group_table  # noqa: PLC0415  as above
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
     labels = dict(label.split("=", 1) for label in options.node_label)
@@ -128,7 +145,9 @@ def _placed(ray: Any, options: RunOptions) -> list[Any]:
             f"{PLACED_TIMEOUT_S:g} s; wait for other jobs, or lower --nodes or --workers",
         )
     kind = ray.remote(Agent)
-    return [
+    address = {node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"]) for node in alive}
+    chosen = placement_group_table(group)["bundles_to_node_id"]
+    agents = [
         kind.options(
             num_cpus=options.workers,
             max_restarts=0,
@@ -137,6 +156,7 @@ def _placed(ray: Any, options: RunOptions) -> list[Any]:
         ).remote()
         for number in range(count)
     ]
+    return agents, [address[chosen[number]] for number in range(count)]
 
 
 def _facts(ray: Any, agents: Sequence[Any], options: RunOptions) -> tuple[Mapping[str, Any], ...]:
@@ -163,30 +183,42 @@ def _facts(ray: Any, agents: Sequence[Any], options: RunOptions) -> tuple[Mappin
     return tuple(facts)
 
 
-def _link(ray: Any, agent: Any, node: str, lost: set[str]) -> Link:
-    """Return the link to an agent. One that does not answer is asked again for a while, before its node is lost."""
-    unavailable = ray.exceptions.ActorUnavailableError
+def _link(ray: Any, agent: Any, node: str, address: tuple[str, int], lost: dict[str, str]) -> Link:
+    """Return the link to an agent. One that is not reached is asked again for a while, before its node is lost.
 
-    def failed(error: Exception) -> WorkerDied:
-        lost.add(node)
-        reasons = {"ActorDiedError": "its agent died", "ActorUnavailableError": "its agent is not reached"}
-        reason = reasons.get(type(error).__name__) or _one_line(error)
-        return WorkerDied("process.ended", f"is lost with node {node}: {reason}")
+    Not where nothing listens at the `address` of Ray on its node: that has ended, and its agent with it.
+    """
+    unavailable = ray.exceptions.ActorUnavailableError
+    head = ray.get_runtime_context().gcs_address
+
+    async def failed(error: Exception) -> WorkerDied:
+        reason = REASONS.get(type(error).__name__) or _one_line(error)
+        if await asyncio.to_thread(_is_refused, _address(head)):
+            reason += f", after Ray's head at {head} had ended"
+        lost.setdefault(node, reason)
+        return gone()
+
+    def gone() -> WorkerDied:
+        return WorkerDied("process.ended", f"is lost with node {node}: {lost[node]}")
 
     async def again(since_s: float, error: Exception) -> None:
-        if asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S:
-            raise failed(error)
+        is_late = asyncio.get_running_loop().time() - since_s > ASKED_AGAIN_S
+        if is_late or await asyncio.to_thread(_is_refused, address):
+            raise await failed(error)
         await asyncio.sleep(PAUSE_S)
 
     async def call(name: str, *arguments: Any) -> Any:
         since_s = asyncio.get_running_loop().time()
         while True:
+            if node in lost:
+                raise gone()
             try:
-                return await getattr(agent, name).remote(*arguments)
+                async with asyncio.timeout(SILENT_S):
+                    return await getattr(agent, name).remote(*arguments)
             except unavailable as error:
                 await again(since_s, error)
-            except ray.exceptions.RayError as error:
-                raise failed(error) from error
+            except (TimeoutError, ray.exceptions.RayError) as error:
+                raise await failed(error) from error
 
     async def stream(name: str, arguments: Callable[[], tuple[Any, ...]]) -> AsyncIterator[Any]:
         method = getattr(agent, name).options(
@@ -202,11 +234,25 @@ def _link(ray: Any, agent: Any, node: str, lost: set[str]) -> Link:
                 since_s = min(since_s, asyncio.get_running_loop().time())
                 await again(since_s, error)
             except ray.exceptions.RayError as error:
-                raise failed(error) from error
+                raise await failed(error) from error
             else:
                 return
 
     return Link(node=node, call=call, stream=stream)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _is_refused(address: tuple[str, int]) -> bool:
+    """Return whether a machine says that nothing listens at an address."""
+    try:
+        socket.create_connection(address, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+    return False
 
 
 def _one_line(error: Exception) -> str:

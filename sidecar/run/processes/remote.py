@@ -134,7 +134,7 @@ class RemotePipes:
                 if line.endswith(b"\n"):
                     self._lines.feed_data(line)
                 else:
-                    end = line.decode()
+                    end = f"on node {self._link.node} {line.decode()}"
         except WorkerDied as lost:
             end = str(lost)
         finally:
