@@ -8,7 +8,7 @@ them (`correlator.statistics.bootstrap`), on Fisher's z of the ranks' correlatio
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -32,7 +32,8 @@ LEAST_PAIRS = 0.75
 LEAST_KNOWN = 0.9
 LARGEST_RHO = 0.999999
 NOTHING_LEFT = 1e-9
-_AT_ZERO = LAGS_S.index(0.0)
+_AT_ONCE = 1 << 23  # moments of pairs in memory
+AtLag = Callable[[float], Floats]  # from a lag, s, to what each request met then [n]
 
 
 Rho = Annotated[float, Meta(ge=-1, le=1)]
@@ -84,9 +85,10 @@ def associations(
     order = np.argsort(requests.submit_ns, kind="stable")
     order = order[requests.submit_ns[order] >= 0]
     loads = server_loads(requests, endpoints)
-    # Each quantity [L, n] at every lag of the grid, requests in the order of submission.
+    submit_ns = requests.submit_ns
+    # Each quantity [n] at a lag, requests in the order of submission: at all lags they would be 264 bytes a request.
     lagged = {
-        name: np.stack([load.at(requests.submit_ns + int(lag_s * 1e9))[order] for lag_s in LAGS_S])
+        name: lambda lag_s, load=load: load.at(submit_ns + int(lag_s * 1e9))[order]
         for name, load in loads.items()
         if not isinstance(load, Missing)
     }
@@ -120,33 +122,33 @@ def rank_correlation(x: Floats, y: Floats) -> float | None:
 
 
 def _associated(
-    client: str, measured: Floats, lagged: Mapping[str, Floats], tokens: Mapping[str, Floats]
+    client: str, measured: Floats, lagged: Mapping[str, AtLag], tokens: Mapping[str, Floats]
 ) -> dict[str, Association]:
-    zero = {name: values[_AT_ZERO] for name, values in lagged.items()}
-    best = {name: _best(measured, values) for name, values in lagged.items()}
+    zero = {name: at_lag(0.0) for name, at_lag in lagged.items()}
+    best = {name: _best(measured, at_lag) for name, at_lag in lagged.items()}
     given: dict[str, tuple[str, ...]] = {}
     tables: dict[tuple[str, str], Floats] = {}
-    for name, lag in best.items():
-        if lag is not None:
+    for name, lag_s in best.items():
+        if lag_s is not None:
             others = {other: values for other, values in zero.items() if other != name}
             left, given[name] = _left_over(measured, zero[name], {**others, **tokens})
-            tables[name, "best"] = _ranked(measured, lagged[name][lag])
+            tables[name, "best"] = _ranked(measured, lagged[name](lag_s))
             tables[name, "zero"] = _ranked(measured, zero[name])
             tables[name, "partial"] = left
     block = block_length(measured[np.isfinite(measured)])
     rhos = {key: _rho(table) for key, table in tables.items()}
     intervals = _intervals(tables, rhos, block)
     by_server = {}
-    for name, lag in best.items():
+    for name, lag_s in best.items():
         pairs = _ranked(measured, zero[name])
         count = int(np.isfinite(pairs[:, 0]).sum())
         known = Association(client=client, server=name, pairs=count)
-        if lag is None:
+        if lag_s is None:
             by_server[name] = replace(known, missing=_why_not(measured, zero[name]))
             continue
         by_server[name] = replace(
             known,
-            lag_s=LAGS_S[lag],
+            lag_s=lag_s,
             rho=rhos[name, "best"],
             ci95=intervals[name, "best"],
             rho_lag0=rhos[name, "zero"],
@@ -159,15 +161,18 @@ def _associated(
     return by_server
 
 
-def _best(measured: Floats, values: Floats) -> int | None:
-    """Return the lag of the greatest |rho|, the nearest to 0 among equals; None for no rho.
-
-    The lag is its place in the grid.
-    """
-    pairs = (np.isfinite(values) & np.isfinite(measured)).sum(axis=1)
-    enough = np.flatnonzero(pairs >= LEAST_PAIRS * pairs.max()).tolist()
-    rhos = {lag: rho for lag in enough if (rho := _rho(_ranked(measured, values[lag]))) is not None}
-    return max(rhos, key=lambda lag: (abs(rhos[lag]), -abs(LAGS_S[lag]))) if rhos else None
+def _best(measured: Floats, at_lag: AtLag) -> float | None:
+    """Return the lag of the greatest |rho|, s, the nearest to 0 among equals; None for no rho."""
+    pairs, rhos, of_all = {}, {}, ranks(measured[np.isfinite(measured)])
+    for lag_s in LAGS_S:
+        values = at_lag(lag_s)
+        usable = np.isfinite(values) & np.isfinite(measured)
+        pairs[lag_s] = int(usable.sum())
+        of_usable = of_all if pairs[lag_s] == len(of_all) else ranks(measured[usable])
+        rhos[lag_s] = _rho(np.column_stack((of_usable, ranks(values[usable]))))
+    least = LEAST_PAIRS * max(pairs.values())
+    known = {lag_s: abs(rho) for lag_s, rho in rhos.items() if rho is not None and pairs[lag_s] >= least}
+    return max(known, key=lambda lag_s: (known[lag_s], -abs(lag_s))) if known else None
 
 
 def _why_not(measured: Floats, values: Floats) -> str:
@@ -229,16 +234,13 @@ def _intervals(
     tables: Mapping[tuple[str, str], Floats], rhos: Mapping[tuple[str, str], float | None], block: int
 ) -> dict[tuple[str, str], tuple[float, float] | None]:
     """Return the intervals of correlations, all of them from the same resamples; None for no correlation."""
-    if not tables:
-        return {}
-    sums = resampled_sums(np.concatenate([_moments(table) for table in tables.values()], axis=1), block)
     intervals: dict[tuple[str, str], tuple[float, float] | None] = {}
-    for at, (key, table) in enumerate(tables.items()):
+    for (key, table), sums in zip(tables.items(), _resampled_moments(list(tables.values()), block), strict=True):
         rho = rhos[key]
         if rho is None:
             intervals[key] = None
             continue
-        size, a, b, aa, bb, ab = sums[:, 6 * at : 6 * at + 6].T
+        size, a, b, aa, bb, ab = sums.T
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold a single value
             resampled = (ab - a * b / size) / np.sqrt((aa - a * a / size) * (bb - b * b / size))
             z = np.arctanh(np.clip(resampled, -LARGEST_RHO, LARGEST_RHO))
@@ -249,6 +251,15 @@ def _intervals(
             None if interval is None else (min(math.tanh(interval[0]), rho), max(math.tanh(interval[1]), rho))
         )
     return intervals
+
+
+def _resampled_moments(tables: Sequence[Floats], block: int) -> Iterator[Floats]:
+    """Yield the sums [R, 6] of the moments of each table's resamples; all have the same pairs."""
+    at_once = max(1, _AT_ONCE // (6 * len(tables[0]))) if tables and len(tables[0]) else 1
+    for begin in range(0, len(tables), at_once):
+        moments = np.concatenate([_moments(table) for table in tables[begin : begin + at_once]], axis=1)
+        sums = resampled_sums(moments, block)
+        yield from (sums[:, column : column + 6] for column in range(0, moments.shape[1], 6))
 
 
 def _moments(table: Floats) -> Floats:

@@ -41,12 +41,12 @@ def times_in_order(measured: RequestLog, parts: Parts) -> dict[str, Floats]:
     """Return times by metric, ms, of those that any request has: of requests that ended ok, and the parts of those that
     have a breakdown, in the order in which they were sent; gaps between chunks in that in which they ended.
     """
-    if (np.diff(measured.submit_ns) < 0).any():
-        order = np.argsort(measured.submit_ns, kind="stable")
-        measured, parts = take(measured, order), take(parts, order)
-    metrics = request_metrics(take(measured, measured.status == "ok"))
-    times_ms = {"ttft_ms": metrics.ttft_ms, "tpot_ms": metrics.tpot_ms, "e2e_ms": metrics.e2e_ms}
+    ok = measured.status == "ok"
+    metrics, of_ok = request_metrics(take(measured, ok)), np.argsort(measured.submit_ns[ok], kind="stable")
+    times_ms = {name: getattr(metrics, name)[of_ok] for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     times_ms["itl_ms"] = metrics.itl_ms[np.argsort(metrics.itl_end_ns, kind="stable")]
-    times_ms |= {f"{part.name}_ms": 1e3 * parts.seconds(part)[parts.covered] for part in TTFT_PARTS}
+    covered = parts.covered
+    of_covered = np.argsort(measured.submit_ns[covered], kind="stable")
+    times_ms |= {f"{part.name}_ms": 1e3 * parts.seconds(part)[covered][of_covered] for part in TTFT_PARTS}
     known = ((name, values, np.isfinite(values)) for name, values in times_ms.items())
     return {name: values if finite.all() else values[finite] for name, values, finite in known if finite.any()}

@@ -46,6 +46,7 @@ class PageInputs:
 def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") -> dict[str, Any]:
     """Return everything that the script reads, as an object of JSON; times are ms since the start of the window."""
     log = recorded.requests
+    gaps = pack({"itl": number_column(_quantiles(request_metrics(_measured(log)).itl_ms), 1e-3)})
     sent_ns = sent_ns_of(log)
     rows = np.argsort(sent_ns, kind="stable")
     log, parts, sent_ns = take(log, rows), take(recorded.parts, rows), sent_ns[rows]
@@ -73,7 +74,7 @@ def page_data(summary: Summary, recorded: PageInputs, *, trace_url: str = "") ->
         }),
         "gaugesAt": pack({f"{kind}{at}": column for at, (*_, times, values) in enumerate(engines)
                           for kind, column in (("time", times), ("value", values))}),
-        "gaps": pack({"itl": number_column(_quantiles(request_metrics(take(log, _measured(log))).itl_ms), 1e-3)}),
+        "gaps": gaps,
     }  # fmt: skip
 
 
@@ -172,9 +173,8 @@ def _since(at_ns: int, start_ns: int) -> float:
     return (at_ns - start_ns) / 1e6
 
 
-def _measured(log: RequestLog) -> np.typing.NDArray[np.bool_]:
-    measured: np.typing.NDArray[np.bool_] = (log.phase == "measure") & (log.status == "ok")
-    return measured
+def _measured(log: RequestLog) -> RequestLog:
+    return take(log, (log.phase == "measure") & (log.status == "ok"))
 
 
 def _quantiles(values_ms: Floats) -> Floats:
