@@ -13,7 +13,7 @@ TEST_JOBS ?= $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN))
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-machine lint faults engines gateways bench docs lock release clean
+.PHONY: help demo test slow-machine lint faults engines gateways bench docs site lock release clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST) | expand -t 20
@@ -57,6 +57,9 @@ docs: $(VENV)/dev ## write the generated files again: command reference, tables 
 	@$(BIN)/python release/sbom.py
 	@$(BIN)/python release/identity.py
 
+site: $(VENV)/site/done ## the documentation as a site in site/: strict, with search
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/site/bin/mkdocs build --strict
+
 release: $(VENV)/dev ## wheel and sdist, each built twice and compared; RELEASE="--image BASE@sha256:..." the image too
 	@$(BIN)/python release/build.py $(RELEASE)
 
@@ -65,6 +68,7 @@ lock: ## resolve the lock files again (hashes, no addresses)
 	@$(BIN)/pip-compile $(LOCK_FLAGS) --extra dev -c requirements.lock -o requirements-dev.lock pyproject.toml
 	@$(BIN)/pip-compile $(LOCK_FLAGS) --all-build-deps --only-build-deps -c requirements-dev.lock \
 	  -o requirements-build.lock pyproject.toml
+	@printf 'mike\nmkdocs-material\n' | $(BIN)/pip-compile $(LOCK_FLAGS) -o requirements-site.lock -
 
 LOCK_FLAGS := -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras \
   --allow-unsafe --no-header --annotation-style=line
@@ -81,5 +85,10 @@ $(VENV)/dev: $(VENV)/run requirements-dev.lock
 	@$(PIP) $(LOCKED) -r requirements-dev.lock
 	@touch $@
 
+$(VENV)/site/done: requirements-site.lock
+	@$(PYTHON) -m venv $(VENV)/site
+	@$(VENV)/site/bin/python -m pip --disable-pip-version-check -qq $(LOCKED) -r requirements-site.lock
+	@touch $@
+
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs/generate"))
+import mkdocs_hooks
 from errors import sentences
 
-__all__ = ["REPOSITORY", "commands", "explained", "messages", "options", "sentences"]
+__all__ = ["REPOSITORY", "commands", "explained", "messages", "mkdocs_hooks", "options", "sentences"]
 REPOSITORY = Path(__file__).parents[1]
 NOTES = {"warn", "warn_and_record", "record_note"}
 # Every sentence of these functions, or where there is no name of these modules, is a warning.

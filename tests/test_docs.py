@@ -7,10 +7,11 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
-from documents import REPOSITORY, commands, messages, options, sentences
+from documents import REPOSITORY, commands, messages, mkdocs_hooks, options, sentences
 from processes import QUIET, engine, sidelight
 
 from loadgen.plan.workloads import custom
@@ -79,6 +80,21 @@ def test_the_index_names_every_page():
     pages = {path.relative_to(docs).as_posix() for path in PAGES if path.is_relative_to(docs)}
     assert {page for page in pages if not page.startswith("decisions/")} - {"README.md"} <= linked
     assert "decisions/" in linked
+
+
+def test_the_site_has_every_page_and_no_link_that_leaves_it():
+    """In the order of the index; links out of docs/ are into the repository. `make site` checks the rest."""
+    docs, address = REPOSITORY / "docs", mkdocs_hooks.IDENTITY["repository"]
+    listed = [page for _, part in mkdocs_hooks.sections() for page in mkdocs_hooks.pages(part)]
+    assert sorted([*listed, "README.md"]) == sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))
+    for name in listed:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        shown = mkdocs_hooks.on_page_markdown(text(f"docs/{name}"), page)
+        for link in re.findall(r"\]\(([^)\s#]+)", re.sub(r"```.*?```", "", shown, flags=re.DOTALL)):
+            if link.startswith(address):
+                assert (REPOSITORY / link.removeprefix(address).split("/", 3)[3]).exists(), link
+            elif not re.match(r"[a-z]+:", link):
+                assert (docs / name).parent.joinpath(link).resolve().is_relative_to(docs), link
 
 
 def test_the_readme_is_short_and_shows_a_picture():
