@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from certificates import Authority
 from documents import options
 
@@ -206,3 +208,22 @@ def test_the_manual_page_has_every_command():
     assert {f"sidelight {name}" for name in options() if name} <= set(re.findall(r"^\.SH (.+)$", page, re.MULTILINE))
     prose = re.sub(r"^\.nf\n.*?^\.fi\n", "", page, flags=re.MULTILINE | re.DOTALL)  # without what was code
     assert not re.search(r"`|\]\(|^#|^- ", prose, re.MULTILINE)
+
+
+WORKFLOWS = {path.name: yaml.safe_load(path.read_text()) for path in REPOSITORY.glob(".github/workflows/*.yml")}
+
+
+def test_workflows_run_what_is_there_and_trust_no_name():
+    """Each target of make exists; each action is named by its commit, since a tag of it may move."""
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    steps = [step for flow in WORKFLOWS.values() for job in flow["jobs"].values() for step in job.get("steps", ())]
+    named = {target for step in steps for target in re.findall(r"\bmake ([a-z]+)", step.get("run", ""))}
+    assert {"lint", "test", "release", "site"} <= named <= targets
+    assert [] == [step["uses"] for step in steps if "uses" in step and not re.search(r"@[0-9a-f]{40}$", step["uses"])]
+
+
+def test_each_python_that_is_promised_is_tested():
+    """The classifiers' versions are the workflow's."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    promised = [name.rpartition(" ")[2] for name in project["classifiers"] if "Python ::" in name]
+    assert promised == WORKFLOWS["test.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"]
