@@ -27,7 +27,7 @@ MOST_BAR = 80  # columns
 _GAPS = re.compile(r"(?<=\S)(?:  +|(?<!\d) (?![\d ]))")  # but for those between a number, its label and its unit
 STYLES = {
     "alarm": "red", "warning": "yellow", "met": "green", "note": "dim", "inner": "dim", "strong": "bold",
-    "label": "bold cyan", **{part.name: part.colour for part in E2E_PARTS},
+    "headline": "bold", "label": "bold cyan", **{part.name: part.colour for part in E2E_PARTS},
 }  # fmt: skip
 GLYPHS = {part.name: part.glyph for part in E2E_PARTS}
 

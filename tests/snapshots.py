@@ -72,6 +72,7 @@ def snapshot(step: int) -> Snapshot:
         phase="measure",
         about={"model": "sim-llama", "workload": "synthetic-uniform", "engine": "vllm", "version": "0.32.0"},
         verdicts={"load": True, "generator": True},
+        verdict=("healthy", "prefill"),
         client=ClientCounts(
             requests={"ok": 5 * step, "failed": step, "refused": 0, "cancelled": 0},
             scheduled=7 * step,

@@ -5,7 +5,7 @@ That is the evidence for why they waited: every place taken, the cache full, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -39,19 +39,30 @@ class WhileWaiting(Struct, frozen=True, kw_only=True):
 
 def while_waiting(endpoints: Sequence[EndpointSeries], window: Window) -> WhileWaiting:
     """Return the load of the leading kind of engines while requests waited; only `missing` where none did."""
-    running, near_most, kv_cache, most = [], [], [], []
+    return while_waiting_of(_samples(endpoints, window))
+
+
+def _samples(endpoints: Sequence[EndpointSeries], window: Window) -> Iterator[tuple[Floats, Floats, Floats]]:
     for _, quantities in engine_samples(endpoints):
         waiting = quantities["requests_waiting"]
         if isinstance(waiting, Missing):
             continue
         inside = (waiting.at_ns >= window.start_ns) & (waiting.at_ns <= window.end_ns)
-        rows = inside & (np.nan_to_num(waiting.amount) > 0)
-        ran = _amounts(quantities["requests_running"], len(rows))
-        known_running = known(ran[inside])
+        others = (_amounts(quantities[name], len(inside)) for name in ("requests_running", "kv_cache_usage"))
+        ran, cached = (amounts[inside] for amounts in others)
+        yield waiting.amount[inside], ran, cached
+
+
+def while_waiting_of(samples: Iterable[tuple[Floats, Floats, Floats]]) -> WhileWaiting:
+    """Return the same of samples: of each engine the waiting and running requests and the KV cache usage [n]."""
+    running, near_most, kv_cache, most = [], [], [], []
+    for waiting, ran, cached in samples:
+        rows = np.nan_to_num(waiting) > 0
+        known_running = known(ran)
         most.append(known_running)
         running.append(ran[rows])
         near_most.append((ran >= NEAR_MOST * known_running.max(initial=0.0))[rows & np.isfinite(ran)])
-        kv_cache.append(_amounts(quantities["kv_cache_usage"], len(rows))[rows])
+        kv_cache.append(cached[rows])
     if not sum(map(len, running)):
         return WhileWaiting(missing=NEVER_WAITED)
     return WhileWaiting(

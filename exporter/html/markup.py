@@ -78,7 +78,7 @@ def _block(block: Block) -> str:
         case PartsBar():
             return _bar(block)
         case Line(tone=tone):
-            return f"<p{_class(tone)}>{_spans(block)}</p>"
+            return f"<p{_class(f'row {tone}'.strip())}>{_spans(block)}</p>"
     return ""
 
 

@@ -216,7 +216,7 @@ class WatchCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything the page shows, at one moment. `about` says what is measured; `labels` are those of every series;
-    `verdicts` are those of a run that has ended, by what is judged.
+    `verdicts` are those of a run that has ended, by what is judged; `verdict` is the state now and its cause.
     """
 
     version: str
@@ -229,6 +229,7 @@ class Snapshot:
     watch: WatchCounts | None = None
     about: Mapping[str, str] = field(default_factory=dict)
     verdicts: Mapping[str, bool] = field(default_factory=dict)
+    verdict: tuple[str, str] | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -180,6 +180,9 @@ _ABOUT = (
     MetricRow("run_verdict", "gauge", "", ("of",),
         "Of a run that has ended: whether its load was sustained, and its generator can be trusted; 1 or 0.",
         "verdicts"),
+    MetricRow("verdict", "gauge", "", ("state", "cause"),
+        "The verdict now, of the last minutes; of a run that has ended, its report's: 1. docs/reference/metrics/run.md",
+        lambda snapshot: {} if snapshot.verdict is None else {snapshot.verdict: 1.0}),
 )
 _CLIENT = (
     MetricRow("client_requests", "counter", "", ("status",), "Requests that ended, by status.", "requests"),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from correlator.parts import ENGINE_FRONTEND, SCHEDULER_INTAKE, TTFT_PARTS
-from exporter.summary.breakdown import is_certain, json_name
+from correlator.statistics.queueing import WhileWaiting
+from exporter.summary.breakdown import Breakdown, is_certain, json_name
+from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
 from loadgen.requests.summary import ClientSummary, too_many_failed
 from rundir.printable.numbers import cell, percent, spoken
 from scraper.engines.catalogue import EngineLimits, catalogue
 from scraper.gateways.catalogue import gateway
+from scraper.window.quantities import GatewayPage
 
 LARGE = 0.4  # of the TTFT: a part with less is not what to work on
 LEAST_SCRAPES = 5  # with a waiting request, of which to say why it waited
@@ -50,6 +54,60 @@ class Advice:
     cure: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """Observations that advice on a wait follows from: of a run, or of the last minutes of one that goes on.
+
+    `shares` are those of the parts of slow requests' TTFT where that is known, else of the mean; `prefill` is advice on
+    prefill, None without evidence.
+    """
+
+    breakdown: Breakdown
+    shares: Mapping[str, float]
+    waited: WhileWaiting
+    limits: EngineLimits
+    preemptions: float = 0.0
+    pages: Sequence[GatewayPage] = ()
+    gateways: Sequence[GatewaySummary] = ()
+    prefill: Advice | None = None
+
+    @property
+    def large(self) -> list[str]:
+        """Return the parts to work on, the largest first."""
+        certain = (part.name for part in TTFT_PARTS if is_certain(getattr(self.breakdown, json_name(part))))
+        large = (name for name in certain if self.shares.get(name, 0.0) >= LARGE)
+        return sorted(large, key=lambda name: -self.shares[name])
+
+    def explained(self, *, but: str = "") -> Advice | None:
+        """Return advice on the largest of these parts with evidence; None without any."""
+        parts = (part for part in self.large if part != but)
+        return next(filter(None, (ADVISERS[part](self) for part in parts if part in ADVISERS)), None)
+
+
+def mean_shares(breakdown: Breakdown) -> dict[str, float]:
+    """Return the parts' shares of the mean TTFT."""
+    return {part.name: getattr(breakdown, json_name(part)).share_of_ttft or 0.0 for part in TTFT_PARTS}
+
+
+def observed(summary: Summary) -> Observations:
+    """Return the observations of a run."""
+    correlation, server = summary.correlation, summary.server
+    tail, shares = correlation.tail_attribution, mean_shares(correlation.breakdown)
+    if tail.largest and tail.tail:
+        shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
+    preempted = server.preemptions.stats.total if server.preemptions else UNSET
+    return Observations(
+        breakdown=correlation.breakdown,
+        shares=shares,
+        waited=correlation.evidence.while_waiting,
+        limits=EngineLimits() if server.engine is None else catalogue(server.engine.name).limits,
+        preemptions=0.0 if preempted is UNSET else preempted,
+        pages=server.gateways or (),
+        gateways=correlation.gateways,
+        prefill=_prefill(summary),
+    )
+
+
 def advised(summary: Summary) -> Advice:
     """Return the evidence that explains the wait, if any, and one piece of advice.
 
@@ -58,10 +116,10 @@ def advised(summary: Summary) -> Advice:
     """
     first, held_up = _before_any_change(summary), generator_held_up(summary)
     is_known = not summary.correlation.missing and not too_many_failed(summary.client.requests)
-    parts = large_parts(summary) if is_known and (held_up or not first) else []
-    if first:  # What pages and spans of the engine say stands, however late the client was.
-        parts = [part for part in parts if part != "network"]
-    explained = next(filter(None, (ADVISERS[part](summary) for part in parts if part in ADVISERS)), None)
+    # What pages and spans of the engine say stands, however late the client was.
+    explained = None
+    if is_known and (held_up or not first):
+        explained = observed(summary).explained(but="network" if first else "")
     if explained is None or first:
         return Advice(seen=explained.seen if explained else "", cure=first or _without_evidence(summary))
     return Advice(seen=explained.seen, cure=f"{explained.cure}{_less_load(summary)}")
@@ -109,8 +167,11 @@ def _before_any_change(summary: Summary) -> str:
 
 
 def _of_failures(client: ClientSummary) -> str:
-    """Return advice on the most frequent error, "" if none is known."""
-    kind = next(iter(client.errors), "")
+    return cure_of_failures(next(iter(client.errors), ""))
+
+
+def cure_of_failures(kind: str) -> str:
+    """Return advice on a kind of error, "" for an unknown one."""
     return next((cure for begin, cure in FAILED_OF.items() if kind.startswith(begin)), "")
 
 
@@ -123,7 +184,7 @@ def _without_evidence(summary: Summary) -> str:
         return f"add a replica{_less_load(summary) or '; or send fewer requests/s'}"
     if summary.correlation.missing:
         return _sources(summary)
-    large, slo = large_parts(summary), summary.client.slo
+    large, slo = observed(summary).large, summary.client.slo
     if waits := [part for part in large if part in UNEXPLAINED]:
         return UNEXPLAINED[waits[0]]
     if slo is None:
@@ -155,26 +216,12 @@ def _less_load(summary: Summary) -> str:
     return "" if capacity is None else f"; or send less than {cell(capacity)} requests/s"
 
 
-def large_parts(summary: Summary) -> list[str]:
-    """Return the parts to work on, the largest first: of slow requests' TTFT where that is known, else of the mean."""
-    correlation = summary.correlation
-    shares = {part.name: getattr(correlation.breakdown, json_name(part)).share_of_ttft or 0.0 for part in TTFT_PARTS}
-    tail = correlation.tail_attribution
-    if tail.largest and tail.tail:
-        shares = {name: share or 0.0 for name, share in tail.tail["p95"].share.items()}
-    certain = [part.name for part in TTFT_PARTS if is_certain(getattr(correlation.breakdown, json_name(part)))]
-    return sorted((name for name in certain if shares[name] >= LARGE), key=lambda name: -shares[name])
-
-
-def _queue(summary: Summary) -> Advice | None:
+def advice_on_queue(waited: WhileWaiting, limits: EngineLimits, preemptions: float) -> Advice | None:
     """Return advice on waiting requests: the KV cache was too small, or the limit of running requests was reached."""
-    waited = summary.correlation.evidence.while_waiting
-    limits = _limits(summary)
     cache = f"more memory to the KV cache{_named(limits.kv_cache)}"
-    preempted = summary.server.preemptions.stats.total if summary.server.preemptions else 0
-    if preempted:
+    if preemptions:
         return Advice(
-            seen=f"The engine preempted running requests ({preempted:,.0f} x) because its KV cache was full",
+            seen=f"The engine preempted running requests ({preemptions:,.0f} x) because its KV cache was full",
             cure=f"give {cache}, let fewer requests run at once{_named(limits.running)}, or add a replica",
         )
     usage, most = waited.kv_cache_p50, waited.kv_cache_max
@@ -221,11 +268,11 @@ def _prefill(summary: Summary) -> Advice | None:
     )
 
 
-def _outside(summary: Summary) -> Advice | None:
+def _outside(seen: Observations) -> Advice | None:
     """Return advice on time outside the engine: the round trip of the network, or something between."""
-    breakdown = summary.correlation.breakdown
+    breakdown = seen.breakdown
     outside_ms, round_trip_ms = breakdown.network_ms.mean, breakdown.round_trip_ms.mean
-    pages = [page for page in summary.server.gateways or () if page.queue_ms is not None]
+    pages = [page for page in seen.pages if page.queue_ms is not None]
     longest = max(pages, key=lambda page: page.queue_ms or 0.0, default=None)
     if outside_ms is not None and longest is not None and (longest.queue_ms or 0.0) >= outside_ms / 2:
         return Advice(
@@ -236,10 +283,7 @@ def _outside(summary: Summary) -> Advice | None:
             ),
             cure="let the gateway pass on more requests at once, or put more engines behind it",
         )
-    rooms = [
-        ((passed.at_most_ms or 0.0) - (passed.part_ms or 0.0), passed.service)
-        for passed in summary.correlation.gateways
-    ]
+    rooms = [((passed.at_most_ms or 0.0) - (passed.part_ms or 0.0), passed.service) for passed in seen.gateways]
     room_ms, service = max(rooms, default=(0.0, ""))
     if outside_ms is not None and room_ms >= outside_ms / 2 > 0:
         return Advice(
@@ -268,9 +312,9 @@ def _outside(summary: Summary) -> Advice | None:
     )
 
 
-def _gateway(summary: Summary) -> Advice | None:
+def _gateway(seen: Observations) -> Advice | None:
     """Return advice on the gateway's mean time, by its own spans."""
-    mean_ms = summary.correlation.breakdown.gateway_ms.mean
+    mean_ms = seen.breakdown.gateway_ms.mean
     return (
         None
         if mean_ms is None
@@ -281,20 +325,18 @@ def _gateway(summary: Summary) -> Advice | None:
     )
 
 
-def _inside(summary: Summary) -> Advice | None:
+def _inside(seen: Observations) -> Advice | None:
     """Return advice on time in the engine outside queue and prefill. It is about the API server, or the wait of
     requests for the scheduler to take them in.
     """
-    frontend, intake = (
-        getattr(summary.correlation.breakdown, json_name(part)) for part in (ENGINE_FRONTEND, SCHEDULER_INTAKE)
-    )
+    frontend, intake = (getattr(seen.breakdown, json_name(part)) for part in (ENGINE_FRONTEND, SCHEDULER_INTAKE))
     if (intake.share_of_ttft or 0.0) >= LARGE:
         return Advice(
             seen=(
                 f"Requests waited {spoken(intake.mean)} in the mean until the engine's scheduler took them in, which "
                 "it does only between two of its steps"
             ),
-            cure=f"shorten its steps: smaller prefill chunks, fewer running requests{_named(_limits(summary).running)}",
+            cure=f"shorten its steps: smaller prefill chunks, fewer running requests{_named(seen.limits.running)}",
         )
     if (frontend.share_of_ttft or 0.0) < LARGE:
         return None
@@ -307,15 +349,16 @@ def _inside(summary: Summary) -> Advice | None:
     )
 
 
-ADVISERS = {"queue": _queue, "prefill": _prefill, "network": _outside, "gateway": _gateway, "other": _inside}
+ADVISERS: dict[str, Callable[[Observations], Advice | None]] = {
+    "queue": lambda seen: advice_on_queue(seen.waited, seen.limits, seen.preemptions),
+    "prefill": lambda seen: seen.prefill,
+    "network": _outside,
+    "gateway": _gateway,
+    "other": _inside,
+}
 # What helps with a part of which nothing was seen that explains it.
 UNEXPLAINED = {part.name: part.cure for part in TTFT_PARTS if part.cure}
 MORE_PREFILL = "shorten prompts, or add prefill capacity: prefill is most of the TTFT"
-
-
-def _limits(summary: Summary) -> EngineLimits:
-    engine = summary.server.engine
-    return EngineLimits() if engine is None else catalogue(engine.name).limits
 
 
 def _named(limit: str) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from correlator.parts import CAUSES, INNER_PARTS, SPENT, TTFT_PARTS
+from correlator.parts import CAUSES
 from exporter.document import Prose
-from exporter.report.advice import LARGE, UNEXPLAINED, generator_held_up, large_parts
-from exporter.report.verdict import objective_beside, where_it_went
-from exporter.summary.breakdown import Breakdown, TtftPart, is_certain, json_name
+from exporter.report.advice import generator_held_up, observed
+from exporter.report.verdict import beside_figures, where_it_went
+from exporter.summary.breakdown import is_certain
 from exporter.summary.gateways import GatewaySummary
 from exporter.summary.result import Summary
-from exporter.summary.tail import TailAttribution, places, ranked
+from exporter.summary.tail import TailAttribution, ranked
 from loadgen.requests.slo.results import ObjectiveResult
 from loadgen.requests.summary import too_many_failed
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
-from rundir.printable.numbers import cell, count_of, ms, percent, spoken, spoken_together
+from rundir.printable.numbers import cell, count_of, ms, spoken, spoken_together
 from scraper.gateways.catalogue import can_state_more
 
 FEW_REQUESTS = 20  # of fewer, a 95th percentile is the slowest request
@@ -27,7 +27,7 @@ HARDLY_RATIO = 0.2  # standard deviation over mean: of less it does not matter w
 def objectives(summary: Summary) -> Iterator[Prose]:
     """Yield a line for each objective that stands beside no figure of the verdict."""
     slo = summary.client.slo
-    beside = [objective_beside(summary, name) for name in ("ttft_p50", "ttft_p99")]
+    beside = beside_figures(summary)
     for objective in slo.objectives if slo else ():
         if objective in beside:
             continue
@@ -66,63 +66,6 @@ def conclusion(summary: Summary) -> Iterator[str]:
         yield from _why_slow(summary)
     if generator_held_up(summary):  # of which the verdict is
         yield where_it_went(summary)
-
-
-def where_it_goes(breakdown: Breakdown) -> str:
-    """Return where the mean TTFT of the latest requests went, in a sentence.
-
-    It says what to do about a queue. "" of few, or where the largest part is within its own error.
-    """
-    if not largest_part(breakdown):
-        return ""
-    parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
-    shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
-    count = breakdown.ttft_ms.count
-    subject = f"Of the mean TTFT of the last {count:,} requests"
-    cure = UNEXPLAINED["queue"].partition(";")[0]
-    what_to_do = f" What to do: {cure}." if shares.get("queue", 0.0) >= LARGE else ""
-    return f"{_shared_out(subject, parts, shares, breakdown, count)}{what_to_do}"
-
-
-def largest_part(breakdown: Breakdown) -> dict[str, float]:
-    """Return the largest part of the mean TTFT with its share; empty where `where_it_goes` says nothing."""
-    parts = {part.name: getattr(breakdown, json_name(part)) for part in TTFT_PARTS}
-    shares = {name: part.share_of_ttft for name, part in parts.items() if part.share_of_ttft is not None}
-    largest = max(shares, key=shares.__getitem__, default="")
-    is_known = breakdown.ttft_ms.count >= FEW_REQUESTS and largest and is_certain(parts[largest])
-    return {largest: shares[largest]} if is_known else {}
-
-
-def _shared_out(
-    subject: str,
-    parts: Mapping[str, TtftPart],
-    shares: Mapping[str, float | None],
-    breakdown: Breakdown,
-    requests: int,
-) -> str:
-    """Return a sentence on the parts, the largest first, without negligible ones.
-
-    An estimate that is within its own error has no share.
-    """
-    where = places(shares, breakdown.merged, requests)
-    for part in (part for part in INNER_PARTS if part.spent):
-        share, whole = getattr(breakdown, json_name(part)).share_of_ttft or 0.0, shares.get(part.within) or 0.0
-        if share > MOSTLY * whole > 0:
-            mostly = "" if share > NEARLY_ALL * whole else "mostly "
-            where[part.within] = f"{SPENT[part.within]} ({mostly}{part.spent})"
-    ranking = sorted(((share, name) for name, share in shares.items() if share is not None), reverse=True)
-    known = [(share, name) for share, name in ranking if is_certain(parts[name])]
-    words = [f"{percent(share)} was spent {where[name]}" for share, name in known[:1]]
-    words += [f"{percent(share)} {where[name]}" for share, name in known[1:] if share >= LEAST_NAMED]
-    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    sentences = [f"{subject}, {listed}."] if listed else []
-    sentences += [
-        f"The estimate of {CAUSES[name]}, {spoken(parts[name].mean, parts[name].error_ms)}, is within its own error of "
-        f"{spoken(parts[name].error_ms, parts[name].mean)}."
-        for share, name in ranking
-        if share >= LEAST_NAMED and not is_certain(parts[name])
-    ]
-    return " ".join(sentences)
 
 
 def _gateways(gateways: Sequence[GatewaySummary], requests: int) -> Iterator[str]:
@@ -181,7 +124,7 @@ def _why_slow(summary: Summary) -> Iterator[str]:
     if tail.missing or (largest and not is_certain(largest)):
         return
     growing = summary.methodology.stability.verdict == "growing"
-    is_said = tail.largest and [tail.largest] == large_parts(summary)  # the bar shows it
+    is_said = tail.largest and [tail.largest] == observed(summary).large  # the bar shows it
     sentences = [*(() if is_said else [tail.sentence]), *(() if growing else _from_which_queue(tail))]
     if shown := [*sentences, *_differences(tail)]:
         yield " ".join(shown)

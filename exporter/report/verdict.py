@@ -6,35 +6,48 @@ failures, records, the load generator, the load and the objectives, in this orde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, cast
 
 from msgspec import UNSET
 
-from correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, NETWORK, SPENT, TTFT_PARTS, Part
+from correlator.parts import CAUSES, E2E_PARTS, INNER_PARTS, SPENT, TTFT_PARTS, Part
 from exporter.document import BLANK, Block, Figures, PartsBar, Piece, Prose
-from exporter.report.advice import advised, generator_held_up, large_parts
-from exporter.report.alerts import damage_of, failed_line, is_failing, loss_lines
+from exporter.report.advice import (
+    UNEXPLAINED,
+    Advice,
+    Observations,
+    advised,
+    cure_of_failures,
+    generator_held_up,
+    observed,
+)
+from exporter.report.alerts import FAILING_IN_PART, damage_of, failed_line, is_failing, loss_lines
 from exporter.report.load import overload
 from exporter.report.tables.breakdown import source_words
-from exporter.summary.breakdown import E2ePart, TtftPart, is_certain, json_name, label_of
+from exporter.summary.breakdown import Breakdown, E2eBreakdown, E2ePart, TtftPart, is_certain, json_name, label_of
 from exporter.summary.result import Summary
 from exporter.summary.tail import MAJORITY, places
 from exporter.summary.verdict import PartShare, RunVerdict, State, Subject, VerdictFigure
 from loadgen.requests.slo.results import ObjectiveResult
-from loadgen.requests.summary import too_many_failed
+from loadgen.requests.summary import ClientSummary, too_many_failed
 from rundir.clock import iso_ms
 from rundir.printable.numbers import cell, count_of, percent, spoken
 from rundir.printable.text import as_sentence
 
 WHY, DO = "Why: ", "Do this: "
+LEVELS = ("p50", "p99")
+FEW_REQUESTS = 20  # of fewer, a share of the time is mostly chance
+OVERLOADED = 0.8  # of the offered rate: who serves less while ever more wait
 MOSTLY = 0.6  # of a part: what makes up more of it is named in its place
 LEAST_SHOWN = 0.005  # of the whole: a smaller part has no piece of the bar
 TONES: dict[State, str] = {
     "healthy": "met strong", "not_judged": "strong", "missed": "alarm strong", "untrusted": "warning strong",
     "overloaded": "alarm strong", "failing": "alarm strong",
 }  # fmt: skip
+Described = tuple[Part, TtftPart | E2ePart, float]  # a part, its statistics, and its share of the mean
 _MET = {True: "met", False: "MISSED", None: "not known"}
 
 
@@ -52,7 +65,8 @@ class JudgedState:
 
 def verdict_of(summary: Summary) -> RunVerdict:
     """Return the verdict on a run."""
-    advice, parts, largest = advised(summary), list(_parts(summary)), _largest(summary)
+    advice, parts = advised(summary), _parts(summary.correlation.breakdown, _described(summary))
+    largest = _largest(parts)
     judged = _of_records(summary) or _of_requests(summary) or _of_generator(summary) or _of_load(summary)
     return RunVerdict(
         state=judged.state,
@@ -67,7 +81,7 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 def verdict_blocks(verdict: RunVerdict) -> Iterator[Block]:
     """Yield the verdict as every report shows it; an empty line ends it."""
-    yield Prose(verdict.headline, TONES[verdict.state])
+    yield Prose(verdict.headline, f"{TONES[verdict.state]} headline")
     if verdict.figures:
         yield Figures(tuple((each.label, each.text, "alarm" if each.bad else "") for each in verdict.figures))
     shown = [part for part in verdict.parts if part.share is None or part.share >= LEAST_SHOWN]
@@ -78,12 +92,20 @@ def verdict_blocks(verdict: RunVerdict) -> Iterator[Block]:
     yield BLANK
 
 
-def objective_beside(summary: Summary, name: str) -> ObjectiveResult | None:
-    """Return the objective of a figure of the TTFT with its value; None without one."""
-    slo, ttft_ms = summary.client.slo, summary.client.ttft_ms
-    for objective in slo.objectives if slo else ():
-        value_ms = getattr(ttft_ms, objective.statistic or "", None)
-        is_same = value_ms is not None and objective.value is not None and abs(objective.value - value_ms) < 1e-6
+def beside_figures(summary: Summary) -> list[ObjectiveResult]:
+    """Return the objectives that stand beside figures of the verdict."""
+    objectives = summary.client.slo.objectives if summary.client.slo else ()
+    beside = (_objective_of(f"ttft_{level}", getattr(summary.client.ttft_ms, level), objectives) for level in LEVELS)
+    return [objective for objective in beside if objective is not None]
+
+
+def _objective_of(
+    name: str, value_ms: float | None, objectives: Sequence[ObjectiveResult], *, off: float = 1e-6
+) -> ObjectiveResult | None:
+    """Return the objective of a figure with its value; None without one. Values may be `off` by that ratio."""
+    for objective in objectives:
+        is_same = value_ms is not None and objective.value is not None
+        is_same = is_same and abs((objective.value or 0.0) - (value_ms or 0.0)) <= off * abs(value_ms or 0.0)
         if f"{objective.metric}_{objective.statistic}" == name and is_same and objective.bound_ms is not None:
             return objective
     return None
@@ -141,7 +163,7 @@ def _of_load(summary: Summary) -> JudgedState:
         return JudgedState("healthy", "Healthy: every objective was met.")
     if stability.verdict == "undecided":
         return JudgedState("not_judged", f"Not judged: {stability.reason}.")
-    waits = [part for part in large_parts(summary) if part != "prefill"] if not summary.correlation.missing else []
+    waits = [part for part in observed(summary).large if part != "prefill"] if not summary.correlation.missing else []
     if waits:
         goal = "a watch has no objectives" if summary.watch else "no objective (--slo) says what is good enough"
         return JudgedState("not_judged", f"Not judged: {CAUSES[waits[0]]} stands out, and {goal}.")
@@ -163,98 +185,244 @@ def _figures(summary: Summary) -> Iterator[VerdictFigure]:
         served = summary.methodology.stability.capacity_per_s
         if not rates.ended_in_load:
             served, drained = 0.0, "" if served is None else f", {cell(served)} once it ended"
-    of = f" of {cell(offered)}" if offered is not None and not summary.watch else ""
-    yield VerdictFigure(name="served", label="served", value=served, text=f"{cell(served)}{of} requests/s{drained}")
-    yield from _times(summary)
-    failed = requests.failed + requests.refused
+    yield _served(served, None if summary.watch else offered, drained)
+    yield from _times(client)
     unended = requests.cancelled + requests.in_flight
-    text = f"{failed:,} of {requests.sent:,}" + (f", {unended:,} not ended" if unended else "")
-    yield VerdictFigure(name="failed", label="failed", value=float(failed), text=text, bad=failed > 0)
+    yield _failures(requests.failed + requests.refused, requests.sent, f", {unended:,} not ended" if unended else "")
 
 
-def _times(summary: Summary) -> Iterator[VerdictFigure]:
-    """Yield p50 and p99 of the TTFT, each with its objective; of replies in one piece, of the end-to-end time."""
-    whole = "ttft" if summary.client.ttft_ms.mean is not None or summary.client.e2e_ms.mean is None else "e2e"
-    times = getattr(summary.client, f"{whole}_ms")
-    names = [(f"{whole}_{level}", f"{whole.upper()} {level}", getattr(times, level)) for level in ("p50", "p99")]
-    beside = {name: objective_beside(summary, name) for name, *_ in names}
-    bounds = [objective.bound_ms for objective in beside.values() if objective]
-    together = *(value for *_, value in names), *bounds
-    for name, label, value in names:
-        objective, text = beside[name], spoken(value, *together)
+def _served(served: float | None, offered: float | None, drained: str = "") -> VerdictFigure:
+    of = "" if offered is None else f" of {cell(offered)}"
+    return VerdictFigure(name="served", label="served", value=served, text=f"{cell(served)}{of} requests/s{drained}")
+
+
+def _failures(failed: int, sent: int, unended: str = "") -> VerdictFigure:
+    text = f"{failed:,} of {sent:,}{unended}"
+    return VerdictFigure(name="failed", label="failed", value=float(failed), text=text, bad=failed > 0)
+
+
+def _times(client: ClientSummary) -> Iterator[VerdictFigure]:
+    """Yield p50 and p99 of the TTFT; of replies in one piece, of the end-to-end time."""
+    whole = "ttft" if client.ttft_ms.mean is not None or client.e2e_ms.mean is None else "e2e"
+    times = getattr(client, f"{whole}_ms")
+    objectives = client.slo.objectives if client.slo else ()
+    yield from _percentiles(whole, {level: getattr(times, level) for level in LEVELS}, objectives)
+
+
+def _percentiles(
+    whole: str, times_ms: Mapping[str, float | None], objectives: Sequence[ObjectiveResult], *, off: float = 1e-6
+) -> Iterator[VerdictFigure]:
+    """Yield percentiles of a time, each with its objective."""
+    beside = {level: _objective_of(f"{whole}_{level}", times_ms[level], objectives, off=off) for level in LEVELS}
+    together = *times_ms.values(), *(objective.bound_ms for objective in beside.values() if objective)
+    for level in LEVELS:
+        name, objective, text = f"{whole}_{level}", beside[level], spoken(times_ms[level], *together)
         if objective is not None:
-            text += (
-                f" ({objective.text[len(name) :][:1]} {spoken(objective.bound_ms, *together)}: {_MET[objective.met]})"
-            )
-        bad = objective is not None and not objective.met
-        yield VerdictFigure(name=name, label=label, value=value, text=text, bad=bad)  # type: ignore[arg-type]
+            bound = f"{objective.text[len(name) :][:1]} {spoken(objective.bound_ms, *together)}"
+            text += f" ({bound}: {_MET[objective.met]})"
+        yield VerdictFigure(
+            name=cast("Any", name),
+            label=f"{whole.upper()} {level}",
+            value=times_ms[level],
+            text=text,
+            bad=objective is not None and not objective.met,
+        )
 
 
-def _described(summary: Summary) -> Iterator[tuple[Part, TtftPart | E2ePart, float]]:
+def _described(summary: Summary) -> Iterator[Described]:
     """Yield the known parts of the mean with their shares: of the TTFT, or without one of the end-to-end time."""
     correlation = summary.correlation
     is_e2e = not correlation.requests and correlation.breakdown.e2e.other_ms.mean is not None
     if correlation.missing and not is_e2e:
         return
-    breakdown = correlation.breakdown.e2e if is_e2e else correlation.breakdown
-    for part in E2E_PARTS if is_e2e else TTFT_PARTS:
+    if is_e2e:
+        yield from _described_parts(correlation.breakdown.e2e, E2E_PARTS, "e2e")
+    else:
+        yield from _described_parts(correlation.breakdown, TTFT_PARTS, "ttft")
+
+
+def _described_parts(
+    breakdown: Breakdown | E2eBreakdown, parts: Sequence[Part], whole: Literal["ttft", "e2e"]
+) -> Iterator[Described]:
+    for part in parts:
         described = getattr(breakdown, json_name(part))
         if described.mean is not None:
-            yield part, described, getattr(described, f"share_of_{'e2e' if is_e2e else 'ttft'}") or 0.0
+            yield part, described, getattr(described, f"share_of_{whole}") or 0.0
 
 
-def _parts(summary: Summary) -> Iterator[PartShare]:
-    breakdown = summary.correlation.breakdown
-    for part, described, share in _described(summary):
-        yield PartShare(
+def _parts(breakdown: Breakdown, described: Iterable[Described]) -> list[PartShare]:
+    return [
+        PartShare(
             part=cast("Subject", part.name),
             label=label_of(part, breakdown),
-            mean_ms=described.mean or 0.0,
-            share=share if is_certain(described) else None,
-            known_from=source_words(part, described, breakdown),
+            mean_ms=each.mean or 0.0,
+            share=share if is_certain(each) else None,
+            known_from=source_words(part, each, breakdown),
         )
+        for part, each, share in described
+    ]
 
 
-def _largest(summary: Summary) -> PartShare | None:
-    return max((part for part in _parts(summary) if part.share), key=lambda part: part.share or 0.0, default=None)
+def largest_part(breakdown: Breakdown) -> dict[str, float]:
+    """Return the largest part of the mean TTFT with its share; nothing of few requests, or where it is uncertain."""
+    described = sorted(_described_parts(breakdown, TTFT_PARTS, "ttft"), key=lambda each: -each[2])
+    is_known = breakdown.ttft_ms.count >= FEW_REQUESTS and described and is_certain(described[0][1])
+    return {described[0][0].name: described[0][2]} if is_known else {}
+
+
+def _largest(parts: Sequence[PartShare]) -> PartShare | None:
+    return max((part for part in parts if part.share), key=lambda part: part.share or 0.0, default=None)
 
 
 def where_it_went(summary: Summary) -> str:
     """Return the evidence for the wait, else the largest part of the mean; or the missing one's reason."""
-    correlation, server, seen, largest = summary.correlation, summary.server, advised(summary).seen, _largest(summary)
+    correlation, server, seen = summary.correlation, summary.server, advised(summary).seen
+    breakdown, described = correlation.breakdown, list(_described(summary))
     if seen:
         return as_sentence(seen)
-    if largest is not None:
-        return _spent(summary, largest)
-    unsure = [(part, described) for part, described, _ in _described(summary) if not is_certain(described)]
-    if unsure:
-        part, described = max(unsure, key=lambda pair: pair[1].mean or 0.0)
-        estimate, error = (spoken(value, described.mean) for value in (described.mean, described.error_ms))
-        return f"The estimate of {CAUSES[part.name]}, {estimate}, is within its own error of {error}."
+    if described:
+        subject, covered = "mean TTFT" if correlation.requests else "mean end-to-end time", breakdown.ttft_ms
+        if correlation.requests and (covered.count < correlation.requests or correlation.not_ok):
+            subject += f" of the {count_of(covered.count, 'request')} with a breakdown ({spoken(covered.mean)})"
+        return _spent(subject, breakdown, described, is_ttft=bool(correlation.requests), large=observed(summary).large)
     if server.engine is None and not server.endpoints and not correlation.refused_reasons:
         why = f" ({server.reason})" if server.reason else ""
         return f"No breakdown: no metrics page of this server could be read{why}."
     return f"No breakdown: {correlation.missing or 'no part of the time is known'}."
 
 
-def _spent(summary: Summary, largest: PartShare) -> str:
+def _spent(
+    subject: str, breakdown: Breakdown, described: Sequence[Described], *, is_ttft: bool, large: Sequence[str]
+) -> str:
     """Return a sentence on the largest part of the mean; on two where none is most of it."""
-    correlation = summary.correlation
-    described = list(_described(summary))
+    ranked = sorted(described, key=lambda each: -each[2])
+    certain = [(share, part.name) for part, each, share in ranked if is_certain(each)]
+    if not certain:
+        part, each, _ = ranked[0]
+        estimate, error = (spoken(value, each.mean) for value in (each.mean, each.error_ms))
+        return f"The estimate of {CAUSES[part.name]}, {estimate}, is within its own error of {error}."
     shares = {part.name: share for part, _, share in described}
-    where = places({**dict.fromkeys(SPENT), **shares}, correlation.breakdown.merged, correlation.requests)
+    where = places({**dict.fromkeys(SPENT), **shares}, breakdown.merged, breakdown.ttft_ms.count)
     for inner in (part for part in INNER_PARTS if part.spent):
-        share = getattr(correlation.breakdown, json_name(inner)).share_of_ttft or 0.0
+        share = getattr(breakdown, json_name(inner)).share_of_ttft or 0.0
         if share > MOSTLY * shares.get(inner.within, 0.0) > 0:
             where[inner.within] = f"{SPENT[inner.within]} ({inner.spent})"
-    certain = {part.name for part, each, _ in described if is_certain(each) and part.name != largest.part}
-    second = max(certain, key=lambda name: shares[name], default="")
-    also = ""
-    if (largest.share or 0.0) <= MAJORITY and second:
-        also = f" and {percent(shares[second])} {where[second]}"
-    subject, covered = "mean TTFT" if correlation.requests else "mean end-to-end time", correlation.breakdown.ttft_ms
-    if correlation.requests and (covered.count < correlation.requests or correlation.not_ok):
-        subject += f" of the {count_of(covered.count, 'request')} with a breakdown ({spoken(covered.mean)})"
-    waits = {NETWORK, "gateway", "queue", "other"} & {*large_parts(summary)}
-    alone = "" if waits or not correlation.requests else "; no wait stands out"
-    return f"Of the {subject}, {percent(largest.share)} was spent {where[largest.part]}{also}{alone}."
+    (share, largest), *others = certain
+    also = f" and {percent(others[0][0])} {where[others[0][1]]}" if share <= MAJORITY and others else ""
+    alone = "" if not is_ttft or {*large} - {"prefill"} else "; no wait stands out"
+    return f"Of the {subject}, {percent(share)} was spent {where[largest]}{also}{alone}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Current:
+    """State of a run or a watch that goes on: its last minutes. What is not known is None, "" or empty.
+
+    failing     since when requests only fail, `failures` of them, most of the `error`'s kind
+    silent      the metrics pages that no longer answer, with since when and why; `ended`: requests end all the same
+    waiting     the most that waited in each of the last stretches of time
+    queue       advice on the queue, which needs no request with known parts
+    unseen      requests of engines without a client's span
+    objectives  as they stand, or stood some seconds ago; None where there are none, as of a watch
+    """
+
+    served_per_s: float | None
+    offered_per_s: float | None = None
+    ttft_ms: Mapping[str, float | None]
+    sent: int
+    failed: int
+    failures: int = 0
+    failing: str = ""
+    error: str = ""
+    silent: Mapping[str, str]
+    ended: bool
+    restarted_s: float | None = None
+    waiting: Sequence[float | None]
+    observed: Observations | None
+    queue: Advice | None
+    unseen: int = 0
+    objectives: Sequence[ObjectiveResult] | None
+
+
+def current_verdict(now: Current) -> RunVerdict:
+    """Return the verdict on a run or a watch that goes on."""
+    seen = now.observed
+    described = [] if seen is None else list(_described_parts(seen.breakdown, TTFT_PARTS, "ttft"))
+    parts = [] if seen is None else _parts(seen.breakdown, described)
+    is_known = seen is not None and seen.breakdown.ttft_ms.count >= FEW_REQUESTS
+    large, largest = seen.large if seen is not None and is_known else [], _largest(parts) if is_known else None
+    judged = _failing_now(now) or _load_now(now, large, is_known=is_known)
+    explained = seen.explained() if seen is not None and is_known else None
+    if judged.state == "failing":
+        why, do = judged.why, _cure_now(now)
+    elif explained is not None:
+        why, do = explained.seen, explained.cure
+    elif seen is not None and described and is_known:
+        subject = f"mean TTFT of the last {count_of(seen.breakdown.ttft_ms.count, 'request')}"
+        why = _spent(subject, seen.breakdown, described, is_ttft=True, large=large)
+        do = next((UNEXPLAINED[part] for part in large if part in UNEXPLAINED), "nothing: no wait stands out")
+    elif now.queue is not None:
+        why, do = now.queue.seen, now.queue.cure
+    else:
+        why, do = (
+            f"fewer than {FEW_REQUESTS} requests with known parts of their TTFT ended lately",
+            "wait for more requests",
+        )
+    if judged.state == "overloaded" and now.served_per_s:
+        do += f"; or send less than {cell(now.served_per_s)} requests/s"
+    restarted = "" if now.restarted_s is None else f" The engine restarted {now.restarted_s:.0f} s ago."
+    return RunVerdict(
+        state=judged.state,
+        cause=judged.cause or (largest.part if largest else "none"),
+        headline=f"{judged.headline}{restarted}",
+        figures=[
+            _served(now.served_per_s, now.offered_per_s),
+            *_percentiles("ttft", now.ttft_ms, now.objectives or (), off=math.inf),
+            _failures(now.failed, now.sent),
+        ],
+        parts=[] if judged.state == "failing" else parts,
+        why=as_sentence(why),
+        do=as_sentence(do),
+    )
+
+
+def _failing_now(now: Current) -> JudgedState | None:
+    """Return the state of a server that fails; None of another."""
+    if now.failures:
+        since = f" since {now.failing}" if now.failing else ""
+        why = f"{count_of(now.failures, 'request')} failed{f', most of {now.error}' if now.error else ''}"
+        return JudgedState("failing", f"Failing{since}: no request has succeeded.", "server", why)
+    if now.silent and not now.ended:
+        url, why = next(iter(now.silent.items()))
+        since, _, error = why.partition(": ")
+        return JudgedState("failing", f"Failing {since}: the server does not answer.", "server", f"{url}: {error}")
+    if now.failed >= FAILING_IN_PART * now.sent > 0:
+        head = f"Failing in part: {now.failed:,} of {now.sent:,} requests did not succeed."
+        return JudgedState("failing", head, "server", f"most failed of {now.error}" if now.error else head)
+    return None
+
+
+def _cure_now(now: Current) -> str:
+    return cure_of_failures(now.error) or "look at the server's log: whether it still runs, and what it refuses"
+
+
+def _load_now(now: Current, large: Sequence[str], *, is_known: bool) -> JudgedState:
+    """Return the state by the load, the objectives and the parts of the TTFT."""
+    served, offered = now.served_per_s, now.offered_per_s
+    waiting = [value for value in now.waiting if value is not None]
+    half = len(waiting) // 2
+    grows = bool(half) and max(waiting[half:]) > max(waiting[:half], default=0.0) and waiting[-1] > 0
+    if served is not None and offered is not None and served < OVERLOADED * offered and grows:
+        return JudgedState("overloaded", "Overloaded: more requests come than are served, and ever more wait.")
+    if missed := [each.text for each in now.objectives or () if each.met is False]:
+        return JudgedState("missed", f"Objective missed so far: {', '.join(missed)}.")
+    if not is_known and now.unseen >= FEW_REQUESTS:
+        engines = count_of(now.unseen, "engine request")
+        return JudgedState("not_judged", f"Not judged: {engines} came without a client's span.")
+    if not is_known:
+        return JudgedState("not_judged", "Not judged yet: too few requests have ended lately.")
+    if now.objectives and all(each.met for each in now.objectives):
+        return JudgedState("healthy", "Healthy so far: every objective is met.")
+    if waits := [part for part in large if part != "prefill"]:
+        goal = "a watch has no objectives" if now.objectives is None else "no objective says what is good enough"
+        return JudgedState("not_judged", f"Not judged: {CAUSES[waits[0]]} stands out, and {goal}.")
+    return JudgedState("healthy", "Healthy: no wait stands out.")

@@ -6,7 +6,6 @@ by estimates of a window. The report, which knows the whole run, is more exact.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
@@ -23,8 +22,7 @@ from correlator.live.traces import own_copy
 from correlator.requests import RequestColumns, Requests, of_log
 from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.snapshot import PartCounts
-from exporter.report.conclusion import largest_part, where_it_goes
-from exporter.summary.breakdown import Breakdown
+from exporter.report.verdict import largest_part
 from loadgen.requests.table.log import RequestLog
 from recorded.gateway_spans import GatewaySpans, nested
 from rundir.columns import Ints, concat, take
@@ -34,7 +32,7 @@ from scraper.spans.requests import request_spans
 from scraper.spans.spec import SETTLE_S
 from sidecar.live.lately import Lately
 
-LATEST = 1000  # requests: what is said of them costs some milliseconds each time
+LATEST, LATEST_S = 1000, 60.0  # requests: what is said of them costs some milliseconds each time
 
 
 class LiveParts:
@@ -49,7 +47,7 @@ class LiveParts:
         self._fresh: deque[tuple[int, RequestLog]] = deque()  # from when on their spans are not waited for
         self._window = EstimateWindow[Requests]()
         self._released: list[tuple[Ints, Parts]] = []
-        self._latest = Lately(most=LATEST, window_s=math.inf)
+        self.latest = Lately(most=LATEST, window_s=LATEST_S)
 
     @property
     def pending(self) -> int:
@@ -57,35 +55,10 @@ class LiveParts:
         return sum(len(log) for _, log in self._fresh) + self._window.sizes["waiting"]
 
     @property
-    def broken_down(self) -> int:
-        """Return the number of requests with known parts of the TTFT."""
-        return round(sum(sum(observed.counts) for (part, _), observed in self.counts.ttft.items() if part == "other"))
-
-    @property
-    def mean_ms(self) -> dict[str, float]:
-        """Return the mean of each part of their TTFT; nothing before there is one."""
-        means_ms = dict.fromkeys((part for part, _ in self.counts.ttft), 0.0)
-        for (part, _), observed in self.counts.ttft.items():
-            means_ms[part] += 1e3 * observed.sum_s / (self.broken_down or 1)
-        return means_ms if self.broken_down else {}
-
-    @property
-    def cause(self) -> str:
-        """Return the cause of the latest requests' TTFT in a sentence. The requests are the LATEST last ones; "" where
-        too little is known.
-        """
-        breakdown = self._breakdown()
-        return where_it_goes(breakdown) if breakdown else ""
-
-    @property
     def largest(self) -> dict[str, float]:
-        """Return the largest part of their TTFT with its share, where the cause is said."""
-        breakdown = self._breakdown()
-        return largest_part(breakdown) if breakdown else {}
-
-    def _breakdown(self) -> Breakdown | None:
-        latest = self._latest.group()
-        return None if latest is None else latest.breakdown
+        """Return the largest part of the latest requests' TTFT with its share; nothing of a few."""
+        latest = self.latest.group()
+        return {} if latest is None else largest_part(latest.breakdown)
 
     def ended(self, log: RequestLog, now_ns: int) -> None:
         self._fresh.append((now_ns + (round(SETTLE_S * 1e9) if self._listens else 0), log))
@@ -120,6 +93,7 @@ class LiveParts:
         while self._spans and next(iter(self._spans.values()))[0].received_ns < before_ns:
             self._take(next(iter(self._spans)))
         self._gateways.forget(before_ns)
+        self.latest.forget(now_ns)
 
     def released(self) -> list[tuple[Ints, Parts]]:
         """Return the parts that were counted since the last call, with their requests' indices."""
@@ -130,8 +104,7 @@ class LiveParts:
         self.counts = counted(self.counts, parts, requests=requests)
         self._released.append((requests.index, parts))
         if parts.covered.any():
-            self._latest.take_parts(take(parts, parts.covered), take(attribution, parts.covered), now_ns)
-            self._latest.forget(now_ns)
+            self.latest.take_parts(take(parts, parts.covered), take(attribution, parts.covered), now_ns)
 
     def _has_come(self, log: RequestLog) -> bool:
         """Return whether all spans have come. Where gateways send spans, one may come after the engine's."""

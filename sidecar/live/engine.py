@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from rundir.columns import Floats, Indices
 from rundir.stats import Missing, finite
 from scraper.engines import recognition as engines
 from scraper.engines.binding import CanonicalSource
+from scraper.engines.catalogue import EngineLimits
+from scraper.engines.catalogue import catalogue as engine_catalogue
 from scraper.engines.recognition import RecognisedEngine
 from scraper.exposition import Series
 from scraper.gateways import catalogue as gateways
@@ -123,6 +126,10 @@ class EngineView:
         return replace(counts, own_s=_own_s(counts, self.first))
 
 
+MINUTE_NS = 60_000_000_000
+WAITED = ("requests_waiting", "requests_running", "kv_cache_usage")
+
+
 class Engines:
     """Owner of the scraped endpoints of a view, by URL: their last pages, their quantiles, and how many waited lately.
 
@@ -138,11 +145,17 @@ class Engines:
         self._tables, self._keep_ns = self._recent if tables is None else tables, round(keep_s * 1e9)
         self._quantiles: QuantileView | None = None
         self._waiting = Peaks(columns=BAR, column_s=waiting_s / BAR)
+        self._samples: deque[tuple[int, str, Mapping[str, float], float]] = deque()  # of the last minute
 
     def take(self, record: ScrapeRow | FailureRecord) -> EngineView:
         """Add a scrape, and return the view of its endpoint."""
         view = self.views.setdefault(record.url, EngineView(counts=EngineCounts(endpoint=record.url)))
         view.take(record)
+        if isinstance(record, ScrapeRow):
+            preempted = view.counts.counters.get("preemptions", 0.0)
+            self._samples.append((record.response_ns, record.url, view.counts.gauges, preempted))
+            while self._samples[0][0] < record.response_ns - MINUTE_NS:
+                self._samples.popleft()
         if self._keep_ns:
             self._recent.setdefault(record.url, SeriesTable(record.url, keep_ns=self._keep_ns)).append(record)
         return view
@@ -161,15 +174,30 @@ class Engines:
         self._quantiles = self._quantiles or QuantileView()
         self._quantiles.refresh(self._tables, Window(start_ns=start_ns, end_ns=end_ns))
 
-    def silent(self, stale_s: float) -> dict[str, str]:
+    def silent(self, stale_s: float, now_ns: int | None = None) -> dict[str, str]:
         """Return the silent endpoints, each with the start and reason."""
-        return {url: why for url, view in self.views.items() if (why := view.silence(stale_s))}
+        return {url: why for url, view in self.views.items() if (why := view.silence(stale_s, now_ns))}
 
     def gauge(self, quantity: str, stale_s: float, now_ns: int | None = None) -> float | None:
         """Return a gauge of all endpoints that answer: their sum, of a usage the maximum; None where missing."""
         answering = [view.counts.gauges for view in self.views.values() if not view.silence(stale_s, now_ns)]
         values = [gauges[quantity] for gauges in answering if quantity in gauges]
         return finite(max(values) if quantity == "kv_cache_usage" else sum(values)) if values else None
+
+    def observed(self) -> dict[str, Any]:
+        """Return the last minute's evidence on waiting: gauges while requests waited, limits, and preemptions."""
+        from correlator.statistics.queueing import while_waiting_of  # noqa: PLC0415  as `estimate_quantiles` says
+
+        columns, preempted = defaultdict[str, list[list[float]]](list), dict[str, list[float]]()
+        for _, url, gauges, count in self._samples:
+            columns[url].append([gauges.get(name, math.nan) for name in WAITED])
+            preempted.setdefault(url, [count]).append(count)
+        leading = _leading(list(self.views.values()))
+        return {
+            "waited": while_waiting_of(tuple(np.array(rows).T) for rows in columns.values()),
+            "limits": EngineLimits() if leading is None else engine_catalogue(leading.name).limits,
+            "preemptions": sum(max(0.0, counts[-1] - counts[0]) for counts in preempted.values()),
+        }
 
     def waiting_lately(self, waiting: float | None, now_ns: int) -> list[float | None]:
         """Add the number of waiting requests; return the most in each of the last columns."""

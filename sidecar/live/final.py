@@ -20,7 +20,7 @@ from exporter.prometheus.counts import counted, nothing_counted
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.snapshot import ClientCounts, Cumulative, GeneratorCounts, Snapshot
 from exporter.prometheus.table import ENGINE_GAUGES
-from exporter.report.conclusion import largest_part
+from exporter.report.verdict import largest_part, verdict_of
 from exporter.summary.result import Summary
 from loadgen.requests.table.log import RequestLog
 from recorded.run import Run
@@ -62,6 +62,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
             e2e={key: _not_below(each, before.e2e.get(key)) for key, each in counts.e2e.items()},
             inner={key: _not_below(each, before.inner.get(key)) for key, each in counts.inner.items()},
         )
+    verdict = verdict_of(summary)
     window = Window(start_ns=summary.window.start_ns, end_ns=summary.window.end_ns)
     quantiles = {endpoint.url: estimated(endpoint, window) for endpoint in run.endpoints}
     engines = tuple(
@@ -80,6 +81,7 @@ def final(latest: Snapshot, run: Run, parts: Parts, summary: Summary) -> Snapsho
         parts=counts,
         engines=engines,
         verdicts=verdicts(summary),
+        verdict=(verdict.state, verdict.cause),
     )
 
 

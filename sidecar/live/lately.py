@@ -10,11 +10,12 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from correlator.live.reasons import NO_CLIENT
+from rundir.clock import iso_ms
 from rundir.columns import concat
 from rundir.stats import Missing
 from sidecar.live.tally import FAILING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from correlator.live.breakdown import EndedRequests
     from exporter.summary.breakdown import Group
     from exporter.summary.slowest import SlowRequest
+    from exporter.summary.verdict import RunVerdict
 
 RATE_S, LEAST_S = 10.0, 1.0
 WINDOW_S = 300.0  # of a watch
@@ -105,8 +107,9 @@ class RecentRequests:
     begun or requests are too many.
 
     `group` is None where none had a TTFT. `missing` says why requests have no breakdown of it, by count, the most
-    frequent first. `ended_per_s` and `failed` are of the clients' spans of the last CLIENTS_S. `engine_only_ms` are the
-    means of queue and prefill of requests without a client's span, where engines' spans state them.
+    frequent first. `ended_per_s`, `clients` and `failed` are of the clients' spans of the last CLIENTS_S.
+    `engine_only_ms` are the means of queue and prefill of requests without a client's span, where engines' spans state
+    them.
     """
 
     window_s: float
@@ -114,6 +117,7 @@ class RecentRequests:
     slowest: Sequence[SlowRequest]
     missing: Mapping[str, int]
     ended_per_s: float | None
+    clients: int
     failed: int
     engine_only_ms: Mapping[str, float]
 
@@ -132,7 +136,7 @@ class Lately:
         self._size = 0
         self._batches: deque[_Batch] = deque()
         self._clients: deque[_Clients] = deque()
-        self._failed = 0  # since one succeeded
+        self._failed, self._ok_ns = 0, 0  # since one succeeded, and when that was counted
         self._largest: Mapping[str, float] = {}
         self._largest_due_ns = 0
 
@@ -140,6 +144,7 @@ class Lately:
         """Add the number of clients' spans that ended."""
         self._clients.append(_Clients(at_ns=now_ns, ended=ended, failed=failed))
         self._failed = self._failed + failed if failed == ended else 0
+        self._ok_ns = self._ok_ns if failed == ended else now_ns
 
     def take(self, ended: EndedRequests, now_ns: int) -> None:
         """Add requests that are counted now, with their slowest and the reasons for missing breakdowns."""
@@ -179,12 +184,12 @@ class Lately:
         It is empty where it is uncertain, and while requests only fail.
         """
         if now_ns >= self._largest_due_ns:
-            from exporter.report.conclusion import largest_part  # noqa: PLC0415  as the class says
+            from exporter.report.verdict import largest_part  # noqa: PLC0415  as the class says
 
             described = self.group()
             self._largest = largest_part(described.breakdown) if described else {}
             self._largest_due_ns = now_ns + round(LARGEST_S * 1e9)
-        return {} if self._failed >= FAILING else self._largest
+        return {} if self.failing else self._largest
 
     def _is_full(self) -> bool:
         """Return whether there are enough requests without those of the oldest batch."""
@@ -209,6 +214,7 @@ class Lately:
             slowest=heapq.nlargest(SLOWEST, requests, key=lambda request: request.ttft_ms),
             missing=dict(sum((Counter(batch.missing) for batch in self._batches), Counter[str]()).most_common()),
             ended_per_s=self._ended_per_s(elapsed_s),
+            clients=sum(spans.ended for spans in self._clients),
             failed=sum(spans.failed for spans in self._clients),
             engine_only_ms=engine_only.ms,
         )
@@ -219,6 +225,24 @@ class Lately:
         if not ended and any(NO_CLIENT in batch.missing for batch in self._batches):
             return None
         return ended / min(CLIENTS_S, max(elapsed_s, 1.0))
+
+    @property
+    def failing(self) -> dict[str, Any]:
+        """Return the start and the number of requests that only fail; nothing below FAILING requests."""
+        since = f"{iso_ms(self._ok_ns)[11:19]} UTC" if self._ok_ns else ""
+        return {"failing": since, "failures": self._failed} if self._failed >= FAILING else {}
+
+    def verdict(self, observed: Mapping[str, Any], **current: Any) -> RunVerdict:
+        """Return the verdict on the requests of the window; `current` are the fields of Current."""
+        from exporter.report.advice import Observations, advice_on_queue, mean_shares  # noqa: PLC0415  as the class says
+        from exporter.report.verdict import Current, current_verdict  # noqa: PLC0415
+
+        group = self.group()
+        seen = None
+        if group is not None:
+            seen = Observations(breakdown=group.breakdown, shares=mean_shares(group.breakdown), **observed)
+        unseen = sum(batch.missing.get(NO_CLIENT, 0) for batch in self._batches)
+        return current_verdict(Current(observed=seen, queue=advice_on_queue(**observed), unseen=unseen, **current))
 
     def group(self) -> Group | None:
         """Return the statistics of all requests together, as in a report; None without any."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import asdict
@@ -102,6 +103,7 @@ class Tally:
         default_factory=lambda: {name: TallySample() for name in (*LATENCIES, LATENESS)}
     )
     classes: dict[str, dict[str, TallySample]] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)  # requests by the kind of their error
     objectives: SloTally | None = None
     _slo: SloResult | None = None
     _slo_due_s: float = 0.0
@@ -162,17 +164,17 @@ class Tally:
             self._ok_tokens += int(tokens[tokens >= 0].sum())
 
     @property
-    def failing(self) -> str:
-        """Return the time since which every request has failed, in a sentence; "" below FAILING requests."""
-        if self._failed < FAILING:
-            return ""
-        since = f" since {iso_ms(self._ok_ns)[11:19]} UTC" if self._ok_ns else ""
-        return f"No request has succeeded{since}: {self._failed:,} failed."
+    def failing(self) -> dict[str, Any]:
+        """Return the start and the number of requests that only fail; nothing below FAILING requests."""
+        since = f"{iso_ms(self._ok_ns)[11:19]} UTC" if self._ok_ns else ""
+        return {} if self._failed < FAILING else {"failing": since, "failures": self._failed}
 
     def _count_failures(self, log: RequestLog) -> None:
         ok = log.status == "ok"
         if ok.any():
             self._ok_ns, self._failed = max(self._ok_ns, int(log.end_ns[ok].max())), 0
+        for error in log.error[log.error != ""]:
+            self.errors[str(error).partition(":")[0]] += 1
         has_failed = (log.status == "failed") | (log.status == "refused")
         self._failed += int((has_failed & (log.end_ns > self._ok_ns)).sum())
 

@@ -33,10 +33,13 @@ from sidecar.version import VERSION
 
 if TYPE_CHECKING:
     from exporter.prometheus.events import EventStream
+    from exporter.summary.verdict import RunVerdict
     from sidecar.live.breakdown import LiveParts
 
 STALE_RATIO = 1.01  # of the quantiles
 TOKENS_S = 5.0  # the output rate is of so long ago
+TTFT = {"p50": "0.5", "p99": "0.99"}  # the quantiles of the verdict, beside which their objectives stand
+BESIDE = tuple(f"ttft_{level}" for level in TTFT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +154,7 @@ class LiveRun:
         ttft_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
         elapsed_s = max(0.0, (now_ns - self._load.phase_ns) / 1e9)
         sent, waiting = self._load.submitted(self._load.phase), self._gauge("requests_waiting")
-        scheduled = self._load.scheduled(self._load.phase)
-        offered_per_s, served_per_s = self._flow.rates(
-            now_ns / 1e9, sent if scheduled is None else scheduled, tally.statuses["ok"]
-        )
-        lateness_s, parts = tally.lateness_quantiles_s().get("0.99"), self._parts
+        lateness_s = tally.lateness_quantiles_s().get("0.99")
         slo = self.slo() if self._described.slo else None
         return View(
             phase=self._load.phase,
@@ -172,16 +171,13 @@ class LiveRun:
             running=self._gauge("requests_running"),
             waiting=waiting,
             kv_cache_usage_ratio=self._gauge("kv_cache_usage"),
-            offered_per_s=offered_per_s,
-            served_per_s=served_per_s,
             lateness_p99_ms=None if lateness_s is None else 1e3 * lateness_s,
-            ttft_parts_ms={} if parts is None else parts.mean_ms,
-            broken_down=0 if parts is None else parts.broken_down,
-            cause=tally.failing or ("" if parts is None else parts.cause),
+            verdict=self._verdict(),
             waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             objectives=[
                 Standing(objective=each.text, met=each.met, value=each.value, unit=each.unit)
                 for each in (slo.objectives if slo else ())
+                if f"{each.metric}_{each.statistic}" not in BESIDE or each.value is None
             ],
             planned_requests=self._described.planned_requests if self._load.phase == "measure" else None,
             silent=self._engines.silent(self._stale_s),
@@ -194,7 +190,7 @@ class LiveRun:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         cpu = {f"worker-{stat.worker}": stat.cpu_ns / 1e9 for stat in self._load.workers.values()}
         version = self.engine_version
-        elapsed_s = self._load.measured_s
+        elapsed_s, verdict = self._load.measured_s, self._verdict()
         load_s = self._load.load_s or elapsed_s
         client = tally.client_counts(
             in_flight=self._load.in_flight,
@@ -224,6 +220,31 @@ class LiveRun:
             ),
             about={**self._described.about, **about_engine(list(self._engines.views.values()), version)},
             labels={"run_id": self._run_id, **self._described.tags},
+            verdict=None if verdict is None else (verdict.state, verdict.cause),
+        )
+
+    def _verdict(self) -> RunVerdict | None:
+        """Return the verdict on the last minute; None before a request has ended."""
+        if self._parts is None:
+            return None
+        phase, now_ns = self._load.phase, self._clock.now_ns()
+        tally, sent, scheduled = self._tallies[phase], self._load.submitted(phase), self._load.scheduled(phase)
+        offered_per_s, served_per_s = self._flow.rates(now_ns / 1e9, scheduled or 0, tally.statuses["ok"])
+        quantiles_s = dict(zip(QUANTILES, tally.samples["ttft"].quantiles, strict=False))
+        slo = self.slo() if self._described.slo else None
+        return self._parts.latest.verdict(
+            self._engines.observed(),
+            served_per_s=served_per_s,
+            offered_per_s=offered_per_s or None,
+            ttft_ms={name: 1e3 * quantiles_s[level] if level in quantiles_s else None for name, level in TTFT.items()},
+            sent=sent,
+            failed=tally.statuses["failed"] + tally.statuses["refused"],
+            error=next((kind for kind, _ in tally.errors.most_common(1)), ""),
+            **tally.failing,
+            silent=self._engines.silent(self._stale_s),
+            ended=bool(served_per_s),
+            waiting=self._engines.waiting_lately(self._gauge("requests_waiting"), now_ns),
+            objectives=slo.objectives if slo else (),
         )
 
     def slo(self) -> SloResult | None:

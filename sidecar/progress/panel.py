@@ -6,25 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.text import Text
 
-from correlator.parts import TTFT_PARTS
-from exporter.document import Line, Prose, Span
-from exporter.text import render, wrapped
+from exporter.document import Block, Line, Span, without_controls
+from exporter.text import render
 from rundir.printable.numbers import brief, brief_ms, percent
 from rundir.printable.text import printable, sparkline
 
+if TYPE_CHECKING:
+    from exporter.summary.verdict import RunVerdict
+
 WIDTH = 80  # at most; on a narrower terminal lines end before a word
 LABEL, CELL = 8, 12
-SENTENCE = 220  # letters of the usual sentence
-BAR = 4 * CELL  # columns of bars and of sparklines
-# The parts of the TTFT: the first word of each, and its piece of the bar.
-PARTS = {part.name: (part.label.split()[0], part.glyph) for part in TTFT_PARTS}
+LINES, LETTERS = 5, 420  # of the usual verdict: its figures and bar, and its sentences
+BAR = 4 * CELL  # columns of sparklines
 Spans = tuple[Span, ...]
 
 
@@ -42,11 +43,10 @@ class Standing:
 class View:
     """The numbers of one moment of a run; None is shown as a dash. Without load of our own only the engine is shown.
 
-    Rates are of the last seconds; `offered_per_s` is that of the schedule, of a closed loop what was sent. The means of
-    TTFT's parts are of the `broken_down` requests of the measured phase. `cause` is a sentence on the latest, "" where
-    too little is known. `waiting_lately` has the most that waited in each of the last stretches of time. `silent` are
-    the metrics pages that no longer answer, each with since when and why. `planned_requests` is of a closed loop that
-    ends by their number.
+    Tokens are of the last seconds. `verdict` is on the last minute, None before a request has ended; `objectives` stand
+    beside none of its figures. `waiting_lately` has the most that waited in each of the last stretches of time.
+    `silent` are the metrics pages that no longer answer, each with since when and why. `planned_requests` is of a
+    closed loop that ends by their number.
     """
 
     phase: str
@@ -63,12 +63,8 @@ class View:
     running: float | None
     waiting: float | None
     kv_cache_usage_ratio: float | None
-    offered_per_s: float | None = None
-    served_per_s: float | None = None
     lateness_p99_ms: float | None = None
-    ttft_parts_ms: Mapping[str, float] = field(default_factory=dict)
-    broken_down: int = 0
-    cause: str = ""
+    verdict: RunVerdict | None = None
     waiting_lately: list[float | None] = field(default_factory=list)
     objectives: list[Standing] = field(default_factory=list)
     silent: Mapping[str, str] = field(default_factory=dict)
@@ -76,15 +72,16 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
-    """A paragraph over as many lines as it takes, at least a usual one's. They are kept free before it is known."""
+class Reserved:
+    """The verdict, over as many lines as it takes, at least a usual one's. They are kept free before it is known."""
 
-    prose: Prose
+    verdict: tuple[Block, ...]
 
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        lines = wrapped(self.prose, options.max_width)
-        yield from lines
-        yield from [Text("")] * (SENTENCE // options.max_width + 1 - len(lines))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(render(self.verdict), options) if self.verdict else []
+        for each in lines:
+            yield from (*each, Segment.line())
+        yield from [Text("")] * (LINES + LETTERS // options.max_width - len(lines))
 
 
 def line(view: View) -> str:
@@ -102,47 +99,42 @@ def line(view: View) -> str:
 
 def panel(view: View) -> Panel:
     """Return the panel. A run's has as many lines from the first to the last."""
-    rows = [render([row]) if isinstance(row, Line) else Sentence(row) for row in panel_rows(view)]
+    head, *numbers = (render([row]) for row in _numbers(view))
+    verdict = [Reserved(_verdict(view))] if view.loaded else []
+    rows: list[RenderableType] = [head, *verdict, *numbers]
     return Panel(Group(*rows), title="sidelight", title_align="left", border_style="cyan", width=WIDTH)
 
 
-def panel_rows(view: View) -> Iterator[Line | Prose]:
-    """Yield the client's numbers, where its TTFT goes, and the engine's numbers."""
+def panel_rows(view: View) -> Iterator[Block]:
+    """Yield the phase, the verdict, the client's numbers, and the engine's."""
+    head, *rows = _numbers(view)
+    yield from (head, *_verdict(view), *rows)
+
+
+def _verdict(view: View) -> tuple[Block, ...]:
+    """Return the verdict without the empty line that ends it; nothing before there is one."""
+    if view.verdict is None:
+        return ()
+    from exporter.report.verdict import verdict_blocks  # noqa: PLC0415  who made the verdict has imported it
+
+    return tuple(verdict_blocks(without_controls(view.verdict)))[:-1]
+
+
+def _numbers(view: View) -> Iterator[Line]:
     heading = [(view.phase, "strong"), (f"  {_elapsed(view)}", "")]
     if view.lateness_p99_ms is not None:
         heading.append((f"   requests leave up to {brief_ms(view.lateness_p99_ms)} late (p99)", "note"))
     yield Line(tuple(heading), fit="cut")
     if view.loaded:
-        yield from _client(view)
+        yield _row(
+            "client",
+            cell("sent", f"{view.sent}"),
+            cell("ok", f"{view.ok}", "met"),
+            cell("in flight", f"{view.in_flight}"),
+            cell("tokens/s", brief(view.output_tokens_per_s)),
+        )
     yield _engine(view)
     yield waiting_row(view.waiting_lately)
-    if view.loaded:
-        yield Prose(printable(view.cause), "strong")
-
-
-def _client(view: View) -> Iterator[Line]:
-    yield _row(
-        "client",
-        cell("sent", f"{view.sent}"),
-        cell("ok", f"{view.ok}", "met"),
-        cell("failed", f"{view.failed}", "alarm" if view.failed else ""),
-        cell("in flight", f"{view.in_flight}"),
-    )
-    yield _row(
-        "per s",
-        cell("offered", brief(view.offered_per_s)),
-        cell("served", brief(view.served_per_s)),
-        cell("tokens", brief(view.output_tokens_per_s)),
-    )
-    mean_ms = sum(view.ttft_parts_ms.values()) if view.ttft_parts_ms else None
-    yield _row(
-        "TTFT",
-        cell("p50", brief_ms(view.ttft_p50_ms)),
-        cell("p99", brief_ms(view.ttft_p99_ms)),
-        cell(f"mean of {view.broken_down}:", brief_ms(mean_ms)),
-    )
-    yield _row("", _bar(view.ttft_parts_ms))
-    yield _row("", _joined(_legend(view.ttft_parts_ms)))
     if view.objectives:
         missed_first = sorted(view.objectives, key=lambda each: each.met is not False)
         yield _row("SLO", _joined(map(_standing, missed_first)))
@@ -176,24 +168,6 @@ def _row(label: str, *cells: Spans) -> Line:
     for shown in cells[:-1]:
         spans += *shown, (" " * max(1, CELL - sum(cell_len(text) for text, _ in shown)), "")
     return Line((*spans, *cells[-1]), "label", fit="cut")
-
-
-def _bar(parts_ms: Mapping[str, float]) -> Spans:
-    """Return a bar of fixed length with each part's share; dots where nothing is known yet."""
-    whole_ms, bar, end, begun_ms = sum(parts_ms.values()), list[Span](), 0, 0.0
-    for name, (_, glyph) in PARTS.items() if whole_ms > 0 else ():
-        begun_ms += parts_ms.get(name, 0.0)
-        length = round(BAR * begun_ms / whole_ms) - end
-        if length:
-            bar.append((glyph * length, name))
-        end += length
-    return tuple(bar) if end else (("·" * BAR, "note"),)
-
-
-def _legend(parts_ms: Mapping[str, float]) -> Iterator[Spans]:
-    for name, (label, glyph) in PARTS.items():
-        if mean_ms := parts_ms.get(name):
-            yield (glyph, name), (f" {label} ", "note"), (brief_ms(mean_ms), "strong")
 
 
 def _standing(standing: Standing) -> Spans:

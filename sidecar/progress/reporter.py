@@ -11,10 +11,10 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from io import TextIOWrapper
 from typing import IO, Literal, Self
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -141,7 +141,9 @@ class Progress:
         """Show the latest numbers; warn once when a page stops answering, and once when it answers again."""
         self._warn_of_silence(view.silent)
         if self.mode == "json":
-            self._json({"event": "progress", **({"study": self.study} if self.study else {}), **asdict(view)})
+            self._json(
+                {"event": "progress", **({"study": self.study} if self.study else {}), **msgspec.to_builtins(view)}
+            )
         elif self.mode == "panel":
             self.show(Group(Text(self.study, style="bold"), panel(view)) if self.study else panel(view))
         elif self.mode == "lines" and (

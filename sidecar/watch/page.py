@@ -10,11 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
+from correlator.breakdown import SOURCES
+from correlator.live.reasons import NO_CLIENT
 from exporter.prometheus.page import LivePage
 from exporter.prometheus.server import serving
 from exporter.prometheus.snapshot import Snapshot
 from recorded.client_spans import FIRST_TOKEN_ATTRIBUTES
 from recorded.errors import ConfigurationError
+from rundir.printable.numbers import count_of
 from scraper.targets.target import STALE_TICKS
 from sidecar.live.sending import sending as sending_to
 from sidecar.options.access import guard_of
@@ -24,7 +27,7 @@ from sidecar.run.phases import unless_stopped_for
 from sidecar.run.preparation.target import reason_of
 from sidecar.watch.panel import WatchState, panel, panel_rows
 from sidecar.watch.processes import Watch
-from sidecar.watch.view import summary_line
+from sidecar.watch.view import WatchView, refused
 
 POLL_S = 0.5
 DRAW_EVERY_S = 1.0
@@ -137,5 +140,20 @@ def look(shared: Watch, *, all_of_it: bool = False) -> None:
     )
     with shared.view.failures.guard():
         shared.view.prune(shared.clock.now_ns(), keep_s=shared.options.keep_s, keep_bytes=shared.options.kept_bytes)
+    with shared.view.failures.guard():
+        shared.view.judge(shared.clock.now_ns(), stale_s=STALE_TICKS * shared.options.scrape_interval)
     restarts = {"restarts": shared.receiver.restarts, "scraper_restarts": shared.scraper.restarts}
     shared.page.update(shared.view.snapshot(**restarts, unwritten=shared.scraper.unwritten))
+
+
+def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
+    counts, received = view.parts.requests, view.receiver_counts
+    by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
+    unseen = view.parts.missing[NO_CLIENT]
+    alone = f", {count_of(unseen, 'engine request')} without a client's span" if unseen else ""
+    return (
+        f"{count_of(sum(counts.values()), 'request')} in {elapsed_s:.0f} s "
+        f"({by_source}{counts[SOURCES[-1]]} without a breakdown){alone}; "
+        f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
+        f"{refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
+    )

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from correlator.live.reasons import EXPLANATIONS, NO_CLIENT
 from correlator.parts import TTFT_PARTS
-from exporter.document import Block, Line, Prose
-from exporter.report.conclusion import where_it_goes
+from exporter.document import Block, Line, Prose, without_controls
 from exporter.report.heading import by_engines
 from exporter.report.tables.breakdown import breakdown_table
+from exporter.report.verdict import verdict_blocks
 from exporter.summary.breakdown import Breakdown, json_name, label_of
 from exporter.summary.slowest import SlowRequest
+from exporter.summary.verdict import RunVerdict
 from exporter.text import render
 from rundir.printable.numbers import brief, count_of, duration, percent, spoken
 from rundir.printable.text import printable
@@ -68,6 +69,7 @@ class WatchState:
     errors: int = 0
     breaks: Sequence[str] = ()
     waiting_lately: Sequence[float | None] = ()
+    verdict: RunVerdict | None = None
 
 
 def panel(state: WatchState) -> Panel:
@@ -77,7 +79,9 @@ def panel(state: WatchState) -> Panel:
 
 
 def panel_rows(state: WatchState) -> Iterator[Block]:
-    """Yield the traffic, the engines, the breakdown of the TTFT, and requests without one."""
+    """Yield the verdict, the engines, the breakdown of the TTFT, and requests without one."""
+    if state.verdict is not None:
+        yield from verdict_blocks(without_controls(state.verdict))
     yield _traffic(state)
     if state.receiver_down:
         yield Prose(f"! {printable(state.receiver_down)}", "alarm strong")
@@ -93,12 +97,7 @@ def panel_rows(state: WatchState) -> Iterator[Block]:
 
 
 def _traffic(state: WatchState) -> Line:
-    recent, pending = state.recent, state.awaiting_spans + state.awaiting_estimates
-    cells = [
-        cell("requests/s", brief(recent.ended_per_s)),
-        cell("failed", "-" if recent.ended_per_s is None else f"{recent.failed:,}", "alarm" if recent.failed else ""),
-        cell("pending", f"{pending:,}"),
-    ]
+    cells = [cell("pending", f"{state.awaiting_spans + state.awaiting_estimates:,}")]
     if state.awaiting_estimates:
         cells.append(((f"{state.awaiting_estimates:,} of them for an estimate", "note"),))
     return row(*cells)
@@ -132,8 +131,6 @@ def _breakdown(recent: RecentRequests) -> Iterator[Block]:
     breakdown = recent.group.breakdown
     title = f"Where the TTFT went: {count_of(breakdown.ttft_ms.count, 'request')} in {_time(recent.window_s)}"
     yield breakdown_table(breakdown, title=title, tail="p95", inner=False, kept_in="")
-    if cause := where_it_goes(breakdown):
-        yield Prose(printable(cause), "strong")
     for request in recent.slowest:
         yield _slow(request, breakdown)
 

@@ -31,7 +31,7 @@ from sidecar.options.watch import WatchOptions, pages_of, reloaded
 from sidecar.progress.reporter import Progress
 from sidecar.run import manifest as manifests
 from sidecar.run.phases import record, record_if_possible
-from sidecar.watch.page import draw_on, look, look_on, sending, served
+from sidecar.watch.page import draw_on, look, look_on, sending, served, summary_line
 from sidecar.watch.processes import (
     Scraper,
     Watch,
@@ -42,7 +42,7 @@ from sidecar.watch.processes import (
     scraped_line,
 )
 from sidecar.watch.targets import follow_targets, scrape_other
-from sidecar.watch.view import WatchView, summary_line
+from sidecar.watch.view import WatchView
 
 SLICE_S = 10.0  # of what `report` makes of the logs
 HALTED_S = 10.0  # without a look at the logs: a defect, of which a supervisor is to know

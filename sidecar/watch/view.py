@@ -9,11 +9,11 @@ import resource
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from correlator.breakdown import SOURCES
 from correlator.live.breakdown import EndedRequests
-from correlator.live.reasons import DEFECT, NO_CLIENT, REASONS, Break
+from correlator.live.reasons import DEFECT, REASONS, Break
 from correlator.live.requests import SpanRequests
 from correlator.live.traces import TracedRequest
 from exporter.prometheus.counts import clients_counted, counted, no_clients_counted, nothing_counted
@@ -22,7 +22,6 @@ from recorded.failures import ErrorCount
 from rundir.access import masked
 from rundir.columns import take
 from rundir.frames import LogTails
-from rundir.printable.numbers import count_of
 from scraper.gateways.catalogue import can_state_more
 from scraper.series.log import LogReader
 from sidecar.live.engine import Engines, EngineView
@@ -32,9 +31,13 @@ from sidecar.version import VERSION
 from sidecar.watch.exports import SPANS, Exports
 from sidecar.watch.panel import EngineState, WatchState
 
+if TYPE_CHECKING:
+    from exporter.summary.verdict import RunVerdict
+
 MOST_GATEWAYS = 20  # said by name
 SCRAPES = "scrapes-*.log"
 READ_S = 1.0
+VERDICT_S = 5.0  # of 20,000 requests it takes 30 ms
 
 
 class WatchView:
@@ -71,6 +74,8 @@ class WatchView:
         self._client = no_clients_counted()
         self._parts = nothing_counted(sources=("trace", "histogram"), reasons=REASONS)
         self._half_known: dict[str, bool] = {}  # gateways that do not say their first output, and whether that was said
+        self._verdict: tuple[str, str] | None = None
+        self._judged_ns = -round(VERDICT_S * 1e9)
         self._breaks: Mapping[Break, str] = {}
         self._said_breaks: set[Break] = set()
 
@@ -196,6 +201,38 @@ class WatchView:
             "receiver_restarts": restarts,
         }
 
+    def verdict(self, now_ns: int, *, stale_s: float) -> RunVerdict:
+        """Return the verdict on the last minutes."""
+        recent, group = self._lately.recent(now_ns), self._lately.group()
+        times_ms = group.breakdown.ttft_ms if group else None
+        restarted_ns = self._restarts(now_ns).values()
+        waiting = self._engines.gauge("requests_waiting", stale_s, now_ns)
+        return self._lately.verdict(
+            self._engines.observed(),
+            served_per_s=recent.ended_per_s,
+            ttft_ms={"p50": times_ms.p50 if times_ms else None, "p99": times_ms.p99 if times_ms else None},
+            sent=recent.clients,
+            failed=recent.failed,
+            **self._lately.failing,
+            silent=self._engines.silent(stale_s, now_ns),
+            ended=recent.clients > recent.failed,
+            restarted_s=(now_ns - max(restarted_ns)) / 1e9 if restarted_ns else None,
+            waiting=self._engines.waiting_lately(waiting, now_ns),
+            objectives=None,
+        )
+
+    def _restarts(self, now_ns: int) -> Mapping[str, int]:
+        """Return the moments of engines' restarts in the window, by URL."""
+        restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
+        self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
+        return self._restarted_ns
+
+    def judge(self, now_ns: int, *, stale_s: float) -> None:
+        """Renew the verdict of the page, at most each VERDICT_S."""
+        if now_ns >= self._judged_ns + round(VERDICT_S * 1e9):
+            verdict, self._judged_ns = self.verdict(now_ns, stale_s=stale_s), now_ns
+            self._verdict = verdict.state, verdict.cause
+
     def snapshot(self, *, restarts: int, scraper_restarts: int = 0, unwritten: int = 0) -> Snapshot:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return Snapshot(
@@ -206,6 +243,7 @@ class WatchView:
             client=self._client,
             engines=self._engines.counts(),
             parts=self.parts,
+            verdict=self._verdict,
             watch=WatchCounts(
                 receiver=self.receiver_counts,
                 forward_queue=self._exports.queue(),
@@ -226,20 +264,20 @@ class WatchView:
 
     def state(self, now_ns: int, *, elapsed_s: float, stale_s: float, restarts: int, receiver_down: str) -> WatchState:
         """Return the state for the terminal. A page without an answer for `stale_s` is silent."""
-        restarted_ns = {**self._restarted_ns, **self._requests.estimates.restarted_ns()}
-        self._restarted_ns = {url: at_ns for url, at_ns in restarted_ns.items() if now_ns - at_ns < WINDOW_S * 1e9}
+        self._restarts(now_ns)
         received = self.receiver_counts
         waiting = self._engines.gauge("requests_waiting", stale_s, now_ns)
         return WatchState(
             elapsed_s=elapsed_s,
             recent=self._lately.recent(now_ns),
+            verdict=self.verdict(now_ns, stale_s=stale_s),
             engines=[self._engine_state(engine, now_ns, stale_s) for engine in self._engines.views.values()],
             waiting_lately=self._engines.waiting_lately(waiting, now_ns),
             breaks=list(self._breaks.values()),
             awaiting_spans=self._requests.pending,
             awaiting_estimates=self._requests.estimates.sizes["waiting"],
             spans=received["spans"],
-            refused=_refused(received),
+            refused=refused(received),
             receiver_restarts=restarts,
             receiver_down=receiver_down,
             errors=self.failures.count,
@@ -279,18 +317,5 @@ class WatchView:
             self._client = clients_counted(self._client, clients, now_ns)
 
 
-def summary_line(view: WatchView, *, elapsed_s: float, restarts: int) -> str:
-    counts, received = view.parts.requests, view.receiver_counts
-    by_source = "".join(f"{counts[name]} broken down by {name}, " for name in SOURCES[:-1] if counts.get(name))
-    unseen = view.parts.missing[NO_CLIENT]
-    alone = f", {count_of(unseen, 'engine request')} without a client's span" if unseen else ""
-    return (
-        f"{count_of(sum(counts.values()), 'request')} in {elapsed_s:.0f} s "
-        f"({by_source}{counts[SOURCES[-1]]} without a breakdown){alone}; "
-        f"{count_of(received['spans'], 'span')} in {count_of(received['exports'], 'export')}, "
-        f"{_refused(received)} refused; receiver restarted {count_of(restarts, 'time')}"
-    )
-
-
-def _refused(received: Mapping[str, int]) -> int:
+def refused(received: Mapping[str, int]) -> int:
     return sum(received.get(name, 0) for name in REFUSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 import shutil
@@ -17,12 +18,15 @@ from rich.console import Console
 
 import sidelight
 from correlator.opening import open_run
-from exporter.report.verdict import verdict_blocks, verdict_of
+from correlator.statistics.queueing import WhileWaiting
+from exporter.report.advice import Observations, mean_shares
+from exporter.report.verdict import Current, current_verdict, verdict_blocks, verdict_of
 from exporter.summary.result import Summary
 from exporter.summary.verdict import RunVerdict
 from exporter.text import render
 from loadgen.requests.rates import Outage
 from loadgen.requests.slo.results import ObjectiveResult, SloResult
+from scraper.engines.catalogue import EngineLimits
 from sidecar.report.derive import derive_run
 
 replace = msgspec.structs.replace
@@ -153,3 +157,42 @@ def test_an_objective_of_a_percentile_stands_beside_its_figure():
 def test_since_when_a_server_fails_is_a_time_of_day_and_an_offset():
     verdict = verdict_of(run_with(client=client(outage=LOST)))
     assert "since 14:02:31 UTC, 12.0 s into the load" in verdict.headline
+
+
+SEEN = Observations(
+    breakdown=BLOCKED.correlation.breakdown,
+    shares=mean_shares(BLOCKED.correlation.breakdown),
+    waited=WhileWaiting(
+        scrapes=20, running_p50=8.0, running_most=8.0, at_most_ratio=0.9, kv_cache_p50=0.1, kv_cache_max=0.2
+    ),
+    limits=EngineLimits(running="--max-num-seqs"),
+)
+QUIET = Current(
+    served_per_s=4.0, offered_per_s=4.1, ttft_ms={"p50": 180.0, "p99": 1234.0}, sent=100, failed=0, silent={},
+    ended=True, waiting=[0.0, 0.0], observed=SEEN, queue=None, objectives=(),
+)  # fmt: skip
+ALL_MET = (msgspec.structs.replace(OBJECTIVE, bound_ms=2000.0),)
+
+
+@pytest.mark.parametrize(
+    ("now", "state", "cause", "words"),
+    [
+        ({}, "not_judged", "queue", "Raise that limit (--max-num-seqs)"),
+        ({"objectives": ALL_MET}, "healthy", "queue", "every objective is met"),
+        ({"objectives": slo(False).objectives}, "missed", "queue", "ttft_p99<500ms"),
+        ({"served_per_s": 2.0, "waiting": [1.0, 9.0]}, "overloaded", "queue", "send less than 2 requests/s"),
+        ({"served_per_s": 2.0, "waiting": [9.0, 1.0]}, "not_judged", "queue", "no objective"),
+        ({"failures": 7, "failing": "14:02:31 UTC", "error": "connect"}, "failing", "server", "since 14:02:31 UTC"),
+        ({"silent": {"http://e": "since 14:02:31 UTC: timeout"}, "ended": False}, "failing", "server", "14:02:31"),
+        ({"silent": {"http://e": "since 14:02:31 UTC: timeout"}}, "not_judged", "queue", "no objective"),
+        ({"failed": 3}, "failing", "server", "3 of 100"),
+        ({"observed": None}, "not_judged", "none", "too few requests"),
+        ({"observed": None, "unseen": 160, "objectives": None}, "not_judged", "none", "160 engine requests"),
+        ({"restarted_s": 13.2}, "not_judged", "queue", "The engine restarted 13 s ago."),
+    ],
+)
+def test_the_state_of_a_moment_follows_from_its_counts(now: dict[str, Any], state: str, cause: str, words: str):
+    """Failures before overload, that before objectives, these before the parts of the TTFT."""
+    verdict = current_verdict(dataclasses.replace(QUIET, **now))
+    assert (state, cause) == (verdict.state, verdict.cause)
+    assert words in " ".join(words_of(verdict))

@@ -86,7 +86,9 @@ def test_it_has_the_parts_of_the_last_minutes_and_the_slowest_requests(tmp_path:
         "TTFT 350.0 350.0 395.0 100 %",
         f"slow 400 ms, network 140 ms trace {2:032x}",
         "1 request without a breakdown of the TTFT: 1: no engine's span came for it",
-        "requests/s 3 failed 0 pending 0",
+        "served 3 requests/s",
+        "failed 0 of 3",
+        "pending 0",
         "spans received 7 refused 0 since the start",
     ):
         assert row in text
@@ -155,7 +157,7 @@ def test_of_engines_spans_alone_queue_and_prefill_are_shown_and_no_more(tmp_path
     with WatchView(tmp_path, run_id="r", read_s=inf) as view:
         text = words(shown(looked(view, NOON + 40 * S), width=100))
         page.update(view.snapshot(restarts=0))
-    assert "requests/s - failed - pending 0" in text
+    assert "served - requests/s" in text
     assert "3: no client's span came for it in time; by the engine, on average: queue 50 ms, prefill 100 ms" in text
     sums_s = dict(re.findall(rb'sidelight_no_client_part_seconds_sum{.*part="(\w+)".*} (.*)', page.render()))
     assert {b"queue": 0.15, b"prefill": 0.3} == {part: pytest.approx(float(sum_s)) for part, sum_s in sums_s.items()}
